@@ -1,10 +1,10 @@
-"""How even 64 data-parallel ranks are with `ppoctl.batch.balance`, and how long it takes to find the split.
+"""How evenly `ppoctl.batch.balance` splits rows over 64 data-parallel ranks, and how long the split takes.
 
     python benchmarks/balance.py [--seqs 2048 16384] [--ranks 64]
 
-For each distribution of lengths and each way to split: the slowest rank's work over the larger of the mean load and
-the longest sequence (1 is what no split can beat), and the best seconds of three. Work is that of a 7B decoder,
-attention counted. Real GSM8K rows are measured where PPOCTL_DATA names a folder with gsm8k/train.jsonl.
+For each distribution of lengths and each way to split: the slowest rank's work divided by the larger of the mean load
+and the longest sequence (1 is the lower bound), and the best seconds of three runs. Work is that of a 7B decoder,
+including attention. Real GSM8K rows are measured if PPOCTL_DATA names a folder with gsm8k/train.jsonl.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NUM_ROUNDS = 3
 
 
 def distributions(num_seqs: int) -> Iterator[tuple[str, int, Tensor]]:
-    """(name, window, lengths)."""
+    """Yield (name, window, lengths)."""
     generator = torch.Generator().manual_seed(0)
     if folder := os.environ.get("PPOCTL_DATA"):
         lines = (Path(folder) / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()

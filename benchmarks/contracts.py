@@ -1,9 +1,10 @@
-"""Runs the recipes whose figure is published, where their GPUs are, and writes one table of what each reached.
+"""Runs the recipes with a published result on their GPUs, and writes one table of the reached values.
 
     python benchmarks/contracts.py [RECIPE ...] [--runs FOLDER] [--out FILE] [--gpus N] [--set KEY=VALUE ...]
 
-Without recipes: every shipped one that says `Published`. A run that was stopped goes on (`train --or-resume`), so the
-same command may be typed again. Exit 0: all that ran is met; 5: a figure is not reached; 1: a run ended otherwise.
+Without recipes: every shipped recipe whose header has `Published`. A stopped run is resumed (`train --or-resume`), so
+the same command may be typed again. Exit 0: all runs meet their expectations; 5: an expectation is not met; 1: a run
+ended otherwise.
 """
 
 import argparse
@@ -29,17 +30,17 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Contract:
-    """A recipe with what it is held to."""
+    """A recipe with its expectations."""
 
     file: Path
     name: str
     published: str
     gpus: int
-    """GPUs that it takes; 0: it is of a size for a CPU."""
+    """GPUs that it takes; 0: it is sized for a CPU."""
 
     @staticmethod
     def of(file: Path, sets: Sequence[str]) -> "Contract":
-        """The contract of a recipe, which may lack its rows here."""
+        """Return the contract of a recipe, whose data may be missing on this machine."""
         recipe, head = load([file], sets, {"PPOCTL_DATA": "/data"}).recipe, head_of(file.read_text("utf-8"))
         inside = file.relative_to(RECIPES) if file.is_relative_to(RECIPES) else Path(file.name)
         gpus = 0 if recipe.model.dtype == "float32" else devices(recipe)
@@ -47,12 +48,12 @@ class Contract:
 
 
 def published() -> list[Path]:
-    """Files of the shipped recipes whose figure is published."""
+    """Return the files of shipped recipes with a published result."""
     return [file for file in sorted(RECIPES.rglob("*.toml")) if "Published" in head_of(file.read_text("utf-8")).parts]
 
 
 def rows(contract: Contract, outcome: dict[str, Any], code: int) -> Iterator[Row]:
-    """A row of the table for each figure that is expected; one for a run that ended otherwise."""
+    """Yield a row of the table for each expected metric, or one row for a run that ended otherwise."""
     first = (contract.name, contract.published)
     if code not in (ExitCode.DONE, ExitCode.HEALTH) or not outcome.get("expect"):
         says = outcome.get("error", {}).get("message", "no expectation").splitlines()[0]
@@ -65,7 +66,8 @@ def rows(contract: Contract, outcome: dict[str, Any], code: int) -> Iterator[Row
 
 
 def keep(contracts: Sequence[Contract], gpus: int, command: Sequence[str], options: Sequence[str]) -> Iterator[Row]:
-    """Runs one contract after the other; those for more GPUs than are here are named and not run."""
+    """Run one contract after the other; contracts that need more GPUs than this machine has are listed but not
+    run."""
     for contract in contracts:
         if contract.gpus > gpus:
             yield (contract.name, contract.published, "", "", "", "", f"not run: {contract.gpus} GPUs, {gpus} here")
@@ -81,13 +83,13 @@ def keep(contracts: Sequence[Contract], gpus: int, command: Sequence[str], optio
 
 
 def as_table(found: Sequence[Row]) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     lines = [HEADERS, ("---",) * len(HEADERS), *found]
     return "".join(f"| {' | '.join(row)} |\n" for row in lines)
 
 
 def exit_code(found: Sequence[Row]) -> int:
-    """What the shell sees of all of them."""
+    """Return the exit code for all of them."""
     verdicts = [row[-1] for row in found]
     if any(verdict.startswith("FAILED") for verdict in verdicts):
         return int(ExitCode.INTERNAL)
@@ -95,13 +97,13 @@ def exit_code(found: Sequence[Row]) -> int:
 
 
 def gpus_here() -> int:
-    """Number of GPUs of this machine."""
+    """Return the number of GPUs of this machine."""
     driver = nvml.look()
     return len(driver.gpus) if isinstance(driver, nvml.Driver) else 0
 
 
 def main(words: Sequence[str], command: Sequence[str] = (sys.executable, "-m", "ppoctl")) -> int:
-    """Run what the command line asks for; prints the table and writes it. Returns the exit code."""
+    """Run the command line; print the table and write it. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="*", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/contracts"))
@@ -114,7 +116,7 @@ def main(words: Sequence[str], command: Sequence[str] = (sys.executable, "-m", "
     found: list[Row] = []
     for row in keep(contracts, gpus_here() if args.gpus is None else args.gpus, command, options):
         found.append(row)
-        args.out.write_text(as_table(found), "utf-8")  # as far as it is: the next run may take a day
+        args.out.write_text(as_table(found), "utf-8")  # written after each row: the next run may take a day
     print(as_table(found), end="")
     return exit_code(found)
 

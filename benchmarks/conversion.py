@@ -1,14 +1,14 @@
-"""Memory and seconds of `convert-ckpt` on a synthetic model of several GB, there and back.
+"""Memory and seconds of `convert-ckpt` on a synthetic model of several GB, in both directions.
 
     PYTHONPATH=src:tests python benchmarks/conversion.py [--layers 24] [--hidden 2048]
 
-Random weights in bfloat16, written one tensor at a time; each direction runs in a process of its own with all checks
-of files (comparing what the models compute needs the whole model in memory and is left out). Printed are the bytes of
-the model, of one layer and of the largest tensor, and per direction the most memory over what the process had before,
-and seconds. Exit 1 when a direction takes more than one layer, the largest tensor and one output shard of 1 GiB.
+The model has random bfloat16 weights, written one tensor at a time. Each direction runs in a separate process with
+all checks of files (comparing model outputs needs the complete model in memory and is skipped). Prints the bytes of
+the model, of one layer and of the largest tensor; and per direction the peak memory above that of the process before,
+and seconds. Exit 1 if a direction takes more than one layer, the largest tensor and one output shard of 1 GiB.
 
-Seen on two busy cores: model 3.26 GB (24 layers of 84 MB, embedding and output layer 623 MB each); to Megatron
-1,334 MB and 25.9 s, to Hugging Face 1,332 MB and 34.2 s: twice the largest tensor and what imports take.
+Measured on two busy cores: model 3.26 GB (24 layers of 84 MB, embedding and output layer 623 MB each); to Megatron
+1,334 MB and 25.9 s, to Hugging Face 1,332 MB and 34.2 s: twice the largest tensor, plus the imports.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""CPU seconds of a process with all that it has started, and what the CPU is. Standard library only: TRL's side of
-`vs_trl.py` imports it too."""
+"""CPU seconds of a process and all its descendants, and the CPU model. Standard library only: TRL's side of
+`vs_trl.py` imports it, too."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,14 @@ PROC = Path("/proc")
 
 
 def cpu_seconds_with_children() -> float:
-    """CPU seconds, user and system, of this process and of every process below it, also of those that have ended and
-    that their parent has waited for. An engine in a process of its own counts as a thread of this one would."""
+    """Return user and system CPU seconds of this process and every process below it, including ended processes that
+    their parent has waited for. An engine in a child process counts like a thread of this process."""
     ticks: dict[int, int] = {}
     below: dict[int, list[int]] = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
             try:
-                # The name of the program, in brackets, may have blanks.
+                # The name of the program, in parentheses, may contain spaces.
                 fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             except OSError:  # it has ended meanwhile
                 continue
@@ -31,7 +31,7 @@ def cpu_seconds_with_children() -> float:
 
 
 def cpu_model() -> str:
-    """Model of this machine's CPU, and how many of its cores this process may use."""
+    """Return this machine's CPU model, and how many of its cores this process may use."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else 'unknown'}, {len(os.sched_getaffinity(0))} cores"

@@ -1,7 +1,7 @@
-"""What the driver's one thread costs per token and byte: `PYTHONPATH=src python benchmarks/driver_costs.py`.
+"""Costs of the driver's one thread per token and byte: `PYTHONPATH=src python benchmarks/driver_costs.py`.
 
-These are units of `benchmarks/simulate.py`. CPU time is counted, so that other work on the
-machine matters less; the best of several runs counts.
+They are the unit costs of `benchmarks/simulate.py`. CPU time is measured, because other work on the machine disturbs
+it less; the best of several runs counts.
 """
 
 import argparse
@@ -30,7 +30,7 @@ FINGERPRINT = "of the rollout"
 
 
 def best(work: Callable[[], object], repeat: int) -> float:
-    """CPU seconds."""
+    """Return the least CPU seconds of several runs."""
     seconds = []
     for _ in range(repeat):
         start = time.process_time()
@@ -40,7 +40,7 @@ def best(work: Callable[[], object], repeat: int) -> float:
 
 
 def keep(data: bytes, part: Path) -> None:
-    """What a part costs besides its bytes: the digest in its name, and the disk."""
+    """Write finished samples as the store does, including the digest in the name and the disk."""
     codec.digest(data)
     write_atomically(part, data)
 
@@ -52,7 +52,7 @@ def recalled(part: Path) -> bytes:
 
 
 def as_json(samples: Iterable[Sample]) -> bytes:
-    """A part as it was before parts were tensors."""
+    """Return a sample as earlier versions wrote it, as JSON."""
     body = {"fingerprint": FINGERPRINT, "samples": [asdict(sample) for sample in samples]}
     return json.dumps(body, sort_keys=True).encode("ascii")
 
@@ -109,8 +109,8 @@ def main() -> int:
 
 
 def _print_rank_inputs(rollouts: Rollouts) -> None:
-    """Token ids once a step, against all that was drawn in each of five calls: values, log-probs, the reference's,
-    two updates. (What the objectives close over is sent besides.)"""
+    """Print the bytes of token ids, sent once a step, compared with complete rollouts in each of five calls: values,
+    log-probs, the reference's, two updates. (Tensors that the objectives close over are sent in addition.)"""
     rollouts = replace(rollouts, texts=[f"{row:04}" * TOKENS for row in range(ROWS)])
     sequences_bytes, whole = (len(pickle.dumps(each)) for each in (rollouts.sequences, rollouts))
     each, times = sequences_bytes / (ROWS * TOKENS), 5 * whole / sequences_bytes

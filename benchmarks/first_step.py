@@ -1,14 +1,14 @@
-"""How long a person waits: for the first step, an evaluation, a sample, a run that is finished already.
+"""Waiting times of a user: for the first step, an evaluation, a sample, a run that is already finished.
 
     python benchmarks/first_step.py --before ../parent [--repeat 3]
 
-Two checkouts, this one and `--before`, take turns with the same Python: what else the machine does slows both. Of
-each the best counts, in seconds of wall; the ratio is this one's over the other's. Off a terminal, with the
-quickstart:
+Two checkouts, this one and `--before`, run alternately with the same Python, so that other work on the machine slows
+both. The best wall time of each counts, in seconds; the ratio is this checkout's time divided by the other's. Off a
+terminal, with the quickstart:
 
-- first line: until `train` says anything;
+- first line: until `train` prints anything;
 - first step: until the line of step 1, with an evaluation before it;
-- eval: all of `eval` on the run that was made;
+- eval: all of `eval` on the resulting run;
 - show: one sample of it;
 - resume: of the run, which has nothing left to do.
 """
@@ -28,7 +28,7 @@ FINISHED = ("--set", "steps=1", "--set", "expect={}")
 
 
 def environment(tree: Path, cache: Path) -> dict[str, str]:
-    """The tree's own code, with bytecode of its own."""
+    """Return the environment of a checkout: its own code, and a separate bytecode cache."""
     return {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONPYCACHEPREFIX": str(cache / tree.name)}
 
 
@@ -47,7 +47,7 @@ def started(tree: Path, cache: Path, words: tuple[str, ...], folder: Path) -> It
 
 
 def train(tree: Path, cache: Path, folder: Path) -> dict[str, float]:
-    """Seconds until the first line and until the line of the first step."""
+    """Return seconds until the first line and until the line of the first step."""
     began, found = time.perf_counter(), dict[str, float]()
     recipe = HERE / "recipes" / "quickstart.toml"
     with started(tree, cache, ("train", str(recipe), *FINISHED), folder) as process:
@@ -70,7 +70,7 @@ def whole(tree: Path, cache: Path, folder: Path, *words: str) -> float:
 
 
 def once(tree: Path, cache: Path) -> dict[str, float]:
-    """Seconds of all that is measured, on a run of its own."""
+    """Return the seconds of every measurement, on a new run."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         found = train(tree, cache, folder)

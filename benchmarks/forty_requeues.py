@@ -1,12 +1,12 @@
 """Forty requeues of one run in a row, at random moments: `PYTHONPATH=src:tests python benchmarks/forty_requeues.py`.
 
-A run on the tests' fake engines is submitted to a Slurm that is started here (Debian's packages, see `tests/slurm`);
-the rest is the product, from `ppoctl train --on slurm` to the end. Each time that its job has started it is struck up
-to `--within` seconds later, or so long after it has got to the run, so in start-up as well as in any stage: told that
-its time is nearly over, put back by Slurm, pushed out by a job of higher priority, or its process killed. At last it
-is left alone; then ledger, states and the figures of every stage must be those of the run that nobody touched, to the
-bit. One integer draws moments and ways. Exit 1 when something differs, when a process is left, or when the run ended
-before it was struck that often.
+A run on the tests' fake components is submitted to a Slurm that is started on this machine (Debian's packages, see
+`tests/slurm`); everything else is real, from `ppoctl train --on slurm` to the end. After each start of its job, the
+job is disturbed up to `--within` seconds later, or that long after the attempt has reached the run, so during
+start-up as well as in any stage: it gets the warning before its time limit, is requeued by Slurm, preempted by a job
+of higher priority, or its process is killed. Finally it is left alone; then ledger, states and the metrics of every
+stage must equal those of the undisturbed run, to the bit. One integer seeds moments and kinds. Exit 1 if something
+differs, if a process is left, or if the run ended before it was disturbed that often.
 """
 
 import argparse
@@ -26,21 +26,21 @@ from slurm.lab import Lab
 
 WAYS = ("told", "put back", "pushed out", "killed")
 ON_THE_RUN = 0.75
-"""Share of the strikes whose delay counts from the moment that the attempt has got to the run."""
+"""Fraction of the disturbances whose delay counts from the moment that the attempt has reached the run."""
 HEARS_S = 30.0
-"""A command that is told has ended by then."""
+"""Seconds within which a command has ended after a signal."""
 ENDED_FOR_GOOD = ("9:0", "0:10")
-"""Exit codes of a job that a person has to submit again, and does: it started three times in a row for nothing; it
-was told before the first line of its script."""
+"""Exit codes of a job that a user must submit again, as this script does: three starts in a row made no progress; or
+a signal came before the first line of its script."""
 
 
 def strike(lab: Lab, drill: Drill, way: str) -> None:
     id = drill.jobs[-1]
     match way:
         case "told":
-            lab.ask("scancel", "--batch", "--signal=USR1", id)
+            lab.run_program("scancel", "--batch", "--signal=USR1", id)
         case "put back":
-            lab.ask("scontrol", "requeue", id)
+            lab.run_program("scontrol", "requeue", id)
         case "pushed out":
             lab.submit("true", drill.folder / "urgent.log", "-N2", "--exclusive", "--partition=urgent")
         case "killed":
@@ -51,12 +51,12 @@ def strike(lab: Lab, drill: Drill, way: str) -> None:
 
 
 def starts(lab: Lab, drill: Drill) -> int:
-    """How often its jobs have been started."""
+    """Return how often its jobs have been started."""
     return sum(int(lab.job(id)["Restarts"]) + 1 for id in drill.jobs)
 
 
 def wait_for_start(lab: Lab, drill: Drill, seen: int) -> bool:
-    """Wait for a start that was not seen; False where the run has ended instead."""
+    """Wait for a new start; return False if the run has ended instead."""
     while True:
         job = lab.job(drill.jobs[-1])
         if job["JobState"] == "RUNNING" and starts(lab, drill) > seen:
@@ -69,13 +69,13 @@ def wait_for_start(lab: Lab, drill: Drill, seen: int) -> bool:
 
 
 def wait_for_attempt(lab: Lab, drill: Drill, seen: int) -> None:
-    """Wait until a new attempt works on the run, or the job does not run any more."""
+    """Wait until a new attempt works on the run, or the job has stopped running."""
     while _attempts(drill) == seen and lab.job(drill.jobs[-1])["JobState"] == "RUNNING":
         time.sleep(0.05)
 
 
 def is_struck(lab: Lab, drill: Drill, seen: int) -> bool:
-    """Whether this start of the job comes to its end. A signal that comes before the script's first line is lost."""
+    """Disturb the job; return whether this start ends. A signal that comes before the script's first line is lost."""
     until = time.monotonic() + HEARS_S
     while starts(lab, drill) == seen and lab.job(drill.jobs[-1])["JobState"] == "RUNNING":
         if time.monotonic() > until:
@@ -89,7 +89,7 @@ def _attempts(drill: Drill) -> int:
 
 
 def where(drill: Drill) -> str:
-    """What the run is at, as its journal tells."""
+    """Return the position of the run, from its journal."""
     lines = drill.lines if drill.paths.journal.exists() else []
     stages = [line for line in lines if "stage" in line]
     begun = lines and lines[-1].get("event") != "attempt_ended"
@@ -107,7 +107,7 @@ def main() -> int:
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="requeues-") as name, Lab(2) as lab:
         whole = Drill(lab, Path(name) / "whole")
-        untouched = ThreadPoolExecutor(1).submit(whole.play_here, "--set", f"steps={args.steps}")
+        untouched = ThreadPoolExecutor(1).submit(whole.train_locally, "--set", f"steps={args.steps}")
         drill = Drill(lab, Path(name) / "struck", stage_s=0.05)
         drill.submit(f"steps={args.steps}")
         ways: Counter[str] = Counter()
@@ -125,7 +125,7 @@ def main() -> int:
             while not is_struck(lab, drill, seen):
                 print(f"     {way:<10} {after_s:4.1f} s later, {told}: not heard, and again", flush=True)
                 strike(lab, drill, way)
-            if lab.job(drill.jobs[-1])["JobState"] == "COMPLETED":  # before it heard
+            if lab.job(drill.jobs[-1])["JobState"] == "COMPLETED":  # before it received the signal
                 break
             ways[way] += 1
             print(f"{ways.total():>3}  {way:<10} {after_s:4.1f} s later, {told}", flush=True)

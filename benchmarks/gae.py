@@ -1,11 +1,11 @@
-"""How much faster `ppoctl.ppo.advantages.gae` is than a loop over time, at [2048, 8192] with holes.
+"""Speed of `ppoctl.ppo.advantages.gae` compared with a loop over time, at [2048, 8192] with holes.
 
     python benchmarks/gae.py
 
-Prints the best of five alternating rounds: the loop that indexes columns, the loop over transposed
-contiguous copies, and ours; their ratios; and the largest difference, relative to the scale of the result.
-Run it on a quiet machine: ours uses both cores, the loops one, and where another program holds a core, every
-parallel region waits for it ("ours on one core" then says more).
+Prints the best of five alternating rounds: the loop that indexes columns, the loop over transposed contiguous copies,
+and ppoctl's; their ratios; and the largest difference, relative to the scale of the result. Run it on an idle
+machine: ppoctl's uses both cores, the loops one, and if another program occupies a core, every parallel region waits
+for it ("ours on one core" is then more informative).
 """
 
 import time
@@ -27,7 +27,7 @@ Advantages = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tens
 def loop_over_columns(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """The textbook loop: every step reads a column of row-major tensors."""
+    """Run the textbook loop: every step reads a column of row-major tensors."""
     advantages = torch.zeros_like(rewards)
     next_value = next_advantage = torch.zeros(rewards.shape[0])
     for t in reversed(range(rewards.shape[1])):
@@ -42,7 +42,7 @@ def loop_over_columns(
 def loop_over_transposed(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """The same loop over contiguous copies with time first, the copies included."""
+    """Run the same loop over contiguous copies with time first, including the copies."""
     rewards_by_time, values_by_time, mask_by_time = (x.t().contiguous() for x in (rewards, values, mask))
     advantages = torch.zeros_like(rewards_by_time)
     next_value = next_advantage = torch.zeros(rewards.shape[0])
@@ -70,7 +70,7 @@ def ours_on_one_core(
 
 
 def grid() -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, values and a mask: responses of an eighth to the whole width, with runs of tool output cut out."""
+    """Return rewards, values and a mask: responses of 1/8 to the full width, with spans of tool output masked out."""
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(NUM_ROWS, NUM_COLUMNS, generator=generator)
     values = torch.randn(NUM_ROWS, NUM_COLUMNS, generator=generator)

@@ -1,18 +1,16 @@
-"""A first look at the trainer and the engine on one GPU, part by part, without Ray or a network.
+"""A first check of the trainer and the engine on one GPU, part by part, without Ray or a network.
 
     python benchmarks/gpu_first.py [PART ...] [--out FOLDER] [--minutes 9] [--part-limit 120] [--tiny]
 
-Each part runs in a child process with a time limit, so that one that crashes or hangs does not end the others. The
-screen has one line per part, and at the end a table of verdicts: `ok`, `not ok` with what is wrong
-(`gpu_verdicts.py`), or `skipped` with the reason. With anything wrong the exit code is 1. The folder gets
-`lines.jsonl` (all measurements), `profile.txt` (the kernels that take longest), `output-PART.txt`,
-`traceback-PART.txt` (the stacks of a part that failed, crashed or hung), and `memory-PART.pickle` where a GPU had no
-memory left.
+Each part runs in a child process with a time limit, so that a crash or hang does not end the others. The screen has
+one line per part, and at the end a table of results: `ok`, `not ok` with the reasons (`gpu_verdicts.py`), or
+`skipped` with the reason. If anything is wrong the exit code is 1. The folder gets `lines.jsonl` (all measurements),
+`profile.txt` (the kernels that take longest), `output-PART.txt`, `traceback-PART.txt` (the stacks of a part that
+failed, crashed or hung), and `memory-PART.pickle` if a GPU ran out of memory.
 
-Without a named part all parts run. They require torch, megatron-core, transformers and what ppoctl imports; the parts
-of the engine are skipped where vLLM is absent. `--tiny` is a dry run with tiny models, which a CPU can do: it shows
-that every part still finds what it measures. Without a GPU and without `--tiny`, parts that would take hours are
-skipped.
+Without a named part all parts run. They require torch, megatron-core, transformers and the imports of ppoctl; the
+engine's parts are skipped without vLLM. `--tiny` is a dry run with tiny models, which works on a CPU: it checks that
+every part still finds what it measures. Without a GPU and without `--tiny`, parts that would take hours are skipped.
 """
 
 import argparse
@@ -26,7 +24,7 @@ from gpu_parts.table import PART_LIMIT_S, PARTS
 
 
 def main() -> int:
-    """Run the parts that were named, or all."""
+    """Run the named parts, or all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -42,7 +40,7 @@ def main() -> int:
     )
     parser.add_argument("--tiny", action="store_true", help="a dry run, which a CPU can do")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the part that runs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the running part
     if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"no part has the name {', '.join(sorted(unknown))}; the parts are: {' '.join(PARTS)}")
     out = args.out or Path(tempfile.mkdtemp(prefix="gpu_first_"))

@@ -1,23 +1,23 @@
-"""What the lines of `gpu_first.py` must show: for each part, what is wrong with what it printed."""
+"""Required contents of the lines of `gpu_first.py`: for each part, the errors in its report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Line = Mapping[str, Any]
 MOST_GAP = 0.02
-"""Norm of a bfloat16 kernel's error over the norm of the float64 result; sound kernels stay near 0.003."""
+"""Norm of a bfloat16 kernel's error divided by the norm of the float64 result; correct kernels are near 0.003."""
 LEAST_MFU = 0.25
-"""Share of the GPU's peak that an update must reach: the arithmetic of docs/gpu.md says 0.36 of dense kernels."""
+"""Fraction of the GPU's peak that an update must reach: docs/gpu.md estimates 0.36 of dense kernels."""
 MOST_PLAN_GAP = 0.15
-"""Share of the measured peak of memory by which `plan` may be off."""
+"""Fraction of the measured peak memory by which `plan` may be off."""
 MOST_ASLEEP_GIB = 3.0
-"""Memory that a sleeping engine may hold: its CUDA context and its graphs, which `plan` takes to be 1.6 GiB."""
+"""Memory that a sleeping engine may hold: its CUDA context and its graphs, which `plan` estimates at 1.6 GiB."""
 LEAST_FREED = 0.9
-"""Share of what a trainer or an engine took that must be free again when it has left."""
+"""Fraction of the memory of a trainer or an engine that must be free after it is offloaded."""
 
 
 def wrong(part: str, lines: Sequence[Line], *, on_gpu: bool) -> list[str]:
-    """Sentences about what the part should have shown and did not; empty: all as it must be."""
+    """Return sentences about what is missing or wrong in the part's report; empty if it is correct."""
     found = [f"error: {line['error']}" for line in lines if "error" in line]
     if not lines:
         found.append("nothing was measured")
@@ -77,7 +77,7 @@ def _update(line: Line, on_gpu: bool) -> list[str]:
 
 
 def _plan(plan: float | None, measured: float | None) -> list[str]:
-    """Whether `plan` is near the measured peak; nothing where nothing was measured."""
+    """Check `plan` against the measured peak; return nothing without a measurement."""
     if plan is None or measured is None or abs(plan - measured) <= MOST_PLAN_GAP * measured:
         return []
     return [f"`plan` estimates a peak of {plan} GiB, measured are {measured}: {plan / measured - 1:+.0%}"]

@@ -1,13 +1,13 @@
-"""Every kind of PPO learns the quickstart, and none of them learns it from rewards that say nothing.
+"""Every kind of PPO learns the quickstart, and none of them learns from uninformative rewards.
 
 Trains the quickstart with each variant and seed, and once with rewards shuffled between samples: then accuracy must
-not rise, or it came from somewhere else. Prints held-out accuracy before and after, and a digest of the final
-weights, which differ from plain PPO's. Exits 1 where a variant does not rise by 0.2, a shuffled one does, or weights
-are equal.
+not rise, otherwise the signal comes from somewhere else. Prints held-out accuracy before and after, and a digest of
+the final weights, which must differ from plain PPO's. Exits 1 if a variant does not rise by 0.2, a shuffled one does,
+or weights are equal.
 
     python benchmarks/learning.py --folder FOLDER [--seeds 1 2 3] [--steps 40] [--only NAME ...]
 
-Cells that are in FOLDER already are not run again. Two run side by side, one thread each.
+Cells that are already in FOLDER are not run again. Two run side by side, one thread each.
 """
 
 import argparse
@@ -39,7 +39,7 @@ VARIANTS = {
     "gspo": ['ppo.policy_loss={kind="gspo", aggregation="sequence_mean_token_mean"}'],
     "cispo": ['ppo.policy_loss={kind="cispo", clip_high=0.28}'],
 }
-"""What each variant sets differently."""
+"""Settings of each variant."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run began and ended."""
+    """Accuracy before and after a run."""
 
     before: float
     after: float
@@ -98,7 +98,7 @@ def result_of(cell: Cell, folder: Path) -> Result:
 
 
 def run_apart(cell: Cell, folder: Path, steps: int) -> None:
-    """Run a cell in a process of its own, unless its result is there."""
+    """Run a cell in a separate process, unless its result exists."""
     if (folder / f"{cell.name}.json").exists():
         return
     with (folder / f"{cell.name}.log").open("w") as log:
@@ -113,7 +113,7 @@ def run_apart(cell: Cell, folder: Path, steps: int) -> None:
 
 
 def judged(results: dict[Cell, Result]) -> int:
-    """Print the table; the exit code."""
+    """Print the table; return the exit code."""
     wrong = []
     print("variant          seed before  after   rise   weights")
     for cell, result in results.items():
@@ -169,8 +169,8 @@ def weights_digest(actor: object) -> str:
 
 
 class ShuffledScorer:
-    """Gives each training sample another one's score, once all of a step have been submitted. Those of evaluations
-    stay as they are."""
+    """Gives each training sample the score of another, once all samples of a step have been submitted. Evaluations
+    keep their scores."""
 
     def __init__(self, scorer, step_seqs: int) -> None:
         self._scorer = scorer

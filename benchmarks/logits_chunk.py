@@ -1,9 +1,9 @@
-"""Memory and time of chunked log-probs (forward and backward) against the plain formula.
+"""Memory and time of chunked log-probs (forward and backward), compared with the plain formula.
 
     PYTHONPATH=src python benchmarks/logits_chunk.py [--tokens 4096] [--vocabulary 152064] [--hidden 896] [--plain]
 
-Each case runs in a process of its own and reports the peak above what inputs, weight and gradient buffer take: on CPU
-the resident set, sampled; on GPU the allocator's peak.
+Each case runs in a separate process and reports the peak above inputs, weight and gradient buffer: on CPU the sampled
+resident set; on GPU the allocator's peak.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def peak_above_start(run: object, device: torch.device) -> float:
-    """MiB that `run` needed at most."""
+    """Return the peak MiB that `run` needed."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()

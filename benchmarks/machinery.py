@@ -1,17 +1,17 @@
-"""What a step costs besides the engines' own work, and what new weights cost the generator.
+"""The cost of a step besides the engines' own work, and the cost of new weights for the generator.
 
     PYTHONPATH=src python benchmarks/machinery.py [--steps 3] [--threads 2]
 
-The quickstart's recipe with a model of 10M parameters in its place. Three ratios of one run, each the least over the
-steps (other users of the machine only add):
+The quickstart's recipe with a model of 10M parameters. Three ratios of one run, each the least over the steps (other
+users of the machine can only add time):
 
-- machinery: the part of a step that is in no engine (actor, critic, generator, scorer), target 5 %;
-- commits: the part of a step in which stages are written and published, target 2 %;
-- sync: seconds in which weights leave the trainer and are loaded, over those of a plain copy of the same tensors,
-  target 3 (half of it and more is the packing of vLLM's CPU kernels, which nothing here can shorten); and beside it
-  the proof (checksums on both sides, packed weights read back, canary).
+- machinery: the fraction of a step that is in no engine (actor, critic, generator, scorer), target 5 %;
+- commits: the fraction of a step in which stages are written and published, target 2 %;
+- sync: seconds of sending weights from the trainer and loading them, divided by those of a plain copy of the same
+  tensors, target 3 (half of it and more is the packing of vLLM's CPU kernels, which cannot be shortened here); and
+  next to it the verification (checksums on both sides, packed weights read back, canary).
 
-Exit 1 when a target is missed.
+Exit 1 if a target is missed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SHAPE = {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, 
 
 @dataclass
 class Clock:
-    """Seconds by name; what is inside something that is counted already is not counted again."""
+    """Seconds by name; a nested block is counted once, in the outer one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     inside: bool = False
@@ -70,7 +70,7 @@ class Clock:
 
 
 class TimedGenerator:
-    """Counts the time in which samples are drawn, not that in which they are handled."""
+    """Counts the time in which samples are generated, but not that in which they are handled."""
 
     def __init__(self, inner: Any, clock: Clock) -> None:
         self.inner = inner
@@ -92,7 +92,7 @@ class TimedGenerator:
 
 @dataclass
 class Steps:
-    """An observer: what each step took, and the clock's share of it."""
+    """An observer: duration of each step, and the clock's part of it."""
 
     clock: Clock
     started: float = 0.0
@@ -115,7 +115,7 @@ class Steps:
 
 
 def write_model(folder: Path) -> int:
-    """The quickstart's model made larger, random; returns its parameters."""
+    """Write a larger random version of the quickstart's model; return its number of parameters."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     source = RECIPE.parent / "quickstart/model"
@@ -129,7 +129,7 @@ def write_model(folder: Path) -> int:
 
 
 def plain_copy(buckets: Iterable[Bucket]) -> float:
-    """Least seconds of cloning what is sent."""
+    """Return the least seconds of cloning the sent tensors."""
     tensors = [tensor for _, tensor in tensors_of(buckets)]
     best = float("inf")
     for _ in range(5):
@@ -169,7 +169,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
 
 
 def clock_asked(clock: Clock) -> None:
-    """Time what the engine's process needs to read its weights back."""
+    """Time the engine process's reading back of its weights."""
     inner = sync_module.call_engines
 
     def timed(engines: Any, method: str, *arguments: Any) -> Any:
@@ -180,11 +180,11 @@ def clock_asked(clock: Clock) -> None:
 
 
 def clock_hand_over(copies: list[float]) -> None:
-    """Time a plain copy of what each transfer sends, right before it."""
+    """Time a plain copy of the contents of each transfer, right before it."""
     inner = sync_module.hand_over
 
     def timed(engines: Any, buckets: Iterable[Bucket]) -> Any:
-        sent = list(buckets)  # on a CPU all of them last
+        sent = list(buckets)  # on a CPU all of them are lasting
         copies.append(plain_copy(sent))
         return inner(engines, sent)
 

@@ -1,11 +1,12 @@
-"""How long it takes until a run's prompts are there, and with how much memory, where a data set is large.
+"""Seconds and memory until a run's prompts are loaded, for a large data set.
 
-    python benchmarks/many_rows.py            # 1.79 million rows that repeat 17,400 prompts, as DAPO-Math has them
+    python benchmarks/many_rows.py            # 1.79 million rows that repeat 17,400 prompts, as in DAPO-Math
     python benchmarks/many_rows.py --rows 100000
 
-Writes a parquet file in verl's form into a temporary folder, and then, in a process of its own for `duplicates =
-"drop"` and for `"keep"` each, does what a start does: reads, checks and counts the rows and gives the first step's
-prompts. The tokenizer is a byte-level one of Qwen's kind, made here, with Qwen2.5's chat template in small.
+Writes a parquet file in verl's format into a temporary folder. Then, in a separate process for `duplicates = "drop"`
+and for `"keep"`, does what the start of a run does: reads, checks and counts the rows and gives the first step's
+prompts. The tokenizer is a small byte-level one of Qwen's kind, made by this script, with a short version of
+Qwen2.5's chat template.
 """
 
 import argparse
@@ -27,7 +28,7 @@ TEMPLATE = (
 
 
 def write(file: Path, rows: int) -> None:
-    """A parquet file of so many rows, in groups of 100,000, in a mixed order."""
+    """Write a parquet file of this many rows, in groups of 100,000, in a shuffled order."""
     import pyarrow
     from pyarrow import parquet
 
@@ -59,7 +60,7 @@ def write(file: Path, rows: int) -> None:
 
 
 def start(file: Path, duplicates: str) -> dict[str, object]:
-    """What a start does, with its seconds and the most memory of this process."""
+    """Load prompts as a start does; report the seconds and this process's peak memory."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

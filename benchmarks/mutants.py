@@ -1,8 +1,8 @@
-"""Can the tests fail? Breaks the source in one place at a time and runs the tests that should notice.
+"""Mutation testing: breaks the source at one location at a time and runs the tests that should detect it.
 
 A mutant is a defect that a crash-safe trainer must never have, as a replacement of text in one file of `src/ppoctl`
-(`mutants/*.toml`). It is killed when a test fails, and survives when all pass. Exits 1 when one survives that is not
-stated to be equivalent, and 2 when the tests do not pass on the source as it is.
+(`mutants/*.toml`). It is killed if a test fails, and survives if all pass. Exits 1 if a mutant survives that is not
+declared equivalent, and 2 if the tests do not pass on the unchanged source.
 
     python benchmarks/mutants.py [--only WORDS] [--table store]
 """
@@ -27,7 +27,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 TABLES = Path(__file__).parent / "mutants"
 TEST_LIMIT_S = 60
-"""A mutant may loop for ever; a test that takes so long has noticed."""
+"""A mutant may loop forever; a test that takes this long has detected it."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,21 @@ class Mutant:
     new: str
     tests: Sequence[str]
     skip: str = ""
-    """Words in the names of tests that are slow and look at something else; pytest's `-k`."""
+    """Words in the names of slow, unrelated tests; pytest's `-k`."""
     equivalent: str | None = None
-    """Why no test can notice."""
+    """Why no test can detect it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What pytest said."""
+    """Result of pytest."""
 
     exit_code: int
     first_failure: str
 
 
 class FirstFailure:
-    """A pytest plugin: remembers which test failed first, and whether a file could not even be imported."""
+    """A pytest plugin that records which test failed first, and whether a file could not be imported."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -70,7 +70,7 @@ class FirstFailure:
 
 
 def read_tables(only: str, table: str) -> list[Mutant]:
-    """All mutants whose defect contains `only`, of the tables whose name contains `table`."""
+    """Return the mutants whose defect contains `only`, of the tables whose name contains `table`."""
     found: list[Mutant] = []
     for path in sorted(TABLES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def read_tables(only: str, table: str) -> list[Mutant]:
 
 @contextmanager
 def applied(mutant: Mutant, package: Path) -> Iterator[None]:
-    """The copied package with the one change in it."""
+    """Return the copied package with the one change in it."""
     path = package / mutant.file
     text = path.read_text(encoding="utf-8")
     if text.count(mutant.old) != 1:
@@ -94,7 +94,8 @@ def applied(mutant: Mutant, package: Path) -> Iterator[None]:
 
 
 def run_tests(tests: Sequence[str], skip: str, source: Path, scratch: Path) -> Outcome:
-    """In a forked child that imports the package from `source`: the parent has imported torch and nothing of ours."""
+    """Run tests in a forked child that imports the package from `source`: the parent has imported torch, but not
+    ppoctl."""
     answer = scratch / "answer"
     answer.unlink(missing_ok=True)
     child = os.fork()
@@ -126,14 +127,14 @@ def _run_in_child(tests: Sequence[str], skip: str, source: Path, scratch: Path) 
 
 
 def _rewrite(path: Path, text: str) -> None:
-    """Without what Python has compiled of the file: that is matched by a clock of whole seconds."""
+    """Rewrite the file without its bytecode, whose timestamp has a resolution of one second."""
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
     path.write_text(text, encoding="utf-8")
 
 
 def judge(mutant: Mutant, outcome: Outcome) -> str:
-    """killed | survived | equivalent | broken"""
+    """Return killed | survived | equivalent | broken."""
     if outcome.exit_code == 1:
         return "killed"
     if outcome.exit_code == 0:
@@ -153,7 +154,7 @@ def main() -> int:
         scratch = Path(name)
         source = scratch / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        (scratch / "recipes").symlink_to(ROOT / "recipes")  # the package finds those of a checkout beside `src`
+        (scratch / "recipes").symlink_to(ROOT / "recipes")  # the package finds those of a checkout next to `src`
         clean = run_tests(sorted({test for mutant in mutants for test in mutant.tests}), "", source, scratch)
         if clean.exit_code != 0:
             print(f"without a mutant: {clean}\n{(scratch / 'output').read_text()}")

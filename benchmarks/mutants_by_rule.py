@@ -1,15 +1,15 @@
-"""Defects by rule, not by choice: everything that the rules below find in the files between recipe and mathematics.
+"""Mutants by rule instead of by choice: every change that the rules find in the files between recipe and loss.
 
-A rule (`mutation_rules`) looks at the syntax tree of a file and breaks one place at a time. Each mutant is run
-against the quick tests on fakes, in a forked child that imports the broken text instead of the file; the table of
-all of them, with what killed each, is `mutants/by_rule.txt`. A survivor needs a reason in
-`mutants/by_rule_survivors.toml`, found by its words in the table: why it computes the same (`equivalent`), or why no
-test looks (`open`).
+A rule (`mutation_rules`) reads the syntax tree of a file and breaks one place at a time. Each mutant is tested with
+the quick tests on fakes, in a forked child that imports the broken text instead of the file; the table of all
+mutants, with the test that killed each, is `mutants/by_rule.txt`. A survivor needs an entry in
+`mutants/by_rule_survivors.toml`, found by its words in the table: why its results are equal (`equivalent`), or why no
+test covers it (`open`).
 
     python benchmarks/mutants_by_rule.py [--share 1] [--words stages/reward.py] [--again] [--list] [--jobs 2]
 
-Exits 1 when less than 95 % of those that are not equivalent are killed or a survivor has no reason, and 2 when the
-tests do not pass on the source as it is.
+Exits 1 if less than 95 % of those that are not equivalent are killed or a survivor has no reason, and 2 if the tests
+do not pass on the unchanged source.
 """
 
 import argparse
@@ -71,11 +71,11 @@ TESTS = {
     "stages": (*WIRING, "store/test_stage_runner.py"),
     "wire": (*WIRING, "loop", "runs/test_changed_settings.py", "store/test_states.py", "store/test_resume.py"),
 }
-"""Folder of the broken file -> tests that are asked, in this order."""
+"""Folder of the broken file -> tests that are run, in this order."""
 
 
 class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module another text."""
+    """Import hook that gives one module another text."""
 
     def __init__(self, file: str, text: str) -> None:
         self.name = "ppoctl." + file.removesuffix(".py").replace("/", ".")
@@ -97,7 +97,7 @@ class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class FirstFailure:
-    """A pytest plugin: which test failed first, or could not even be imported."""
+    """A pytest plugin that records which test failed first, or could not be imported."""
 
     name = ""
 
@@ -112,16 +112,17 @@ class FirstFailure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests said of one mutant."""
+    """Test result of one mutant."""
 
     mutant: Found
     killed_by: str
-    """"": it survived."""
+    """Test that killed it; "": it survived."""
     seconds: float
 
 
 def importers_of(module: str) -> set[str]:
-    """The module, and all loaded ones of ours that import it, directly or not: a child must load them anew."""
+    """Return the module, and all loaded modules of ppoctl that import it, directly or not: a child must import them
+    again."""
     loaded = {name: value for name, value in sys.modules.items() if name.partition(".")[0] == "ppoctl"}
     imports = {name: _imported(value) for name, value in loaded.items()}
     found = {module} & set(loaded)
@@ -144,7 +145,7 @@ def _imported(module: ModuleType) -> frozenset[str]:
 
 
 def ask(file: str, text: str, tests: Sequence[str], scratch: Path) -> str:
-    """The first test that fails with the file's text replaced; "" where all pass."""
+    """Return the first test that fails with the file's text replaced; "" if all pass."""
     answer = Path(tempfile.mkdtemp(dir=scratch)) / "answer"
     child = os.fork()
     if child == 0:
@@ -183,7 +184,7 @@ def _child(file: str, text: str, tests: Sequence[str], answer: Path) -> int:
 
 
 def reasons() -> dict[str, tuple[str, str]]:
-    """A mutant's words -> (`equivalent` or `open`, why)."""
+    """Return a mutant's words -> (`equivalent` or `open`, why)."""
     if not REASONS.exists():
         return {}
     found = tomllib.loads(REASONS.read_text(encoding="utf-8"))
@@ -191,7 +192,7 @@ def reasons() -> dict[str, tuple[str, str]]:
 
 
 def judged(mutants: Sequence[Found], jobs: int) -> Iterator[Verdict]:
-    """All of them, some at a time."""
+    """Test all mutants, several at a time."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         scratch = Path(name)
@@ -210,7 +211,7 @@ def judged(mutants: Sequence[Found], jobs: int) -> Iterator[Verdict]:
 
 
 def line_of(verdict: Verdict) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     words = verdict.mutant.words
     if verdict.killed_by:
         return f"killed      {words} # {verdict.killed_by}"
@@ -219,13 +220,13 @@ def line_of(verdict: Verdict) -> str:
 
 
 def read_table() -> dict[str, str]:
-    """The lines of the last table by their mutants."""
+    """Return the lines of the last table by their mutants."""
     lines = TABLE.read_text(encoding="ascii").splitlines() if TABLE.exists() else []
     return {line[12:].partition(" # ")[0]: line for line in lines if not line.startswith("#")}
 
 
 def write_table(lines: Sequence[str], share: int) -> tuple[str, bool]:
-    """Lines with their sum; whether enough are killed and every survivor has its reason."""
+    """Write the lines with their total; return whether enough are killed and every survivor has its reason."""
     kinds = Counter(line.split()[0] for line in lines)
     killed = kinds["killed"] / max(len(lines) - kinds["equivalent"], 1)
     total = f"{len(lines)} mutants (1 in {share}), {dict(kinds)}: killed {killed:.1%} of those not equivalent"
@@ -235,7 +236,8 @@ def write_table(lines: Sequence[str], share: int) -> tuple[str, bool]:
 
 
 def is_drawn(found: Found, share: int) -> bool:
-    """By a hash of its words, so that nobody chooses; of `ppo`, which has its own grids of tests, a third as many."""
+    """Return whether a mutant is selected, by a hash of its words. For `ppo`, which has its own tests, a third as
+    many are selected."""
     share *= 3 if share > 1 and found.file.startswith("ppo/") else 1
     return int(sha256(found.words.encode()).hexdigest(), 16) % share == 0
 

@@ -1,16 +1,16 @@
-"""The rules by which `mutants_by_rule` breaks a file; each is one kind of slip between a recipe and the mathematics.
+"""The rules by which `mutants_by_rule` breaks a file; each stands for one kind of mistake between recipe and loss.
 
-default     a key of the recipe is not read: its default stands there (where it has none: 1, or another choice)
+default     a key of the recipe is not read: its default is used (without a default: 1, or another choice)
 exchange    two arguments of one type are exchanged
 pair        two values that are returned or assigned together are exchanged
-figure      a figure, or another entry of a record, is the next one of its kind
-sign        plus for minus, times for divided by, and back; a minus is lost
-bound       less for less-or-equal, equal for not equal; a constant is another; max for min
-condition   a condition is the other way round; one half of an `and` or `or` is not asked
+figure      a metric, or another entry of a record, is the next one of its kind
+sign        plus for minus, times for divided by, and the reverse; a minus is lost
+bound       less for less-or-equal, equal for not equal; a constant changes; max for min
+condition   a condition is inverted; one half of an `and` or `or` is ignored
 mask        a mask is not applied, or is everything, or half of it
 row         rows of a minibatch are the first ones; the first is the last
-seed        a part of a seed is left out
-flag        True for False (not the `strict` of a zip: it guards and computes nothing)
+seed        a part of a seed is omitted
+flag        True for False (not the `strict` of a zip, which is a guard without effect on results)
 """
 
 import ast
@@ -27,10 +27,10 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Effect
 
 Change = tuple[ast.AST, str]
-"""A node and the source that stands there instead."""
+"""A node and the source that replaces it."""
 Rule = Callable[[ast.Module, "Names"], Iterator[Change]]
 Names = dict[str, Any]
-"""What the names of the file mean."""
+"""Meaning of the names in the file."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Found:
     rule: str
     file: str
     words: str
-    """File, function, rule and what became what: one line, and stable while the code stays as it is."""
+    """File, function, rule, and the change: one line, stable while the code is unchanged."""
     text: str
-    """The whole file with the defect in it."""
+    """The complete file with the defect in it."""
 
 
 def mutants_of(package: Path, file: str) -> Iterator[Found]:
-    """Every mutant of a file, by rule, in the order of the file."""
+    """Yield every mutant of a file, by rule, in the order of the file."""
     source = (package / file).read_text(encoding="utf-8")
     tree = ast.parse(source)
     names = vars(importlib.import_module("ppoctl." + file.removesuffix(".py").replace("/", ".")))
@@ -68,7 +68,7 @@ def mutants_of(package: Path, file: str) -> Iterator[Found]:
 
 
 def _unread(tree: ast.Module) -> Iterator[ast.AST]:
-    """What computes nothing: annotations, docstrings, messages of errors, constants for speed."""
+    """Return nodes without effect on results: annotations, docstrings, error messages, constants for speed."""
     for node in ast.walk(tree):
         if isinstance(node, ast.AnnAssign):
             yield node.annotation
@@ -93,7 +93,7 @@ def _unread(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def key_defaults() -> dict[str, list[str]]:
-    """Attribute of each result key -> its defaults, as source."""
+    """Return attribute of each result key -> its defaults, as source."""
     found: dict[str, list[str]] = {}
     for _, key in tree.walk(tree.of(Recipe)):
         if key.effect is Effect.RESULTS:
@@ -127,7 +127,7 @@ def exchange(tree: ast.Module, names: Names) -> Iterator[Change]:
 
 
 def _types(call: ast.Call, names: Names) -> list[str]:
-    """The annotation of each argument, where the callee is one of ours; else none."""
+    """Return the annotation of each argument if the callee is one of ppoctl's; otherwise none."""
     head, *rest = ast.unparse(call.func).split(".")
     callee = names.get(head)
     for part in rest:
@@ -292,7 +292,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _place(tree: ast.Module, node: ast.AST) -> str:
-    """The class and function around it."""
+    """Return the class and function around it."""
     line = node.lineno  # type: ignore[attr-defined]
     around = [
         outer
@@ -320,11 +320,11 @@ def _same(old: str, new: str) -> bool:
 
 
 def _shown(old: str, new: str) -> str:
-    """What became what, without what both begin and end with."""
+    """Return old and new text, without their common beginning and end."""
     old, new = (" ".join(ast.unparse(ast.parse(text, mode="eval")).split()) for text in (old, new))
     begin = _same_letters(old, new)
     end = min(_same_letters(old[::-1], new[::-1]), len(old) - begin, len(new) - begin)
-    # Whole words, with some of what is around them.
+    # Whole words, with some of their context.
     start = old.rfind(" ", 0, max(begin - 12, 0)) + 1
     stops = [text.find(" ", len(text) - end + 8) if end > 8 else -1 for text in (old, new)]
     shown = [text[start : stop if stop > 0 else None] for text, stop in zip((old, new), stops, strict=True)]

@@ -1,12 +1,12 @@
-"""How much of the machine's matmul rate the updates of actor and critic reach.
+"""The fraction of the machine's matmul rate that the updates of actor and critic reach.
 
     PYTHONPATH=src python benchmarks/roofline.py [--dtype bfloat16] [--threads 2] [--target 0.5] [--cpu-time]
 
-Counted are the multiplications and additions of matrix products and attention that an update needs: forward once,
-backward twice that; the causal half of attention; the language model's head at the positions read only. Not counted:
-embedding look-ups, recomputed logits, everything elementwise, the optimizer. Their time counts, so they lower the
-share. The yardstick is the best matmul rate of the same run. Exit 1 below `--target`, or when a share exceeds 1,
-which would be an error of the count.
+Counts the multiplications and additions of matrix products and attention that an update needs: forward once, backward
+twice that; the causal half of attention; the language model's head only at the positions read. Does not count
+embedding look-ups, recomputed logits, elementwise operations and the optimizer; their time counts, so they lower the
+fraction. The reference is the best matmul rate of the same run. Exit 1 below `--target`, or if a fraction exceeds 1,
+which would be a counting error.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 LENGTHS = {"short": (24, 40, 400), "long": (24, 200, 1000)}
-"""Sequences, and tokens from and to."""
+"""Number of sequences, and minimum and maximum of their tokens."""
 
 
 clock: Callable[[], float] = time.perf_counter
@@ -39,7 +39,7 @@ clock: Callable[[], float] = time.perf_counter
 
 @dataclass
 class Objective:
-    """A sum over all present tokens: the cheapest loss there is."""
+    """A sum over all present tokens: the cheapest possible loss."""
 
     mask: Tensor
     request: OutputRequest
@@ -68,7 +68,7 @@ def model_of_50m(folder: Path, vocabulary: int) -> Qwen2Config:
 
 
 def made_up_sequences(count: int, shortest: int, longest: int, vocabulary: int) -> Sequences:
-    """A quarter of each sequence is prompt."""
+    """Return sequences of which a quarter is prompt."""
     generator = torch.Generator().manual_seed(0)
     totals = torch.randint(shortest, longest + 1, (count,), generator=generator)
     prompts = totals // 4
@@ -83,13 +83,13 @@ def made_up_sequences(count: int, shortest: int, longest: int, vocabulary: int) 
 
 
 def update_flops(config: Qwen2Config, sequences: Sequences, head_width: int) -> int:
-    """Of one forward and backward over all rows, with an output layer of `head_width` numbers."""
+    """Return the FLOPs of one forward and backward over all rows, with an output layer of `head_width` numbers."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     head_dim = hidden // config.num_attention_heads
     qkv = hidden * (config.num_attention_heads + 2 * config.num_key_value_heads) * head_dim
     per_token = 2 * (qkv + hidden * hidden + 3 * hidden * ffn)
     inputs = sequences.prompt_lengths + sequences.lengths - 1
-    # Token i looks at i + 1 tokens, once for the scores and once for the values.
+    # Token i attends to i + 1 tokens, once for the scores and once for the values.
     attention = 2 * 2 * hidden * int((inputs * (inputs + 1) // 2).sum())
     layers = config.num_hidden_layers * (per_token * int(inputs.sum()) + attention)
     head = 2 * hidden * head_width * int(sequences.lengths.sum())
@@ -113,7 +113,7 @@ def synchronize() -> None:
 
 
 def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """The best FLOP/s over a few sizes."""
+    """Return the best FLOP/s over a few sizes."""
     sizes = (1024, 2048, 3072) if device.type == "cpu" else (4096, 8192)
     rates = []
     for size in sizes:
@@ -152,7 +152,7 @@ def cases(folder: Path, config: Qwen2Config, args: argparse.Namespace, device: t
 def measured_share(
     case: Case, kind: str, config: Qwen2Config, args: argparse.Namespace, device: torch.device
 ) -> float:
-    """Prints a line; the share of the best matmul rate before and after."""
+    """Print a line; return the fraction of the best matmul rate before and after."""
     sequences = made_up_sequences(*LENGTHS[kind], config.vocab_size)
     objective = Objective(sequences.present, OutputRequest(entropy=case.needs_entropy))
     rows = torch.arange(sequences.num_seqs)

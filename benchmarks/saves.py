@@ -1,12 +1,12 @@
-"""How long training waits for a saved state: written while it waits, against written behind it.
+"""Seconds that training waits for a saved state: synchronous and background saves.
 
     PYTHONPATH=src python benchmarks/saves.py [--rounds 5] [--threads 1] [--target 2]
 
 One actor of 10M parameters, bfloat16 with float32 main weights and moments (140 MB on disk). Each round times an
-update alone, a save and an update, and a save in the background and an update, in this order. Printed are the fastest
-of all rounds (other users of the machine only add): how long each save holds training, and what each adds to an
-update in all, with the update's slower progress beside the writer and the wait for what is not written at its end.
-Exit 1 when a save that training waits for holds it less than `--target` times as long.
+update alone, a save and an update, and a background save and an update, in this order. Prints the fastest of all
+rounds (other users of the machine can only add time): how long each save blocks training, and what each adds to an
+update in total, including the slower update during the writing and the wait for the rest at its end. Exit 1 if a
+synchronous save blocks training for less than `--target` times as long.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SEQUENCES, PROMPT, RESPONSE = 16, 32, 224
 
 @dataclass
 class Objective:
-    """A sum over all tokens: the cheapest loss there is."""
+    """A sum over all tokens: the cheapest possible loss."""
 
     request: OutputRequest = field(default_factory=OutputRequest)
 
@@ -77,7 +77,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def save_and_update(actor: MegatronActor, update: Callable[[], object], folder: Path, *, in_background: bool) -> None:
-    """Until the update is done and the state is on disk."""
+    """Run until the update is done and the state is on disk."""
     folder.mkdir()
     saving = actor.save(folder, in_background=in_background)
     if not in_background:
@@ -88,7 +88,7 @@ def save_and_update(actor: MegatronActor, update: Callable[[], object], folder: 
 
 
 def measure(folder: Path, rounds: int) -> tuple[float, float, float, float]:
-    """Least seconds of an update alone, of copying a state, and of what either save adds to an update."""
+    """Return the least seconds of an update alone, of copying a state, and of what either save adds to an update."""
     batching = ByTokens(max_tokens_per_microbatch=2048)
     settings = TrainerSettings("actor", str(model_of_10m(folder / "model")), torch.bfloat16, batching)
     actor = MegatronActor(settings, ThisProcess(MegatronRank(settings)))

@@ -1,8 +1,8 @@
-"""What killable child processes cost a quick reward.
+"""The cost of killable child processes for a quick reward.
 
     PYTHONPATH=src python benchmarks/scorer.py
 
-256 answers to GSM8K are scored in this process and by a pool of one child, the least of 20 rounds each.
+Scores 256 answers to GSM8K in this process and by a pool of one child, the least of 20 rounds each.
 """
 
 import time

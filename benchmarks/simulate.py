@@ -1,16 +1,17 @@
-"""A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from a recipe and from stated costs per unit.
+"""A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from a recipe and from given unit costs.
 
     PYTHONPATH=src python benchmarks/simulate.py RECIPE [--set KEY=VALUE ...] [--gpu-gib 141]
 
-Nothing is measured here: docs/scaling.md shows the table of one recipe and what it teaches.
+Nothing is measured: docs/scaling.md shows the table of one recipe and the conclusions.
 
-It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part of
-them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
-for each call, and a node pulls one copy of it; answers come back whole; weights go bucket by bucket, out of memory of
-a rank of each node, out of the object store of one rank's node, or in a broadcast (`cluster.weights`); records are
-written by the driver, states by the ranks. All that a node pulls is taken to come out of the node that made it (Ray
-may take it from a node that has it already), and all responses are of full length: upper bounds. Stages follow each
-other, as they do; only states are written behind training, and a bucket of weights is read while the next is made.
+It models the present code: the generator's engines on all GPUs (colocated), or on their part of them (separate),
+called by the driver every few tokens. The driver holds every rollout and puts it into Ray's object store for each
+call, and a node pulls one copy of it; replies are not sharded. Weights are sent bucket by bucket, out of memory of a
+rank of each node, out of the object store of one rank's node, or in a broadcast (`cluster.weights`). Records are
+written by the driver, states by the ranks. All data that a node pulls are assumed to come from the node that made
+them (Ray may take them from a node that already has them), and all responses to have full length: these are upper
+bounds. Stages run in sequence; only states are written in the background, and a bucket of weights is read while the
+next is made.
 """
 
 import argparse
@@ -49,13 +50,13 @@ H200_GIB = 141.0
 
 
 def _unit(value: float, means: str) -> Any:
-    """A field that holds a cost, with what it is per and where it is from."""
+    """Return a field that holds a cost, with its unit and source."""
     return field(default=value, metadata={"means": means})
 
 
 @dataclass(frozen=True)
 class Units:
-    """The costs per unit."""
+    """The unit costs."""
 
     gpu_flops: float = _unit(989e12, "FLOP/s of an H200 in bfloat16, dense (data sheet)")
     gpu_utilisation: float = _unit(0.35, "share of it that training and scoring reach (assumed)")
@@ -75,13 +76,13 @@ class Units:
     score_s: float = _unit(1e-3, "seconds of a reward worker per sample (assumed)")
 
     def described(self) -> list[tuple[str, float, str]]:
-        """Name, value and meaning of each."""
+        """Yield name, value and meaning of each."""
         return [(one.name, float(getattr(self, one.name)), one.metadata["means"]) for one in fields(self)]
 
 
 @dataclass(frozen=True)
 class World:
-    """A number of GPUs, and what a step on them computes."""
+    """A number of GPUs, and the parameters of a step on them."""
 
     gpus: int
     actor: ParallelTable
@@ -90,7 +91,7 @@ class World:
     batch: StepBatch
     minibatch: int
     weight: int
-    """Bytes of a number of the model."""
+    """Bytes of one model parameter."""
 
     @property
     def nodes(self) -> int:
@@ -106,55 +107,56 @@ class SimulatedStep:
     data_ranks: int
     engines: int
     driver_bytes: int
-    """Host memory of the driver at its fullest."""
+    """Peak host memory of the driver."""
     object_bytes: int
-    """What is put into the object store of the driver's node."""
+    """Bytes that are put into the object store of the driver's node."""
     sent_bytes: int
-    """What leaves that node for all others."""
+    """Bytes that leave that node for all others."""
     sent_weights_bytes: int
-    """What leaves the nodes of the ranks that send weights."""
+    """Bytes that leave the nodes of the ranks that send weights."""
     weights_s: float
-    """The actor's weights, from its ranks into all engines."""
+    """Seconds of the transfer of the actor's weights into all engines."""
     rollout_s: float
-    """Engines decode."""
+    """Seconds in which engines decode."""
     asking_s: float
-    """What engines wait for the driver, which asks one after the other."""
+    """Seconds in which engines wait for the driver, which calls one after the other."""
     samples_s: float
-    """Drawn tokens, in the driver's Python: made samples, kept over a crash, made a record."""
+    """Seconds of the driver's Python for generated tokens: samples created, kept for a crash, and made a record."""
     reward_s: float
     forward_s: float
-    """Values, log-probs, and the reference's where they are read."""
+    """Seconds of values, log-probs, and the reference's if they are read."""
     critic_update_s: float
     actor_update_s: float
     data_s: float
-    """Sequences to all ranks, once; grids of objectives, once a role; answers back, merged."""
+    """Seconds of sending sequences to all ranks, once; grids of objectives, once a role; and of merging the
+    replies."""
     commit_s: float
-    """Records: encoded, digested, written."""
+    """Seconds of encoding, digesting and writing records."""
     save_s: float
-    """What training waits for states of both roles to be saved, over the steps between saves."""
+    """Seconds that training waits for states of both roles to be saved, averaged over the steps between saves."""
 
     @property
     def step_s(self) -> float:
-        """The step as it is."""
+        """Seconds of the complete step."""
         return sum(self.costs.values())
 
     @property
     def costs(self) -> dict[str, float]:
-        """What a step is made of."""
+        """Return the costs that make up a step."""
         names = [one.name for one in fields(self) if one.name.endswith("_s")]
         return {name: getattr(self, name) for name in names}
 
     @property
     def scaling_s(self) -> float:
-        """The part of a step that more GPUs share."""
+        """Seconds of the part of a step that more GPUs share."""
         return self.rollout_s + self.forward_s + self.critic_update_s + self.actor_update_s
 
 
 def simulate(
     recipe: Recipe, shape: ModelShape, *, growing: bool = False, gpu_gib: float = 141.0, units: Units | None = None
 ) -> list[SimulatedStep]:
-    """A step on each of `WORLDS` that holds whole copies of the models, which may be none: the recipe's batch, or one
-    that grows with the number of GPUs from the number that the recipe's layout has."""
+    """Yield a step on each of `WORLDS` that holds complete copies of the models; there may be none. The batch is the
+    recipe's, or grows with the number of GPUs from that of the recipe's layout."""
     worlds = _worlds(recipe, WORLDS, growing=growing) or _worlds(recipe, _own_sizes(recipe), growing=growing)
     return [_step(recipe, shape, world, gpu_gib, units or Units()) for world in worlds]
 
@@ -165,19 +167,20 @@ def _worlds(recipe: Recipe, sizes: Sequence[int], *, growing: bool) -> list[Worl
 
 
 def _own_sizes(recipe: Recipe) -> list[int]:
-    """The recipe's devices, doubled as often as each of `WORLDS` has room for."""
+    """Return the recipe's numbers of devices, doubled as often as each of `WORLDS` allows."""
     own = devices(recipe)
     found = [own << (most // own).bit_length() - 1 for most in WORLDS if most >= own]
     return list(dict.fromkeys(found)) or [own]
 
 
 def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
-    """Colocated: each role on all GPUs. Apart: each on as large a part of them as in the recipe."""
+    """Return a world. Colocated: each role on all GPUs. Separate: each on as large a fraction of them as in the
+    recipe."""
     written, table = layouts(recipe), recipe.generator
     colocated = recipe.cluster.placement == "colocated"
 
     def copies(number: int, ranks: int) -> int:
-        """Of so many ranks each, where the recipe has that number of them; 0: they do not fit."""
+        """Return the number of copies, each on the recipe's number of ranks; 0: they do not fit."""
         of_all, rest = (gpus, 0) if colocated else divmod(number * ranks * gpus, devices(recipe))
         return 0 if rest or of_all % ranks else of_all // ranks
 
@@ -229,8 +232,8 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
 def rollout_seconds(
     recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units: Units
 ) -> tuple[float, float]:
-    """Seconds that the engines decode, and that the driver spends asking them meanwhile. Waves of sequences are
-    decoded together; a token of all of them reads the weights, and each one's cache, once."""
+    """Return the seconds in which engines decode, and in which the driver calls them meanwhile. Sequences are decoded
+    together in waves; a token of all of them reads the weights once, and the KV cache of each once."""
     batch = world.batch
     window = batch.prompt_tokens + batch.response_tokens
     engine = generator_bytes(shape, world.weight, recipe.generator, window, gpu_gib * GIB)
@@ -245,9 +248,9 @@ def rollout_seconds(
 
 
 def _copies_sent(recipe: Recipe, world: World) -> int:
-    """Copies of the weights that leave the node of the rank that sends them. In a broadcast others send on what they
-    receive. Shared, a node that has a copy of the stage needs none: colocated, each stage is on its part of the
-    nodes."""
+    """Return the number of copies of the weights that leave the node of the sending rank. In a broadcast others
+    forward what they receive. With shared memory, a node that has a copy of the stage needs none: colocated, each
+    stage is on its part of the nodes."""
     others, way = world.nodes - 1, recipe.cluster.weights
     if way == "broadcast":
         return min(1, others)
@@ -257,8 +260,8 @@ def _copies_sent(recipe: Recipe, world: World) -> int:
 
 
 def _rpc_for_weights(recipe: Recipe, world: World) -> int:
-    """Processes that the driver asks for each bucket: ranks that gather, and all of the engines. Over a link they
-    are asked once for all."""
+    """Return the number of processes that the driver calls for each bucket: ranks that gather, and all of the
+    engines. Over a link they are called once for all buckets."""
     if recipe.cluster.weights == "broadcast":
         return 0
     gathering = lcm(world.actor.tensor, world.actor.expert_ranks)
@@ -267,15 +270,15 @@ def _rpc_for_weights(recipe: Recipe, world: World) -> int:
 
 
 def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> float:
-    """A rank makes buckets: checksums on its GPU and a copy there, or one to the host and one into the store.
-    Meanwhile nodes pull the one before, and engines copy their slice of it. A broadcast goes from GPU to GPU, as fast
-    as one can send."""
+    """Return the seconds of a transfer. A rank makes buckets: checksums on its GPU and a copy there, or one to the
+    host and one into the store. Meanwhile nodes pull the previous bucket, and engines copy their slice of it. A
+    broadcast goes from GPU to GPU, as fast as one can send."""
     tensor, copies = recipe.generator.tensor, _copies_sent(recipe, world)
     checked = 1 / units.checksum_bytes_s
     if recipe.cluster.weights == "broadcast":
         return size * max(checked, 1 / units.gpu_nic_bytes_s)
     if recipe.cluster.weights == "shared" and not copies:
-        # Besides, a rank keeps them on the host for engines that die: on several nodes in the store.
+        # In addition, a rank keeps them on the host for engines that die: on several nodes in the store.
         kept = 1 / units.gpu_host_bytes_s + (1 / units.copy_bytes_s if world.nodes > 1 else 0.0)
         return size * (checked + 2 / units.gpu_memory_bytes_s + kept)
     made = checked + 1 / units.gpu_host_bytes_s + 1 / units.copy_bytes_s
@@ -284,9 +287,9 @@ def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> f
 
 
 def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float, units: Units) -> float:
-    """Seconds of saving per step. Ranks that write copy their part first; a state of a distributed optimizer is
-    gathered before that, unless it is for any number of data ranks only. What is still being written when the next
-    save comes is waited for; without `asynchronous` all of it."""
+    """Return the seconds of saving per step. Ranks that write first copy their part; before that, the state of a
+    distributed optimizer is gathered, unless it is saved for any number of data ranks only. The next save waits for
+    the rest of the previous one; without `asynchronous` it waits for all of it."""
     table = recipe.checkpoint
     copied, disk_s, digests = 0.0, 0.0, []
     for role in ("actor", "critic"):
@@ -299,7 +302,7 @@ def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float
             copied += each / units.gpu_nic_bytes_s
         digests.append(each / units.digest_bytes_s)
         disk_s += size / (units.disk_bytes_s * world.nodes)
-    # Behind training both roles write at the same time.
+    # In the background both roles write at the same time.
     waited = (
         max(0.0, max(digests) + disk_s - table.every_steps * step_s) if table.asynchronous else sum(digests) + disk_s
     )
@@ -308,17 +311,17 @@ def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float
 
 @dataclass(frozen=True)
 class Call:
-    """One question to all ranks of a role."""
+    """One call to all ranks of a role."""
 
     bytes: int
-    """What each of them reads that is not in its node's store."""
+    """Bytes that each of them reads and that are not in its node's store."""
     grids: int
-    """How many [B, R] in float32 come back."""
+    """Number of returned [B, R] grids in float32."""
 
 
 def calls(recipe: Recipe, batch: StepBatch) -> list[Call]:
-    """The calls of one step: values, log-probs with entropies, the reference's (with entropies too), updates. Who
-    asks for no log-probs before the update has entropies of it."""
+    """Return the calls of one step: values, log-probs with entropies, the reference's (with entropies, too), updates.
+    If log-probs are not computed before the update, the update returns entropies."""
     sequences, ppo = sequences_bytes(batch), recipe.ppo
     asks_before = ppo.old_logprobs == "trainer"
     entropies = ppo.epochs if ppo.policy_loss.entropy_coef or not asks_before else 0
@@ -332,8 +335,8 @@ def calls(recipe: Recipe, batch: StepBatch) -> list[Call]:
 
 
 def _pass_seconds(shape: ModelShape, world: World, layout: ParallelTable, rows: int, units: Units) -> float:
-    """A forward pass over rows: the data rank with most of them decides. Context ranks exchange keys and values
-    first, layer by layer, and nothing computes meanwhile."""
+    """Return the seconds of a forward pass over rows: the data rank with the most rows decides. Context ranks
+    exchange keys and values first, layer by layer, without overlap."""
     tokens = world.batch.prompt_tokens + world.batch.response_tokens - 1
     of_one_gpu = units.gpu_flops * units.gpu_utilisation * layout.model_ranks * layout.context
     others = tokens * (layout.context - 1) / layout.context
@@ -349,8 +352,8 @@ def _forward_seconds(shape: ModelShape, world: World, units: Units) -> float:
 
 
 def _update_seconds(recipe: Recipe, shape: ModelShape, world: World, role: str, units: Units) -> float:
-    """Forward and backward are three passes; then float32 gradients are reduced over the data ranks, and nothing
-    computes meanwhile (a distributed optimizer gathers weights instead of reducing a second time)."""
+    """Return the seconds of an update. Forward and backward are three passes; then float32 gradients are reduced over
+    the data ranks without overlap (a distributed optimizer gathers weights instead of reducing a second time)."""
     layout: ParallelTable = getattr(world, role)
     per_parameter = 4 + (world.weight if layout.distributed_optimizer else 4)
     copies = layout.data * layout.context
@@ -361,8 +364,8 @@ def _update_seconds(recipe: Recipe, shape: ModelShape, world: World, role: str, 
 
 
 def _data_seconds(recorded_calls: Sequence[Call], world: World, units: Units) -> float:
-    """Each call: put once, sent to every other node out of the driver's, copied out by the ranks of a node at the
-    same time; grids come back and are merged."""
+    """Return the seconds of data transfer. Each call: put once, sent to every other node out of the driver's, copied
+    out by the ranks of a node at the same time; grids are returned and merged."""
     put = sum(call.bytes for call in recorded_calls)
     there = put * (2 / units.copy_bytes_s + (world.nodes - 1) / units.store_bytes_s)
     grids = 4 * world.batch.cells * sum(call.grids for call in recorded_calls)
@@ -389,8 +392,8 @@ WORK = {"rollout_s", "forward_s", "critic_update_s", "actor_update_s"}
 
 
 def show(recipe: Recipe, gpu_gib: float) -> None:
-    """Print the step of the recipe's size, one that grows with the GPUs, and the units. Raises RecipeError when the
-    model is not known here, or when no number of GPUs holds it."""
+    """Print the step of the recipe's size, a step that grows with the GPUs, and the units. Raise RecipeError if the
+    model is unknown on this machine, or if no number of GPUs holds it."""
     shape = shape_if_known(recipe.model.path)
     if shape is None:
         raise RecipeError(
@@ -436,7 +439,7 @@ def _seconds(value: float) -> str:
 
 
 def _largest(step: SimulatedStep) -> str:
-    """The longest cost that is not work of all GPUs."""
+    """Return the longest cost that is not shared by all GPUs."""
     rest = [(name, key) for name, key in SECONDS if key in step.costs and key not in WORK]
     name, _ = max(rest, key=lambda row: step.costs[row[1]])
     return name.split(",")[0].split(" to ")[0]

@@ -1,16 +1,16 @@
-"""A soak of `ppoctl` on its real engines, from outside: `python benchmarks/soak.py --folder FOLDER`.
+"""A soak test of `ppoctl` on its real engines, from outside: `python benchmarks/soak.py --folder FOLDER`.
 
-Runs of the quickstart, cut to four small steps, are struck by signals at random moments of their whole life and
-slowed at random; run directories are damaged at random. Then the hint that was printed is executed, literally, until
-the run has ended, and what is there is held against a run that nobody touched. Only the command line and the run
-directory are used. One integer draws everything: case 17 of `--seed 3` is always the same but for clocks.
+Runs of the quickstart, shortened to four small steps, receive signals at random moments of their whole life and are
+slowed at random; run directories are damaged at random. Then the printed hint is executed literally until the run has
+ended, and the result is compared with that of an undisturbed run. Only the command line and the run directory are
+used. One integer seeds everything: case 17 of `--seed 3` is always the same, except for clocks.
 
-    python benchmarks/soak.py --folder FOLDER                          # 200 kills, 200 damages; goes on after a stop
-    python benchmarks/soak.py --folder FOLDER --minutes 30             # as many as fit
-    python benchmarks/soak.py --folder FOLDER --only kill-17 damage-4  # these cases (again)
+    python benchmarks/soak.py --folder FOLDER                         # 200 kills, 200 damages; continues after a stop
+    python benchmarks/soak.py --folder FOLDER --minutes 30            # as many as fit
+    python benchmarks/soak.py --folder FOLDER --only kill-17 damage-4 # these cases (again)
 
-A line per case is printed, `results.jsonl` keeps them, `table.md` sums them up. Exit 1 when there was a mismatch.
-Where a mode was taken away, root's right to read everything is taken from the commands, too.
+A line per case is printed, `results.jsonl` keeps them, `table.md` summarizes them. Exit 1 if there was a mismatch. If
+a mode was removed, the commands also lose root's right to read everything.
 """
 
 import argparse
@@ -42,9 +42,10 @@ ENDS = {
     "HUP": {75, -1},
     "reward": {0},
 }
-"""Exit codes by first word (docs/errors.md). Before and after ppoctl listens a signal ends it as any program."""
+"""Exit codes by first word (docs/errors.md). Before and after ppoctl handles signals, a signal ends it like any
+program."""
 REFUSED = {2, 8}
-"""Exit codes of a run directory that is damaged: usage or recipe, storage."""
+"""Exit codes for a damaged run directory: usage or recipe, storage."""
 SETTINGS = {
     "name": "soak",
     "steps": "4",
@@ -68,15 +69,15 @@ VARIANTS = {
 LAST = "states/actor/000004/manifest.json"
 MAX_COMMANDS = 10
 DONE = ("--set", "steps=5")
-"""What continues a finished run."""
+"""The options that continue a finished run."""
 
 
 class Mismatch(Exception):  # noqa: N818 - not an error of this program
-    """What should not be."""
+    """A result that should not occur."""
 
 
 class Soak:
-    """All cases of one seed, in one folder, which is used again."""
+    """All cases of one seed, in one folder, which is reused."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
@@ -91,7 +92,7 @@ class Soak:
     # -- commands
 
     def run(self, case: Path, words: list[str], **how: Any) -> Ended:
-        """One command of ppoctl; whatever it prints is looked at."""
+        """Run one command of ppoctl; check everything that it prints."""
         ended = self.start(case, words, **how)
         with (case / "all-screens").open("a") as every:
             every.write(f"$ ppoctl {shlex.join(words)}  # {ended.struck}\n{ended.screen}exit {ended.code}\n\n")
@@ -110,7 +111,7 @@ class Soak:
         return ["train", str(ROOT / "recipes/quickstart.toml"), *sets]
 
     def follow(self, case: Path, ended: Ended, **how: Any) -> Ended | None:
-        """Execute the hint of a command that failed, as it is printed; None where it only looks at something."""
+        """Execute the hint of a failed command literally; return None if it only inspects something."""
         hint = hinted(ended.screen)
         if hint is None:
             raise Mismatch(
@@ -134,10 +135,10 @@ class Soak:
             every.write(f"$ {hint}\n{finished.stdout}{finished.stderr}exit {finished.returncode}\n\n")
         return Ended(words, 0, "", 0.0) if words[0] in ("rm", "mv", "cp", "chmod", "mkdir") else None
 
-    # -- what nobody touched
+    # -- undisturbed runs
 
     def reference(self, variant: str) -> dict[str, Any]:
-        """Outcome of the undisturbed run, and in which order its paths came to be; made once."""
+        """Return the outcome of the undisturbed run, and the order in which its paths were created; made once."""
         case = self.folder / "reference" / variant.replace(", ", "-").replace(" ", "-")
         told = case / "reference.json"
         if not told.exists():
@@ -154,14 +155,14 @@ class Soak:
             found = {"outcome": soak_oracle.outcome(root), "seconds": ended.seconds}
             if "mlflow" in variant:
                 found["mlflow"] = soak_oracle.mlflow(case / "runs")
-            # Parts of a rollout are many, and all alike.
+            # Finished samples are many files, which are all alike.
             found["order"] = [name for number, name in enumerate(seen) if ".parts/" not in name or number % 8 == 0]
             told.write_text(json.dumps(found))
         found = json.loads(told.read_text())
         return {**found, "root": case / "runs/soak"}
 
     def half(self) -> Path:
-        """A run that was killed in step 4, its states of step 3 saved."""
+        """Return a run that was killed in step 4, with its states of step 3 saved."""
         case = self.folder / "reference" / "half"
         root = case / "runs/soak"
         if not (case / "made").exists():
@@ -177,7 +178,7 @@ class Soak:
         return root
 
     def longer(self) -> dict[str, Any]:
-        """Outcome of the finished run, continued to five steps."""
+        """Return the outcome of the finished run, continued to five steps."""
         whole = self.reference("every 3")["root"]
         case = self.folder / "reference" / "longer"
         told = case / "reference.json"
@@ -192,7 +193,7 @@ class Soak:
     # -- kills
 
     def kill(self, case: Path, rng: random.Random) -> tuple[str, dict[str, int]]:
-        """One to three blows to one run, then whatever brings it to its end."""
+        """Disturb one run one to three times, then continue it to its end."""
         variant = rng.choices(list(VARIANTS), weights=(3, 2, 2, 2))[0]
         reference = self.reference(variant)
         root, told, counts = case / "runs/soak", [variant], Counter[str]()
@@ -204,7 +205,7 @@ class Soak:
             blow = Blow(kind, self.moment(root, reference, rng), rng.uniform(0.01, 1.5)) if strikes else None
             ended = self.run(case, command, blow=blow, slow=slowness(rng) if strikes else None)
             if ended.struck:
-                # One that met nothing but the end of the process is no blow.
+                # A signal that met only the end of the process does not count.
                 counts[kind] += ended.code != 0 or kind == "reward child"
                 told.append(f"{ended.struck}: {ended.code}")
             expected = {0} | (ENDS[kind.split()[0]] if ended.struck else set())
@@ -227,8 +228,8 @@ class Soak:
         return "; ".join(told), dict(counts)
 
     def moment(self, root: Path, reference: dict[str, Any], rng: random.Random) -> Any:
-        """When to strike: by the clock, or when a path has come that the reference has, too; at the latest when the
-        last file of the run has, so that hardly a blow misses."""
+        """Return when to strike: at a time, or when a path appears that the reference has, too; at the latest when
+        the last file of the run appears, so that hardly any signal misses."""
         at_s = rng.uniform(0.0, float(reference["seconds"])) if rng.random() < 0.4 else HANG_S
         there = soak_oracle.paths(root)
         if LAST in there:
@@ -236,7 +237,7 @@ class Soak:
         order = [name for name in reference["order"] if name not in there]
         name = order[int(rng.random() * len(order))] if order else LAST
         delay_s, since = rng.uniform(0.0, 0.05), list[float]()
-        # The numbers of the attempt and of the process that are writing differ.
+        # The numbers of the writing attempt and process differ.
         pattern = re.sub(
             r"attempt\\-\d+|\d+\\\.tmp", lambda found: re.sub(r"\d+", r"\\d+", found[0]), re.escape(name)
         )
@@ -252,7 +253,7 @@ class Soak:
     def hold(
         self, case: Path, expected: dict[str, Any], *, steps: int, lost: dict[str, set[int]] | None = None
     ) -> None:
-        """The run has ended as the reference has, says so, and leaves nothing."""
+        """Require that the run ended as the reference did, reports so, and leaves nothing."""
         root = case / "runs/soak"
         status = self.run(case, ["status", "runs/soak", "--json"])
         report = json.loads(status.screen)
@@ -267,7 +268,7 @@ class Soak:
     # -- damages
 
     def damage(self, case: Path, rng: random.Random) -> tuple[str, dict[str, int]]:
-        """One damage to a killed or a finished run, looked at, planned, and resumed to its end by what is hinted."""
+        """Damage a killed or a finished run once; inspect it, plan it, and resume it to its end by the hints."""
         is_half = rng.random() < 0.6
         original = self.half() if is_half else self.reference("every 3")["root"]
         expected = self.reference("every 3")["outcome"] if is_half else self.longer()
@@ -285,7 +286,7 @@ class Soak:
         outcome = self.resume_to_end(case, resume, damage, how)
         if outcome == "unharmed" and soak_damage.put_back(root, original, hurt):
             outcome = (
-                "asleep"  # nothing that goes on reads it; whoever shows it names it (`store/test_stage_runner.py`)
+                "asleep"  # a resume does not read it; a command that shows it names it (`store/test_stage_runner.py`)
             )
         told.append(outcome)
         lost = damage.lost if outcome == "mended" else {}
@@ -306,8 +307,8 @@ class Soak:
         return ended
 
     def resume_to_end(self, case: Path, resume: list[str], damage: soak_damage.Damage, how: dict[str, Any]) -> str:
-        """Resume, and follow hints, to the end; how it came about. Where a hint only shows what is there, a person
-        brings the file again from a copy, or gives the rights."""
+        """Resume, and follow hints, to the end; return how. If a hint only inspects something, restore the file from
+        a copy, or its permissions, as a user would."""
         outcome, hints_seen = "unharmed", list[str]()
         for _ in range(MAX_COMMANDS):
             ended = self.looked(case, resume, how)
@@ -335,7 +336,7 @@ class Soak:
     # -- cases
 
     def case(self, name: str) -> dict[str, Any]:
-        """One case by its name, such as `kill-17`."""
+        """Run one case by its name, such as `kill-17`."""
         kind = name.partition("-")[0]
         folder = self.folder / "cases" / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -368,7 +369,7 @@ class Soak:
 
 
 def hinted(screen: str) -> str | None:
-    """The command in the last `hint:`: the one that goes on, where it names several."""
+    """Return the command in the last `hint:`; if it names several, the command that continues the run."""
     lines = [line for line in screen.splitlines() if line.startswith("hint:")]
     if not lines:
         return None
@@ -384,7 +385,7 @@ def hinted(screen: str) -> str | None:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown of all cases, the newest result of each."""
+    """Return Markdown of all cases, the newest result of each."""
     newest = {(each["seed"], each["case"]): each for each in results}.values()
     rows = ["| | cases | struck or damaged | mismatches |", "|---|---|---|---|"]
     for kind in ("kill", "damage"):

@@ -1,4 +1,4 @@
-"""The damage that `soak.py` does to a run directory: one thing, to one file or folder, drawn by a seed."""
+"""The damage that `soak.py` does to a run directory: one change, to one file or folder, chosen by a seed."""
 
 import os
 import random
@@ -13,8 +13,8 @@ KINDS = ("flip", "cut", "swap", "delete", "mode")
 
 @dataclass
 class Damage:
-    """What was done. `undo` puts the originals back, as a person does who has a copy of the run. `lost`: which lines
-    of ledger and journal were touched, from 0, by the name of the file."""
+    """A description of the damage. `undo` restores the originals, as a user with a copy of the run does. `lost`: the
+    lines of ledger and journal that were damaged, from 0, by the name of the file."""
 
     kind: str
     what: str
@@ -23,8 +23,8 @@ class Damage:
 
 
 def hurt(root: Path, original: Path, rng: random.Random) -> Damage:
-    """Damage this copy of `original`. Every kind of file is as likely as any other, however many there are; those
-    at the top, in which a run is told, are likelier."""
+    """Damage this copy of `original`. Every kind of file is equally likely, however many files it has; the top-level
+    files, such as journal and ledger, are more likely."""
     kind = rng.choice(KINDS)
     files = sorted(path for path in root.rglob("*") if path.is_file())
     folders = sorted(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())
@@ -58,7 +58,7 @@ def hurt(root: Path, original: Path, rng: random.Random) -> Damage:
 
 
 def changed(root: Path, original: Path) -> dict[Path, bytes | None]:
-    """Files of the original whose content is another in this copy; None: that are gone."""
+    """Return files of the original whose content differs in this copy; None: they are missing."""
     pairs = ((root / source.relative_to(original), source) for source in original.rglob("*") if source.is_file())
     found = (
         (path, source, _content(path)) for path, source in pairs if os.access(path, os.R_OK) or not path.exists()
@@ -67,12 +67,12 @@ def changed(root: Path, original: Path) -> dict[Path, bytes | None]:
 
 
 def put_back(root: Path, original: Path, hurt: dict[Path, bytes | None]) -> bool:
-    """Bring the originals of files that are still hurt as they were; whether there were any. Folders that are gone
-    have had their day, but for evaluations, which nobody reads again and nobody removes."""
+    """Restore the originals of files that are still damaged; return whether there were any. Missing folders were
+    removed regularly, except evaluations, which are never removed."""
     stays = {path for path in hurt if path.parent.is_dir() or path.parent.name.endswith("-eval")}
     left = [path for path in stays if _content(path) == hurt[path]]
     for path in left:
-        # Without its manifest a folder is swept, with all that is in it.
+        # A folder without a manifest is swept, with all its content.
         _put_back(root, original, path.parent if path.parent.name.endswith("-eval") else path)
     return bool(left)
 
@@ -82,7 +82,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _kind_of(root: Path, path: Path) -> str:
-    """Names without numbers: states/actor/N/common.pt and states/critic/N/common.pt are two kinds."""
+    """Return the name without numbers: states/actor/N/common.pt and states/critic/N/common.pt are two kinds."""
     words = [word for word in path.relative_to(root).parts if not word.isdigit()]
     return "/".join(words)
 
@@ -100,7 +100,7 @@ def _flip(path: Path, rng: random.Random) -> tuple[str, set[int]]:
     data = bytearray(path.read_bytes())
     at, bit = rng.randrange(len(data)), rng.randrange(8)
     line = bytes(data[:at]).count(b"\n")
-    # A line's end that is no longer one joins it with the next.
+    # A damaged line end joins the line with the next.
     touched = {line, line + 1} if data[at] == ord("\n") else {line}
     data[at] ^= 1 << bit
     path.write_bytes(data)

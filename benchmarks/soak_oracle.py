@@ -1,4 +1,4 @@
-"""What `soak.py` holds two runs to: read from the run directory alone, by formats that are documented."""
+"""The comparison of two runs for `soak.py`: read from the run directory alone, by documented formats."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from typing import Any
 LEFT_OVER = re.compile(r"\.creating-|\.attempt-|\.tmp$|\.parts$|\.made$|^\.mlflow")
 BY_A_CLOCK = ("time/", "throughput/", "progress/", "system/")
 MEASURED_AGAIN = "sampler"
-"""Tensors of a record that are equal to rounding only where a rollout was finished after a kill."""
+"""Tensors of a record that are equal only up to rounding if a rollout was finished after a kill."""
 
 
 def tensors(path: Path) -> dict[str, str]:
-    """Digest of each tensor of a safetensors file."""
+    """Return the digest of each tensor of a safetensors file."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -30,8 +30,8 @@ def tensors(path: Path) -> dict[str, str]:
 
 
 def states(root: Path) -> dict[str, Any]:
-    """Every file of every saved state, and what its manifest carries over. `.metadata` has an id and an absolute path
-    in it, and differs between any two runs."""
+    """Return every file of every saved state, and what its manifest carries over. `.metadata` contains an id and an
+    absolute path, and differs between any two runs."""
     found: dict[str, Any] = {}
     for manifest in sorted(root.glob("states/*/*/manifest.json")):
         folder = manifest.parent
@@ -45,14 +45,14 @@ def states(root: Path) -> dict[str, Any]:
 
 
 def journal(root: Path) -> dict[str, Any]:
-    """Figures and identity by step and stage; the later line of a stage counts."""
+    """Return metrics and identity by step and stage; the later line of a stage counts."""
     lines = [json.loads(line) for line in (root / "journal.jsonl").read_text().splitlines()]
     stages = [line for line in lines if "stage" in line]
     return {f"{line['step']} {line['stage']}": [line["identity"], line["figures"]] for line in stages}
 
 
 def outcome(root: Path) -> dict[str, Any]:
-    """Everything of a finished run that no clock and no kill may change."""
+    """Return everything of a finished run that clocks and kills may not change."""
     records = {str(path.relative_to(root)): tensors(path) for path in sorted(root.glob("steps/**/*.safetensors"))}
     return {
         "states": states(root),
@@ -64,8 +64,9 @@ def outcome(root: Path) -> dict[str, Any]:
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any], lost: dict[str, set[int]]) -> list[str]:
-    """One line per thing that differs. `lost`: numbers of lines of ledger and journal that damage took away. Of the
-    ledger whole steps may go with them (docs/run-directory.md), and states then know a shorter one."""
+    """Yield one line per difference. `lost`: numbers of the lines of ledger and journal that the damage removed.
+    Complete steps of the ledger may be lost with them (docs/run-directory.md); later states then record a shorter
+    ledger."""
     problems = []
     if "ledger.jsonl" in lost:
         found, expected = _without_length(found), _without_length(expected)
@@ -74,7 +75,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any], lost: dict[str,
             if found[part].get(name) == expected[part].get(name):
                 continue
             if part == "journal" and name not in expected[part] and lost.get("journal.jsonl"):
-                continue  # a line that was lost, and made again
+                continue  # a lost line that was made again
             problems.append(f"{part}: {name} differs{_inside(found[part].get(name), expected[part].get(name))}")
     if found["steps"] != expected["steps"]:
         problems.append(f"steps: {sorted(set(found['steps']) ^ set(expected['steps']))} on one side only")
@@ -103,7 +104,7 @@ def _without_length(of_a_run: dict[str, Any]) -> dict[str, Any]:
 
 
 def without(expected: dict[str, Any], journal_of_the_run: Path, lost: set[int]) -> dict[str, Any]:
-    """What is expected where these lines of the journal, from 0, are gone: their stages may have none."""
+    """Return the expected outcome if these lines of the journal, from 0, are missing: their stages may have none."""
     lines = [json.loads(line) for line in journal_of_the_run.read_text().splitlines()]
     names = {
         f"{line['step']} {line['stage']}" for number, line in enumerate(lines) if number in lost and "stage" in line
@@ -112,7 +113,7 @@ def without(expected: dict[str, Any], journal_of_the_run: Path, lost: set[int]) 
 
 
 def _inside(found: Any, expected: Any) -> str:
-    """Where two things differ, for a person."""
+    """Return where two values differ, in readable form."""
     if found is None or expected is None:
         return ": missing" if found is None else ": not in the reference"
     text = [f"{found} against {expected}"]
@@ -122,14 +123,14 @@ def _inside(found: Any, expected: Any) -> str:
 
 
 def left_over(runs: Path, tmp: Path) -> list[str]:
-    """Names that an ended run leaves to nobody: in the runs folder, and in the folder for temporary files."""
+    """Yield the names of leftovers of an ended run: in the runs folder, and in the folder for temporary files."""
     inside = [path for path in runs.rglob("*") if LEFT_OVER.search(path.name)]
     kept = [path for path in inside if not {"discarded", "logs"} & set(path.relative_to(runs).parts[:-1])]
     return [str(path) for path in kept] + [str(path) for path in tmp.glob("ppoctl-*")]
 
 
 def shared_memory() -> set[str]:
-    """Files in shared memory that no living process has mapped or open."""
+    """Return files in shared memory that no living process has mapped or open."""
     there = {str(path) for path in Path("/dev/shm").glob("*") if path.is_file()}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -140,14 +141,14 @@ def shared_memory() -> set[str]:
 
 
 def paths(root: Path) -> set[str]:
-    """Names of all that is below, while others make and remove it."""
+    """Return all path names below, while other processes create and remove some."""
     return {
         os.path.relpath(Path(top, name), root) for top, *names in os.walk(root) for name in [*names[0], *names[1]]
     }
 
 
 def mlflow(runs: Path) -> dict[str, Any]:
-    """Status of the one run and its points, without those of a clock."""
+    """Return the status of the only run and its points, except those that contain times."""
     with sqlite3.connect(f"file:{runs / 'mlflow.db'}?mode=ro", uri=True) as base:
         status = [row[0] for row in base.execute("select status from runs")]
         points = base.execute("select key, step, value from metrics order by key, step").fetchall()

@@ -1,8 +1,8 @@
-"""Starts `ppoctl` for `soak.py`, disturbs it, and says what is left of it.
+"""Starts `ppoctl` for `soak.py`, disturbs it, and reports leftover processes.
 
-Commands are forked from one process that has imported torch, Megatron-Core, vLLM and nothing of ppoctl, which saves
-the ten seconds of imports of each start, or, where a case asks for it, executed anew (under strace, too). That
-process is the reaper of all their descendants: an orphan is a process that it is given.
+Commands are forked from one process that has imported torch, Megatron-Core and vLLM, but not ppoctl, which saves the
+ten seconds of imports per start; or, if a case requests it, executed in a new interpreter (also under strace). That
+process is the reaper of all their descendants: it becomes the parent of every orphan.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ HEAVY = (
 )
 BEFORE_IMPORTS = {
     "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # or importing pyarrow starts a thread
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # otherwise importing pyarrow starts a thread
     "OMP_WAIT_POLICY": "PASSIVE",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TORCH_COMPILE_DISABLE": "1",
@@ -49,14 +49,14 @@ BEFORE_IMPORTS = {
     "VLLM_MLA_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""What ppoctl sets by itself before its own imports; these come earlier."""
+"""Variables that ppoctl sets before its own imports; these imports come earlier."""
 
 
 @dataclass(frozen=True)
 class Slow:
-    """How a command is slowed. `files`: part of the names of files whose fsync takes up to `fsync_s` more (drawn by
-    `seed`), so that one role is later than the other. `strace`: the same of every few fsyncs, by the kernel, in an
-    interpreter started anew. `pauses`: when the process is stopped and for how long, seconds both."""
+    """How a command is slowed. `files`: part of the names of files whose fsync takes up to `fsync_s` more (seeded by
+    `seed`), so that one role is later than the other. `strace`: every few fsyncs are delayed by the kernel, in a new
+    interpreter. `pauses`: when the process is stopped and for how long, both in seconds."""
 
     files: str = ""
     fsync_s: float = 0.0
@@ -67,7 +67,8 @@ class Slow:
 
 
 def slowness(rng: random.Random) -> Slow | None:
-    """How an attempt is slowed: not, by one role's files, by the kernel, or by being stopped now and then."""
+    """Return how an attempt is slowed: not at all, by one role's files, by the kernel, or by being stopped now and
+    then."""
     how = rng.random()
     if how < 0.3:
         return None
@@ -87,7 +88,8 @@ def slowness(rng: random.Random) -> Slow | None:
 
 @dataclass(frozen=True)
 class Blow:
-    """A signal of one of the kinds, when `reached(seconds since the start)`; the second of two is `gap_s` later."""
+    """A signal of one of the kinds, sent when `reached(seconds since the start)`; the second of two is `gap_s`
+    later."""
 
     kind: str
     reached: Callable[[float], bool]
@@ -96,7 +98,7 @@ class Blow:
 
 @dataclass
 class Ended:
-    """A command that has ended. `code` is minus the number of the signal that ended it."""
+    """A command that has ended. `code` is minus the signal number if a signal ended it."""
 
     words: list[str]
     code: int
@@ -107,7 +109,7 @@ class Ended:
 
 
 def _processes() -> Iterator[tuple[int, int, int, str]]:
-    """pid, parent, session and name of every process that is not a zombie."""
+    """Return pid, parent, session and name of every process that is not a zombie."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             before, _, after = path.read_text().rpartition(")")
@@ -117,7 +119,7 @@ def _processes() -> Iterator[tuple[int, int, int, str]]:
 
 
 class Starter:
-    """One command at a time."""
+    """Runs one command at a time."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self._channel, theirs = socket.socketpair()
@@ -128,7 +130,7 @@ class Starter:
                 env=self._env,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C here is none there
+                start_new_session=True,  # a Ctrl-C in this process must not reach it
             )
         self._answers = self._channel.makefile("r")
         assert self._answers.readline() == "ready\n"
@@ -147,7 +149,7 @@ class Starter:
         slow: Slow | None = None,
         powerless: bool = False,
     ) -> Ended:
-        """`ppoctl WORDS` in this folder, to its end, with what strikes it."""
+        """Run `ppoctl WORDS` in this folder to its end, with these signals."""
         slow = slow or Slow()
         screen = folder / "screen"
         screen.write_text("")
@@ -174,7 +176,7 @@ class Starter:
         return bool(select.select([self._channel], [], [], within_s)[0])
 
     def _strike(self, pid: int, began: float, blow: Blow | None, pauses: tuple[tuple[float, float], ...]) -> str:
-        """Returns when the command is over, or about to be."""
+        """Send the signals; return when the command has ended, or is about to."""
         to_come, struck = sorted(pauses), ""
         while not self._over(0.002):
             now = time.monotonic() - began
@@ -192,7 +194,7 @@ class Starter:
         return struck
 
     def _hit(self, pid: int, blow: Blow) -> bool:
-        """False where there is nothing to hit yet."""
+        """Send a signal; return False if its target does not exist yet."""
         if blow.kind == "reward child":
             children = [child for child, parent, _, _ in _processes() if parent == pid]
             if children:
@@ -209,7 +211,7 @@ class Starter:
         return True
 
     def _orphans(self, session: int) -> list[str]:
-        """Descendants that outlive the command by more than ten seconds; they are killed."""
+        """Return descendants that outlive the command by more than ten seconds; they are killed."""
         for _ in range(100):
             left = [each for each in _processes() if session == each[2] or each[1] == self._server.pid]
             if not left:
@@ -222,7 +224,7 @@ class Starter:
 
 
 def serve(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork a child for each request and say its pid and how it ended; returns in each child, with its request."""
+    """Fork a child for each request and report its pid and how it ended; return in each child, with its request."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     channel.sendall(b"ready\n")
     with channel.makefile("r") as lines:
@@ -235,7 +237,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
             _, status = os.waitpid(pid, 0)
             try:
                 channel.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-            except BrokenPipeError:  # whoever asked is gone
+            except BrokenPipeError:  # the client has ended
                 return None
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -244,7 +246,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Be the command that was asked for."""
+    """Become the requested command."""
     os.chdir(request["folder"])
     screen = os.open(request["screen"], os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
@@ -262,16 +264,19 @@ def become(request: dict[str, Any]) -> None:
 
 
 def _give_up_capabilities() -> None:
-    """Of root remains the owner of its files, who may not read what has no mode; so for all descendants."""
+    """Give up root's capabilities in this process and all descendants: it remains the owner of its files, but cannot
+    read files without permission."""
     libc = ctypes.CDLL(None)
     for capability in range(64):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # the numbers end somewhere; beyond is an error, ignored
+        libc.prctl(
+            PR_CAPBSET_DROP, capability, 0, 0, 0
+        )  # the highest number is unknown; an error beyond it is ignored
     header, nothing = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     assert libc.capset(header, nothing) == 0
 
 
 def _slow_fsync(files: str, most_s: float, rng: random.Random) -> None:
-    """A disk that is slow at files whose names have this in them."""
+    """Make fsync slow for files whose names contain one of these."""
     fsync = os.fsync
 
     def slow(file: Any) -> None:

@@ -1,8 +1,8 @@
-"""How soon the light commands answer: `python benchmarks/startup.py`.
+"""Response times of the lightweight commands: `python benchmarks/startup.py`.
 
-Each command is started anew; the best of several runs counts, because other work on the machine only ever adds time.
-Wall and CPU seconds are shown beside `python -c pass` on the same machine. Bytecode is written to a folder of its own
-first, as an installed package has it: compiling 300 modules is not what is measured. Exit 1 when a limit is missed.
+Each command is started in a new process; the best of several runs counts, because other work on the machine can only
+add time. Wall and CPU seconds are shown next to `python -c pass` on the same machine. Bytecode is first written to a
+separate folder, as in an installed package: compiling 300 modules is not measured. Exit 1 if a limit is missed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 def once(words: Sequence[str], env: dict[str, str]) -> tuple[float, float]:
-    """Wall and CPU seconds of one start."""
+    """Return wall and CPU seconds of one start."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run([sys.executable, *words], env=env, check=True, capture_output=True)

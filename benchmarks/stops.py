@@ -1,4 +1,4 @@
-"""How long a stop takes in each wait of docs/waits.md that one machine can provoke.
+"""Seconds that a stop takes in each wait of docs/waits.md that one machine can provoke.
 
     python benchmarks/stops.py NAME...     or `names`, which prints all names
 
@@ -79,7 +79,7 @@ def slow(answers: int) -> Iterator[tuple[str, Slow]]:
 
 @contextmanager
 def shut() -> Iterator[str]:
-    """A port whose queue of connections is full, so that connecting to it waits."""
+    """Return a port whose connection queue is full, so that connecting to it blocks."""
     with socket.socket() as listener, ExitStack() as waiting:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -92,7 +92,7 @@ def shut() -> Iterator[str]:
 
 @dataclass
 class Wait:
-    """One wait: words of the command, and what says that it has begun."""
+    """One wait: words of the command, and the condition for its begin."""
 
     words: list[str]
     has_begun: Callable[[str], bool]
@@ -104,7 +104,7 @@ def train(*sets: str) -> list[str]:
 
 
 def begin(*sets: str) -> list[str]:
-    """A start that is stopped before engines start: with two of them none is started ahead."""
+    """Start a command that is stopped before engines start: with two engines none is prestarted."""
     return train("generator.engines=2", *sets)
 
 
@@ -141,7 +141,7 @@ def code(address: str) -> tuple[str, str]:
 
 
 def program(name: str) -> None:
-    """A program of Slurm that never answers."""
+    """Create a Slurm program that never answers."""
     Path("bin").mkdir(exist_ok=True)
     Path("bin", name).write_text("#!/bin/sh\ntouch here\nexec sleep 600\n")
     Path("bin", name).chmod(0o755)

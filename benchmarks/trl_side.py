@@ -1,4 +1,4 @@
-"""TRL's half of `vs_trl.py`: PPO steps of TRL 1.12.0 on the job in a JSON file, timed. Runs in TRL's environment.
+"""TRL's half of `vs_trl.py`: timed PPO steps of TRL 1.12.0 on the job in a JSON file. Runs in TRL's environment.
 
     python benchmarks/trl_side.py JOB_JSON RESULT_JSON
 
@@ -30,14 +30,14 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
 
 class TokenIds(torch.nn.Module):
-    """A "backbone" that hands the token ids on as hidden states, with -1 where they are padding."""
+    """A "backbone" that returns the token ids as hidden states, with -1 for padding."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> types.SimpleNamespace:
         return types.SimpleNamespace(hidden_states=[input_ids.where(attention_mask, -1)])
 
 
 class ShareOfLetter(torch.nn.Module):
-    """The rule reward; TRL accepts a module with `base_model_prefix` and `score` only. Counts tokens besides."""
+    """The rule reward; TRL accepts only a module with `base_model_prefix` and `score`. Also counts tokens."""
 
     base_model_prefix = "backbone"
 
@@ -50,7 +50,7 @@ class ShareOfLetter(torch.nn.Module):
         self.tokens: list[int] = []
 
     def score(self, ids: torch.Tensor) -> torch.Tensor:
-        """The letter's share of a full response, the same at each position."""
+        """Return the letter's fraction of a complete response, equal at each position."""
         response = ids[:, self.prompt_columns :]
         self.tokens.append(int((response >= 0).sum()))
         hits = (response == self.letter_id).float().sum(1) / self.response_tokens
@@ -59,7 +59,7 @@ class ShareOfLetter(torch.nn.Module):
 
 @dataclass
 class Clock(TrainerCallback):
-    """When each step ended, in wall and CPU seconds of all processes, and how long its generation took."""
+    """End times of each step, in wall and CPU seconds of all processes, and the seconds of its generation."""
 
     ends: list[tuple[float, float]] = field(default_factory=list)
     generation_s: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Clock(TrainerCallback):
         self.ends.append((time.perf_counter(), cpu_seconds_with_children()))
 
     def watch_generation(self, reward: ShareOfLetter) -> None:
-        """Time TRL's `batch_generation`, which a step calls once; the reward is told how wide the prompts are."""
+        """Time TRL's `batch_generation`, which a step calls once; the reward receives the width of the prompts."""
         generate = ppo_trainer.batch_generation
 
         def timed(policy: Any, queries: torch.Tensor, *args: Any) -> Any:

@@ -1,39 +1,40 @@
-"""Whole PPO steps beside TRL 1.12.0's (the last version with PPO) in one run: tokens/s, and our stages' shares.
+"""Complete PPO steps next to TRL 1.12.0's (the last version with PPO) in one run: tokens/s, and time per stage.
 
     python benchmarks/vs_trl.py [--sizes 4m 10m] [--threads 1] [--dtype bfloat16] [--env FOLDER]
 
-TRL runs in an environment of its own that is made once in `--env`. Both sides take turns in fresh processes, so that
-other work on the machine hits both. Each process does a warm-up step that does not count. Exit 1 when the median
-tokens/s, or that per CPU second, is below 2 times TRL's at 4M parameters or 3 times at 10M.
+TRL runs in a separate environment that is made once in `--env`. Both sides run alternately in new processes, so that
+other work on the machine slows both. Each process does a warm-up step that does not count. Exit 1 if the median
+tokens/s, or tokens per CPU second, is below 2 times TRL's at 4M parameters or 3 times at 10M.
 
 Equal on both sides: the weights (a random Qwen2 with a vocabulary of 40 letters), the set of prompts, the reward
-(share of the letter a in the response, a function call on both sides), sequences per step and per microbatch, one
-minibatch, epochs, the window of a response, KL to a reference in the reward, dtype, threads. Tokens are response
-tokens that count. Tokens per CPU second are printed next to those of the wall time, because other work on the machine
-disturbs them less. CPU seconds are those of all processes: vLLM has one of its own next to the driver. The verdict is
-that of the lower ratio. The learning rate is so small that lengths stay the model's own.
+(fraction of the letter a in the response, a function call on both sides), sequences per step and per microbatch, one
+minibatch, epochs, the window of a response, KL to a reference in the reward, dtype, threads. Tokens are unmasked
+response tokens. Tokens per CPU second are printed next to those of the wall time, because other work on the machine
+disturbs them less. CPU seconds are those of all processes: vLLM has a process next to the driver. The lower ratio
+decides. The learning rate is so small that the model does not change its response lengths.
 
-Responses end where the model draws its end token, one of 41 equally likely ones, in a window that cuts less than one
-in a hundred of them, as a window should be chosen. That is what the ratio comes from: TRL draws every row to the end
-of the window and computes all of it in each pass; here a response ends where it ends, and sequences are packed.
-`--no-ragged --response-tokens 64 --prompt-tokens 64 64` takes all of that away: every row has one length. What to
-expect then, where matrix products bound both sides, in forward passes over all tokens of the step (a backward counts
-two): ours 10 (draw, values, log-probs, reference, 3 actor, 3 critic), TRL's 9 (it has the old log-probs from
-drawing): 0.9; with `--old-logprobs current` 9 and 9.
+A response ends when the model samples its end token, one of 41 equally likely tokens. The window truncates less than
+one in a hundred responses, as a window should. The ratio comes from this: TRL generates every row up to the end of
+the window and computes all of it in each pass; in ppoctl a response ends at its end token, and sequences are packed.
+`--no-ragged --response-tokens 64 --prompt-tokens 64 64` removes the difference: every row has one length. The
+expected ratio, if matrix products bound both sides, in forward passes over all tokens of the step (a backward counts
+two): ppoctl 10 (generation, values, log-probs, reference, 3 actor, 3 critic), TRL 9 (it has the old log-probs from
+generation): 0.9; with `--old-logprobs current` 9 and 9.
 
-Not equal, and whom it favours:
-- TRL updates actor and critic in one backward pass with one optimizer, and its advantage code is a plain loop; we run
-  two passes and two optimizers, and clip gradients. Favours TRL a little.
-- We commit every stage's record, flush it to disk, and check the generator's weights against the trainer's, as
-  always. Favours TRL. Neither side saves models within what is measured (`--save-every 1`: ours, each step).
-- TRL takes its old log-probs from the sampler's logits; we run the trainer over the rollouts for them. Favours TRL.
-  `--old-logprobs sampler` takes ours from the sampler too. `--old-logprobs current` forces the update on-policy:
-  ratios are 1 by construction, as they are anyway at one epoch and one minibatch; KL is then in the loss here.
+Differences, and which side they favour:
+- TRL updates actor and critic in one backward pass with one optimizer, and its advantage code is a plain loop; ppoctl
+  runs two passes and two optimizers, and clips gradients. Favours TRL a little.
+- ppoctl commits every stage's record, flushes it to disk, and checks the generator's weights against the trainer's,
+  as always. Favours TRL. Neither side saves models in the measured time (`--save-every 1`: ppoctl does, each step).
+- TRL takes its old log-probs from the sampler's logits; ppoctl runs the trainer over the rollouts for them. Favours
+  TRL. `--old-logprobs sampler` takes ppoctl's from the sampler, too. `--old-logprobs current` forces the update
+  on-policy: ratios are 1 by construction, as they are anyway at one epoch and one minibatch; KL is then in the loss.
 - 40 letters make the output layer nearly free on both sides (`--vocabulary` for more). TRL computes it for prompts
   and padding too and keeps its logits. Favours TRL.
-- Each side shuffles the prompts its own way, and draws its own responses: tokens per second level that out.
-- transformers differs: ours is this environment's, TRL's the one it was tried with. Whom that favours is not known.
-- In bfloat16 TRL's optimizer has no float32 main weights; ours has. Favours TRL.
+- Each side shuffles the prompts and samples responses in its own way: tokens per second compensate for that.
+- transformers differs: ppoctl's is this environment's, TRL's the version it was tested with. Which side this favours
+  is unknown.
+- In bfloat16 TRL's optimizer has no float32 main weights; ppoctl's has. Favours TRL.
 """
 
 import argparse
@@ -130,7 +131,7 @@ class CpuClock:
 
 
 def our_side(job: Mapping[str, Any], result: Path) -> None:
-    """Run the job with ppoctl in this process, and write what the journal says of it."""
+    """Run the job with ppoctl in this process, and write the values from its journal."""
     from dataclasses import replace
 
     from ppoctl.batch.scores import Score, ScoreRequest
@@ -183,7 +184,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
 
 
 def trl_python(folder: Path) -> Path:
-    """The interpreter of TRL's environment, which is made where it is not there yet."""
+    """Return the interpreter of TRL's environment, which is made if it does not exist."""
     python, stamp = folder / "bin" / "python", folder / "pins.json"
     pins = json.dumps([*PINS, *EXTRAS])
     if stamp.is_file() and stamp.read_text("utf-8") == pins:
@@ -193,7 +194,7 @@ def trl_python(folder: Path) -> Path:
         raise SystemExit("uv is needed to make TRL's environment: pip install uv")
     links = subprocess.run(["pip", "config", "get", "global.find-links"], capture_output=True, text=True, check=False)
     place = links.stdout.split()
-    # Where wheels lie locally, torch for CPUs is among them; elsewhere its own index has it.
+    # A local folder of wheels includes torch for CPUs; otherwise torch's own index has it.
     source = [word for link in place for word in ("--find-links", link)] or ["--torch-backend", "cpu"]
     print(f"making TRL's environment in {folder}", flush=True)
     subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
@@ -204,11 +205,11 @@ def trl_python(folder: Path) -> Path:
 
 
 def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int:
-    """A random Qwen2 and a tokenizer with a token per letter; returns the number of parameters.
+    """Write a random Qwen2 and a tokenizer with a token per letter; return the number of parameters.
 
-    `vocabulary` words beyond the letters are "(1)", "(2)", ...: no prompt has them. With `ragged` the model can draw
-    the end token, as often as any letter. Without, it cannot, nor the padding: along one direction, in which all
-    states lie alike, their rows point the other way.
+    `vocabulary` words beyond the letters are "(1)", "(2)", ...: no prompt has them. With `ragged` the model can
+    sample the end token, as often as any letter. Without, it can sample neither the end token nor padding: along one
+    direction that all hidden states share, their rows point the opposite way.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -254,14 +255,15 @@ def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int
 
 
 def make_prompts(file: Path, rows: int, shortest: int, longest: int) -> None:
-    """Random letters. TRL needs a spare batch: where its prompts end exactly, its last update goes wrong."""
+    """Return prompts of random letters. TRL needs a spare batch: if its prompts end exactly, its last update
+    fails."""
     rng = random.Random(0)
     texts = ["".join(rng.choices(LETTERS, k=rng.randint(shortest, longest))) for _ in range(rows)]
     file.write_text("".join(json.dumps({"prompt": text, "answer": "a"}) + "\n" for text in texts), encoding="utf-8")
 
 
 def run_side(command: Sequence[str], job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """One process of one side; its output goes to a file that is shown when it fails."""
+    """Run one process of one side; its output goes to a file that is shown if it fails."""
     folder.mkdir(parents=True)
     job_file, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     job_file.write_text(json.dumps(job), encoding="utf-8")
@@ -283,7 +285,7 @@ def run_side(command: Sequence[str], job: Mapping[str, Any], folder: Path) -> di
 
 @dataclass
 class Side:
-    """What the processes of one side measured, over all rounds."""
+    """Measurements of the processes of one side, over all rounds."""
 
     step_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -301,7 +303,7 @@ class Side:
         self.versions = found["versions"]
 
     def tokens_per(self, seconds: Sequence[float]) -> float:
-        """Median over the steps."""
+        """Return the median over the steps."""
         return statistics.median(tokens / s for tokens, s in zip(self.tokens, seconds, strict=True))
 
     def describe(self, name: str) -> str:
@@ -311,7 +313,7 @@ class Side:
         return f"  {name:6} {wall:8.0f} {cpu:12.0f}   wall {steps}   CPU {of_cpu}"
 
     def shares(self) -> str:
-        """Of the steps' wall time; what no stage counts is commits, saves, ledger and the loop."""
+        """Return each stage's fraction of the steps' wall time; the rest is commits, saves, ledger and the loop."""
         whole = sum(self.step_s)
         shares = {stage: sum(seconds) / whole for stage, seconds in self.stages.items()}
         shares["rest"] = 1 - sum(shares.values())
@@ -319,7 +321,7 @@ class Side:
 
 
 def compare(size: str, options: argparse.Namespace, python: Path, folder: Path) -> bool:
-    """Run both sides, print what came out; whether the target is met."""
+    """Run both sides and print the results; return whether the target is met."""
     model, prompts = folder / "model", folder / "prompts.jsonl"
     parameters = make_model(size, model, vocabulary=options.vocabulary, ragged=options.ragged)
     shortest, longest = options.prompt_tokens

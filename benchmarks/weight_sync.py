@@ -1,18 +1,19 @@
-"""What it takes to bring an engine in another process to a state, by the way that weights go.
+"""Seconds to bring an engine in another process to a state, by kind of transfer.
 
     PYTHONPATH=src python benchmarks/weight_sync.py [--rounds 5]
 
 A model of 14M parameters on an actor of two tensor ranks and an engine, each a process of a Ray on this machine.
-Seconds from asking the trainer until the engine has loaded all (without the proof), the least of several rounds, in
-turns, in buckets of 8 MiB:
+Seconds from the call of the trainer until the engine has loaded everything (without the verification), the least of
+several alternating rounds, in buckets of 8 MiB:
 
-- passing: the engine reads memory of the rank that sends, which is filled anew, so that nothing is published;
+- passing: the engine reads memory of the sending rank, which is then reused, so nothing is published;
 - shared: memory that the rank keeps for engines that die (`cluster.weights = "shared"`);
 - store: a rank puts buckets into the object store, where they last while the driver refers to them
   (`cluster.weights = "store"`);
-- driver: the same, but the driver takes each bucket out, checksums it, packs it and puts it in again, as it once did;
-- broadcast: over a process group of gloo, and nothing is published;
-- published: the same, with a copy that lasts (`cluster.weights = "broadcast"`);
+- driver: as store, but the driver takes each bucket out, checksums it, packs it and puts it in again, as earlier
+  versions did;
+- broadcast: over a gloo process group, and nothing is published;
+- published: as broadcast, with a lasting copy (`cluster.weights = "broadcast"`);
 - restored: a published state into the engine, without the trainer.
 
 Prints them as multiples of the first.
@@ -50,7 +51,7 @@ WAY = BroadcastWay(lambda: "127.0.0.1", timeout_s=300.0, engine_ranks=1)
 
 
 def write_model(folder: Path) -> int:
-    """Random; returns its parameters."""
+    """Write a random model; return its number of parameters."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     source = RECIPE.parent / "quickstart/model"
@@ -68,7 +69,7 @@ def through_the_driver(buckets: Iterable[Bucket]) -> Iterator[Bucket]:
 
 
 def timed(engine: Any, work: Callable[[], object]) -> float:
-    """Seconds of the transfer alone."""
+    """Return the seconds of the transfer alone."""
     started = time.perf_counter()
     work()
     seconds = time.perf_counter() - started
@@ -113,7 +114,7 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
             "restored": lambda: hand_over([engine], published),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds + 1):  # the first starts everything
+        for _ in range(rounds + 1):  # the first round starts everything
             for name, work in ways.items():
                 found[name].append(timed(engine, work))
         return {name: min(seconds[1:]) for name, seconds in found.items()}

@@ -1,4 +1,4 @@
-"""The parts of `gpu_first.py`, and what runs them.
+"""The parts of `gpu_first.py`, and the modules that run them.
 
 runner    starts each part in a child process with a time limit, prints a line per part and the table
 child     runs one part, and writes a stack dump before its limit
@@ -7,5 +7,5 @@ table     the list of parts: where each is, and how long it takes
 measure   seconds, gaps and bytes; it imports torch, and the four modules above do not
 
 machine kernels memory trainer transfer engines syncing order    the parts
-models receiver                                                  what they use
+models receiver                                                  modules that they use
 """

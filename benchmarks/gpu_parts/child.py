@@ -1,7 +1,7 @@
 """Runs one part in this process: `python -m gpu_parts.child`, with the job in the environment (`lines.Job`).
 
-The traceback of an error goes to `traceback-PART.txt`. There `faulthandler` also writes the stacks of all threads,
-shortly before the runner ends this process and when a signal such as SIGSEGV does.
+The traceback of an error is written to `traceback-PART.txt`. `faulthandler` also writes the stacks of all threads
+there, shortly before the runner ends this process and on a signal such as SIGSEGV.
 """
 
 import faulthandler
@@ -14,11 +14,11 @@ from typing import TextIO
 from gpu_parts.lines import JOB, Job, Skipped, notify
 
 DUMP_BEFORE_S = 5.0
-"""Seconds between the stack dump and the limit; a quarter of a limit that is short."""
+"""Seconds between the stack dump and the limit; a quarter of a short limit."""
 
 
 def main() -> int:
-    """Run the part of the job; 0 where it ended or was skipped."""
+    """Run the part of the job; return 0 if it ended or was skipped."""
     with JOB.traceback.open("w", encoding="utf-8") as dump:
         faulthandler.enable(file=dump)
         left = JOB.seconds_left()
@@ -49,7 +49,7 @@ def _run(job: Job, dump: TextIO) -> int:
 
 
 def _skipped(job: Job) -> str:
-    """Why the part does not run here; empty where it does."""
+    """Return why the part does not run on this machine; empty if it does."""
     if job.needs_vllm and importlib.util.find_spec("vllm") is None:
         return "no vllm"
     if job.on_cpu == "yes" or (job.on_cpu == "tiny" and job.tiny):
@@ -60,7 +60,7 @@ def _skipped(job: Job) -> str:
 
 
 def _dump_memory(job: Job) -> None:
-    """Write what of the GPU's memory was taken, and by which code, for pytorch.org/memory_viz."""
+    """Write a snapshot of the GPU's memory, with the code that allocated it, for pytorch.org/memory_viz."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return

@@ -1,4 +1,4 @@
-"""vLLM as a run starts it: how it starts, how fast it generates, and what it frees when it sleeps."""
+"""vLLM as a run starts it: its start, its generation speed, and the memory that it frees in sleep."""
 
 import re
 import time
@@ -18,7 +18,7 @@ from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
 
 WINDOW = 256
-"""Tokens of prompt and response of the quickstart's model here."""
+"""Tokens of prompt and response of the quickstart's model in these parts."""
 END = 1
 """Its end token."""
 TOLD = re.compile(r"backend|KV cache size|[Gg]raph|Available KV|Model loading took|model runner", re.ASCII)
@@ -26,14 +26,14 @@ TOLD = re.compile(r"backend|KV cache size|[Gg]raph|Available KV|Model loading to
 
 
 def settings_of(dtype: str = "bfloat16", *, sleeps: bool = False, compiled: bool | None = None) -> VllmSettings:
-    """Settings of an engine that takes a tenth of a GPU."""
+    """Return settings of an engine that takes a tenth of a GPU."""
     table = GeneratorTable(gpu_memory_frac=0.1, kv_cache_mib=64, max_concurrent_seqs=256, compile=compiled)
     return VllmSettings(str(QUICKSTART), dtype, WINDOW, (END,), table, sleeps, Path(JOB.out))  # type: ignore[arg-type]
 
 
 @contextmanager
 def engine_of(settings: VllmSettings) -> Iterator[tuple[Engine, float]]:
-    """An engine in this process, and the seconds that its start took."""
+    """Return an engine in this process, and the seconds that its start took."""
     write_log(settings, JOB.part)
     began = time.perf_counter()
     engine = Engine(settings)
@@ -44,7 +44,7 @@ def engine_of(settings: VllmSettings) -> Iterator[tuple[Engine, float]]:
 
 
 def start() -> None:
-    """Seconds of a start, and what vLLM says of its attention, cache and graphs."""
+    """Report the seconds of a start, and vLLM's log lines about attention, cache and graphs."""
     settings = settings_of()
     with engine_of(settings) as (engine, seconds):
         config = engine._llm.vllm_config
@@ -63,8 +63,8 @@ def start() -> None:
 
 
 def generate() -> None:
-    """Tokens per second and milliseconds per step of the engine, by sequences that it decodes together, with CUDA
-    graphs and without (where a recipe says nothing, a CPU has none)."""
+    """Report tokens per second and milliseconds per step of the engine, by number of sequences decoded together, with
+    and without CUDA graphs (by default a CPU has none)."""
     new_tokens = 8 if TINY else 128
     for compiled in (None, False) if CUDA else (None,):
         with engine_of(settings_of(compiled=compiled)) as (engine, seconds):
@@ -82,7 +82,7 @@ def generate() -> None:
 
 
 def _generate(engine: Engine, seqs: int, new_tokens: int) -> tuple[int, float]:
-    """Steps and seconds until as many responses have ended, all of one length."""
+    """Return steps and seconds until this many responses of equal length have ended."""
     params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     for number in range(seqs):
         prompt = tuple(2 + (number + place) % 500 for place in range(16))
@@ -96,7 +96,7 @@ def _generate(engine: Engine, seqs: int, new_tokens: int) -> tuple[int, float]:
 
 
 def sleep() -> None:
-    """Free memory of the GPU before an engine starts, awake, asleep, and awake again with weights."""
+    """Report free memory of the GPU before an engine starts, awake, asleep, and awake again with weights."""
     if CUDA:
         torch.cuda.init()
     before = free_gib()

@@ -1,4 +1,5 @@
-"""Kernels of the trainer by themselves: attention, log-probs of a large vocabulary, products of experts."""
+"""Kernels of the trainer in isolation: attention, log-probs of a large vocabulary, grouped matrix products of
+experts."""
 
 from unittest.mock import patch
 
@@ -9,7 +10,7 @@ from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_varlen, gap, gib, secon
 
 
 def _packed(lengths, key_lengths=None):
-    """Sequences of these lengths one behind another, as a microbatch has them; keys may be more than queries."""
+    """Return packed sequences of these lengths, as in a microbatch; keys may be more than queries."""
     from ppoctl.engines.megatron.packed_input import PackedInput, _starts
 
     keys = tuple(key_lengths or lengths)
@@ -30,7 +31,7 @@ def _packed(lengths, key_lengths=None):
 
 
 def _reference(q, k, v, packed):
-    """Attention written out in float64, one sequence at a time."""
+    """Compute attention in float64 with plain formulas, one sequence at a time."""
     from ppoctl.engines.megatron.attention import pieces, sees
 
     out = []
@@ -43,8 +44,8 @@ def _reference(q, k, v, packed):
 
 
 def attention():
-    """The packed attention: gaps of outputs and gradients to float64, FLOP/s beside torch's dense kernels, and
-    whether a backward repeats itself."""
+    """Report the packed attention: gaps of outputs and gradients from float64, FLOP/s next to torch's dense kernels,
+    and whether a repeated backward is equal."""
     from ppoctl.engines.megatron.attention import _per_piece, _varlen
 
     fix_varlen()
@@ -93,7 +94,7 @@ def attention():
 
 
 def _attention_speed(kernel, heads, groups):
-    """Say the FLOP/s of one long sequence. Returns its forward and backward as a function, and their seconds."""
+    """Report the FLOP/s of one long sequence. Return its forward and backward as a function, and their seconds."""
     n = 64 if TINY else 8192
     packed = _packed((n,))
     q, k, v = (torch.randn(n, h, 128, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups))
@@ -116,7 +117,7 @@ def _attention_speed(kernel, heads, groups):
 
 
 def _dense_speed(q, k, v, grad, flops):
-    """FLOP/s of torch's dense kernels on the same sequence, by backend, or why one does not run."""
+    """Report the FLOP/s of torch's dense kernels on the same sequence, by backend, or why one does not run."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     a, b, c, g = (x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in (q, k, v, grad))
@@ -138,7 +139,7 @@ def _dense_speed(q, k, v, grad, flops):
 
 
 def addmm_in_float32(grad_weight, grad_logits, hidden):
-    """What may stand in for `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
+    """Compute an alternative to `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
     if grad_weight.dtype == hidden.dtype or not CUDA:
         grad_weight.add_((grad_logits.t().float() @ hidden.float()).to(grad_weight.dtype))
     else:
@@ -146,7 +147,8 @@ def addmm_in_float32(grad_weight, grad_logits, hidden):
 
 
 def logprobs():
-    """Log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one product."""
+    """Report log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one
+    product."""
     from ppoctl.engines.megatron import logprobs as ours
     from ppoctl.ports import OutputRequest
 
@@ -183,7 +185,7 @@ def logprobs():
 
 
 def capped():
-    """Gemma's attention with a cap and a window: written out, and by FlexAttention."""
+    """Report Gemma's attention with a cap and a window: plain formulas, and FlexAttention."""
     from ppoctl.engines.megatron.capped_attention import CappedAttention
 
     n, heads, groups, dim, cap, window = (64, 4, 2, 32, 50.0, 16) if TINY else (4096, 8, 4, 256, 50.0, 2048)
@@ -229,7 +231,7 @@ def capped():
 
 
 def experts():
-    """Products of experts: one expert after the other, and torch's grouped products."""
+    """Report the products of experts: one expert after the other, and torch's grouped products."""
     n, hidden, inner, count, top = (64, 16, 16, 4, 2) if TINY else (10240, 2048, 768, 128, 8)
     x = torch.randn(n * top, hidden, device=DEV, dtype=BF16)
     one = torch.randn(count, 2 * inner, hidden, device=DEV, dtype=BF16) * 0.02

@@ -1,4 +1,4 @@
-"""What a part reports: lines of JSON in one file, which the runner reads."""
+"""Reports of a part: lines of JSON in one file, which the runner reads."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "GPU_FIRST_JOB"
-"""Environment variable that has the job as JSON: processes that a part starts read it too."""
+"""Environment variable that has the job as JSON: processes that a part starts read it, too."""
 
 
 class Skipped(Exception):  # noqa: N818 - it is not an error
-    """A part cannot run on this machine; its text is the reason."""
+    """A part cannot run on this machine; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """File of what the child and its processes print."""
+        """File of the output of the child and its processes."""
         return Path(self.out) / f"output-{self.part}.txt"
 
     def seconds_left(self) -> float:
-        """Time until the runner ends the child."""
+        """Return the time until the runner ends the child."""
         return self.ends - time.time()
 
 
@@ -65,7 +65,7 @@ JOB = Job.of_this_process()
 
 
 def notify(part: str, **what: Any) -> None:
-    """Write one line, or print it where there is no job. A process that is killed afterwards has written it."""
+    """Write one line, or print it without a job. The line survives if the process is killed afterwards."""
     if JOB.part:
         write(JOB.file, {"part": part} | what)
     else:

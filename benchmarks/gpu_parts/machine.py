@@ -1,4 +1,4 @@
-"""What the machine and its packages are."""
+"""The machine and its packages."""
 
 import os
 import resource
@@ -16,11 +16,11 @@ SMI = (
     "driver_version,compute_mode,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
     "pcie.link.width.max,power.limit"
 )
-"""Fields that `nvidia-smi` is asked for."""
+"""Fields queried from `nvidia-smi`."""
 
 
 def env():
-    """What this machine and its packages are, and how fast it multiplies and copies."""
+    """Report this machine and its packages, and how fast it multiplies and copies."""
     _host()
     notify(
         "env", torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], cores=os.cpu_count()
@@ -47,7 +47,8 @@ def env():
         grouped_mm=hasattr(torch.nn.functional, "grouped_mm"),
         addmm_out_dtype="dtype_out" in torch.ops.aten.addmm.overloads(),
     )
-    # Ours first: it hides Transformer Engine and Apex from Megatron-Core, which leaves None in `sys.modules`.
+    # ppoctl's module first: it hides Transformer Engine and Apex from Megatron-Core, which leaves None in
+    # `sys.modules`.
     import ppoctl.engines.megatron.rank  # noqa: F401
 
     import megatron.core  # isort: skip
@@ -58,7 +59,7 @@ def env():
 
 
 def _host():
-    """Report the machine around the GPU: driver, memory, limits, and what a compiler needs."""
+    """Report the machine around the GPU: driver, memory, limits, and the requirements of a compiler."""
     notify(
         "env",
         smi=_printed("nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"),
@@ -79,7 +80,7 @@ def _read(file):
 
 
 def _printed(*command):
-    """What a command prints, or why it does not."""
+    """Return the output of a command, or why it has none."""
     if shutil.which(command[0]) is None:
         return f"no {command[0]}"
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -87,7 +88,7 @@ def _printed(*command):
 
 
 def _doctor():
-    """Report what `ppoctl doctor` finds: gcc and Python.h are among it."""
+    """Report the results of `ppoctl doctor`, including gcc and Python.h."""
     try:
         from ppoctl.doctor.examine import findings
         from ppoctl.machine.host_info import this_machine

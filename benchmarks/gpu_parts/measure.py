@@ -1,4 +1,4 @@
-"""What parts measure with. To import it is to import torch."""
+"""Measurement functions for parts. Importing this module imports torch."""
 
 import inspect
 import time
@@ -17,17 +17,17 @@ HOPPER_FLOPS = 989e12
 """FLOP/s of an H100 or H200 in bfloat16, dense (data sheet)."""
 
 
-notify(JOB.part, device=DEV.type)  # which verdicts depend on
+notify(JOB.part, device=DEV.type)  # the checks depend on it
 
 
 def sync():
-    """Wait until the GPU has done what it was given."""
+    """Wait until the GPU has finished its work."""
     if CUDA:
         torch.cuda.synchronize()
 
 
 def seconds(run, repeats=5, warm=2):
-    """The median of so many runs, after some that are not counted."""
+    """Return the median of several runs, after some that are not counted."""
     for _ in range(warm):
         run()
     times = []
@@ -42,14 +42,14 @@ def seconds(run, repeats=5, warm=2):
 
 
 def record_history():
-    """Record which code allocates memory of the GPU: what the snapshot at an OutOfMemoryError shows."""
+    """Record which code allocates GPU memory, for the snapshot at an OutOfMemoryError."""
     if CUDA:
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=200_000)
 
 
 @contextmanager
 def _without_history() -> Iterator[None]:
-    """Context without that record, which takes time at each allocation."""
+    """Suspend that record, which takes time at each allocation."""
     if CUDA:
         torch.cuda.memory._record_memory_history(enabled=None)
     try:
@@ -59,23 +59,23 @@ def _without_history() -> Iterator[None]:
 
 
 def free_gib():
-    """Free memory of the GPU, whichever process has the rest; None without one."""
+    """Return the free memory of the GPU, including other processes' use; None without a GPU."""
     return gib(torch.cuda.mem_get_info()[0]) if CUDA else None
 
 
 def gap(found, expected):
-    """Norm of the difference over the norm of what was expected."""
+    """Return the norm of the difference divided by the norm of the expected tensor."""
     return float((found.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
 
 
 def gib(number):
-    """Bytes in GiB, two decimals."""
+    """Return bytes in GiB, with two decimals."""
     return round(number / 2**30, 2)
 
 
 def fix_varlen():
-    """Give torch's variable-length attention the signature of torch 2.12, where it has an older one: its kernels take
-    fewer key heads all the same. Returns what was done."""
+    """Give torch's variable-length attention the signature of torch 2.12 if it has an older one: its kernels already
+    accept fewer key heads. Return what was done."""
     import torch.nn.attention.varlen as varlen
 
     names, old = inspect.signature(varlen.varlen_attn).parameters, varlen.varlen_attn
@@ -89,8 +89,8 @@ def fix_varlen():
 
 
 def fix_allocator():
-    """Give torch the functions that read and set the allocator's settings, where an older one lacks them: a snapshot
-    has the settings, and torch.cuda sets them. Returns what was done."""
+    """Add the functions that read and set the allocator's settings if torch lacks them: a snapshot contains the
+    settings, and torch.cuda sets them. Return what was done."""
     names = ("_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings")
     absent = [name for name in names if not hasattr(torch._C, name)]
     if names[0] in absent:

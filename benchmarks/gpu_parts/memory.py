@@ -1,4 +1,4 @@
-"""Memory: checksums, memory that another process reads, and moving to the host and back."""
+"""Memory: checksums, memory that another process reads, and offloading."""
 
 import multiprocessing
 import time
@@ -10,7 +10,7 @@ from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_allocator, gib, seconds
 
 
 def prints():
-    """Checksums of tensors as large as a model's: time, memory beside the tensor, and the same on a CPU."""
+    """Report checksums of tensors as large as a model's: time, memory besides the tensor, and equality with a CPU."""
     from ppoctl.weights.checksum import checksum_of
 
     shapes = [(64, 32)] * 3 if TINY else [(152064, 3584), (37888, 3584), (3584, 18944), (4608, 3584), (3584,)]
@@ -32,7 +32,7 @@ def prints():
 
 
 def _reader(connection):
-    """The other process: opens what it is shown, answers with sums and the seconds it took."""
+    """Run the other process: open the memory that it receives, and answer with sums and seconds."""
     if CUDA:
         torch.cuda.init()
     while (shared := connection.recv()) is not None:
@@ -46,7 +46,7 @@ def _reader(connection):
 
 
 def ipc():
-    """Memory of one process read by another on the same GPU, without and with expandable segments."""
+    """Report memory of one process read by another on the same GPU, without and with expandable segments."""
     from ppoctl.weights.sharing import SharedBuffers
 
     fix_allocator()
@@ -85,7 +85,7 @@ def ipc():
 
 
 def pinned():
-    """What moving a trainer's tensors to the host and back costs in host memory and time, first and again."""
+    """Report the host memory and time of offloading and reloading a trainer's tensors, the first time and again."""
     from ppoctl.engines.megatron.offload import HostOffload
 
     sizes = [1000] * 3 if TINY else [152064 * 3584 * 2, *[37888 * 3584 * 2, 3584 * 18944 * 2, 33030144, 25690112] * 8]

@@ -1,4 +1,4 @@
-"""Models with random weights, which parts share, and a rank of the trainer on one of them."""
+"""Models with random weights, which parts share, and a trainer rank on one of them."""
 
 import gc
 import shutil
@@ -22,7 +22,7 @@ MODELS = {
         "head_dim": 128,
         "tie_word_embeddings": True,
     },
-    # What a rank of tensor = 4 has of the 7B model: its time without messages.
+    # The shard of the 7B model that a rank of tensor = 4 has: its time without communication.
     "shard": {
         "vocab_size": 38016,
         "hidden_size": 3584,
@@ -47,12 +47,12 @@ MODELS = {
 """Configurations by the name that the lines have as `kind`."""
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes/quickstart/model"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-"""Files that go with a model's weights."""
+"""Files in addition to a model's weights."""
 
 
 def folder(kind):
-    """A Hugging Face folder with random weights and quickstart's tokenizer, which the first part that reads it makes.
-    It gets its name when it is complete: the process that makes it may be ended before."""
+    """Return a Hugging Face folder with random weights and the quickstart's tokenizer, which the first part that
+    needs it makes. It gets its name when it is complete, because the process may be ended before."""
     kind = "tiny" if TINY else kind
     path = Path(JOB.models) / kind
     if not path.exists():
@@ -74,7 +74,7 @@ def folder(kind):
 
 
 def sequences_of(kind, count, shortest, longest):
-    """Sequences of so many tokens, a quarter of each prompt."""
+    """Return sequences of this many tokens, of which a quarter is prompt."""
     import roofline
 
     shortest, longest = (8, 24) if TINY else (shortest, longest)
@@ -82,7 +82,7 @@ def sequences_of(kind, count, shortest, longest):
 
 
 def open_rank(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
-    """A rank of a model, started. `most` tokens are a microbatch, `chunk` of them have their logits at a time."""
+    """Return a started rank of a model. `most` is the token cap of a microbatch, `chunk` that of logits at a time."""
     from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
     from ppoctl.recipe.schema import ByTokens
 
@@ -96,8 +96,8 @@ def open_rank(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
 
 
 def update_flops(kind, sequences):
-    """What an update of these sequences has to compute: a forward, and twice that backward; of the head only what
-    responses need."""
+    """Return the FLOPs of an update of these sequences: a forward pass, and twice that for the backward; of the head
+    only the response positions."""
     c = MODELS["tiny" if TINY else kind]
     inputs = (sequences.prompt_lengths + sequences.lengths - 1).double()
     per_token = 2 * (
@@ -112,7 +112,7 @@ def update_flops(kind, sequences):
 
 
 def objective_of(sequences):
-    """The cheapest loss there is."""
+    """Return the cheapest possible loss."""
     import roofline
 
     from ppoctl.ports import OutputRequest
@@ -121,7 +121,7 @@ def objective_of(sequences):
 
 
 def minibatch_of(sequences):
-    """All rows as one optimizer step."""
+    """Return all rows as one optimizer step."""
     import roofline
 
     from ppoctl.ports import Minibatch
@@ -130,7 +130,7 @@ def minibatch_of(sequences):
 
 
 def close_rank(rank):
-    """Let go of a rank's memory."""
+    """Release a rank's memory."""
     rank._stages.clear()
     rank._optimizer = None
     gc.collect()

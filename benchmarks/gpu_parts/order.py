@@ -1,4 +1,4 @@
-"""Memory of a whole run whose evaluation comes before its first step, next to what `plan` estimates."""
+"""Memory of a complete run whose evaluation comes before its first step, next to `plan`'s estimate."""
 
 import json
 import subprocess
@@ -16,13 +16,13 @@ from ppoctl.machine import nvml
 
 RECIPE = QUICKSTART.parents[1] / "quickstart.toml"
 EVERY_S = 0.02
-"""Seconds between two looks at the GPU's memory."""
+"""Seconds between two polls of the GPU's memory."""
 CLI = (sys.executable, "-c", "from ppoctl.cli.app import main; main()")
 
 
 def order() -> None:
-    """Train one step of the 1.5B model with roles that take turns, the evaluation first: the largest memory of the
-    GPU that all processes have together, and the largest that `plan` estimates for a stage."""
+    """Train one step of the 1.5B model with colocated roles, the evaluation first. Report the peak memory of the GPU
+    over all processes, and the largest that `plan` estimates for a stage."""
     changes = {
         "name": "order",
         "steps": 1,
@@ -56,7 +56,7 @@ def order() -> None:
 
 
 def _plan(sets: list[str]) -> tuple[float, str]:
-    """The largest memory of a GPU that `plan` estimates, and the stage that takes it."""
+    """Return the largest GPU memory that `plan` estimates, and the stage that takes it."""
     size = torch.cuda.get_device_properties(DEV).total_memory / 2**30 if CUDA else 80
     ended = _run("plan", str(RECIPE), *sets, "--gpu-gib", f"{size:.1f}", "--json")
     places = json.loads(ended.stdout)["memory"]["places"]
@@ -69,7 +69,7 @@ def _run(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 class _Used:
-    """The most memory of the first GPU that was in use within the context, beyond what was before."""
+    """Peak memory of the first GPU within the context, beyond the memory used before."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()

@@ -1,4 +1,4 @@
-"""An engine in plain torch: it keeps the weights that it is sent on the device, and returns their checksums."""
+"""An engine in plain torch: it keeps the received weights on the device, and returns their checksums."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ppoctl.weights.sharing import Shared
 
 
 class Receiver(ReceivingEngine):
-    """What answers in the process of its own."""
+    """The object in the child process."""
 
     def __init__(self) -> None:
         self._device = this_device()
@@ -32,7 +32,7 @@ class Receiver(ReceivingEngine):
         super().take_weights(bucket)
 
     def load(self, tensors: NamedTensors) -> None:
-        # In place where there is a weight already, as an engine does it.
+        # In place if the weight exists already, as in an engine.
         for name, tensor in tensors:
             if name not in self._held:
                 self._held[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
@@ -58,21 +58,21 @@ class Receiver(ReceivingEngine):
         return 64
 
     def score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
-        """Log-probs of a canary that computes nothing: all are 0, as the part's trainer says too."""
+        """Return canary log-probs without a computation: all are 0, as from the part's trainer."""
         return CanaryScores((0.0,) * (len(tokens) - 1), (0,) * draws, (0.0,) * draws)
 
     def read(self) -> list[str]:
-        """Kinds of memory that the last transfer was read from."""
+        """Return the kinds of memory that the last transfer was read from."""
         return sorted(self._read)
 
     def size(self) -> int:
-        """Bytes of all weights."""
+        """Return the bytes of all weights."""
         return sum(tensor.nbytes for tensor in self._held.values())
 
     def forgotten(self) -> int:
-        """Bytes that the last sleep freed."""
+        """Return the bytes that the last sleep freed."""
         return self._forgotten
 
     def values(self) -> dict[str, int]:
-        """Checksum of each weight."""
+        """Return the checksum of each weight."""
         return {name: checksum_of(tensor).value for name, tensor in self._held.items()}

@@ -22,32 +22,32 @@ HERE = Path(__file__).resolve()
 PATHS = [str(HERE.parents[1]), str(HERE.parents[2] / "src")]
 """Folders in which a child finds these modules and ppoctl."""
 LEAST_S = 5.0
-"""A part is not started with less time than this."""
+"""Least seconds that must be left to start a part."""
 END_S = 10.0
-"""How long a killed child may take to end: a process that waits for a driver may never do."""
+"""Most seconds for a killed child to end: a process that waits for a driver may never end."""
 MOST_SHOWN = 150
 """Characters of a reason on the screen; `lines.jsonl` has all of it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was given."""
+    """Options of the command."""
 
     out: Path
     tiny: bool = False
     part_limit_s: float | None = None
     """Time limit of every part; None: each has its own."""
     budget_s: float = float("inf")
-    """Time of the whole command: parts that do not fit into what is left of it are skipped."""
+    """Time of the complete command: parts that do not fit into the rest of it are skipped."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one part."""
+    """Result of one part."""
 
     name: str
     verdict: str
-    """Either `ok`, `not ok`, or `skipped: REASON`."""
+    """One of `ok`, `not ok`, `skipped: REASON`."""
     seconds: float
     figures: str = ""
     wrong: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Result:
 
 
 def run(parts: Sequence[Part], options: Options) -> int:
-    """Run these parts, one after the other; 1 if anything is wrong with one of them."""
+    """Run these parts, one after the other; return 1 if anything is wrong with one of them."""
     began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     results = []
@@ -82,7 +82,7 @@ def _skipped(part: Part, reason: str, options: Options) -> Result:
 
 
 def _run(part: Part, options: Options, models: str, limit_s: float) -> Result:
-    """Run one part in a child process, and judge what it reported."""
+    """Run one part in a child process, and check its report."""
     out = str(options.out.resolve())
     job = Job(part.name, part.entry, options.tiny, out, models, time.time() + limit_s, part.needs_vllm, part.on_cpu)
     begins = job.file.stat().st_size if job.file.exists() else 0
@@ -104,8 +104,8 @@ def _run(part: Part, options: Options, models: str, limit_s: float) -> Result:
 
 
 def _child(job: Job, limit_s: float) -> str:
-    """Run the child until it ends or its time is over. Empty where it ended by itself, well or with an error that it
-    reported; else what happened."""
+    """Run the child until it ends or its time is over. Return an empty text if it ended by itself, successfully or
+    with an error that it reported; otherwise the reason."""
     paths = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH", "")])]
     settings = {VARIABLE: job.as_json(), "PYTHONPATH": os.pathsep.join(paths), "PYTHONFAULTHANDLER": "1"}
     with job.output.open("wb") as output:
@@ -129,7 +129,7 @@ def _child(job: Job, limit_s: float) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child with all processes of its group, and wait until they are gone: the next part has their memory."""
+    """End a child with all processes of its group, and wait for their end: the next part needs their memory."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     until = time.monotonic() + END_S
@@ -139,7 +139,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _is_any_alive(group: int) -> bool:
-    """Whether a process of the group is more than a zombie."""
+    """Return whether the group has a process other than a zombie."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             state, _, its_group = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
@@ -155,7 +155,7 @@ def _drop_empty(*files: Path) -> None:
 
 
 def _lines(file: Path, begins: int) -> list[dict[str, Any]]:
-    """Lines of a file from this byte on. A child that was killed may have left half of one, which is completed."""
+    """Return the lines of a file from this byte on. A killed child may have left half a line, which is completed."""
     if not file.exists():
         return []
     with file.open("r+b") as content:
@@ -171,18 +171,18 @@ def _lines(file: Path, begins: int) -> list[dict[str, Any]]:
 
 
 def _measured(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines that are about more than the device."""
+    """Return the lines about more than the device."""
     return [line for line in lines if line.keys() - {"part", "device"}]
 
 
 def _figures(part: Part, lines: Sequence[dict[str, Any]]) -> str:
-    """The figures that the table of parts names, as the last line with each reports it."""
+    """Return the metrics that the table of parts names, each from the last line that has it."""
     last = {key: line[key] for line in lines for key in part.figures if line.get(key) is not None}
     return ", ".join(f"{key} {last[key]}" for key in part.figures if key in last)
 
 
 def _cut(text: str) -> str:
-    """Text on one line of the screen."""
+    """Return a text shortened to one line of the screen."""
     text = " ".join(text.splitlines())
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 

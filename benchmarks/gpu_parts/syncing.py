@@ -1,4 +1,4 @@
-"""Transfers from a trainer to vLLM, as a run does them: read back, and judged by the canary."""
+"""Transfers from a trainer to vLLM as in a run: read back, and checked by the canary."""
 
 import time
 
@@ -22,8 +22,8 @@ START_DEADLINE_S = 60.0
 
 
 def sync() -> None:
-    """Three transfers in each dtype, with an update of the trainer between them: seconds, and the gaps between the
-    log-probs of both sides. A weight that differs and a canary that is too far off are errors."""
+    """Report three transfers in each dtype, with an update of the trainer between them: seconds, and the gaps between
+    the log-probs of both sides. A weight that differs, or a canary gap that is too large, is an error."""
     fix_varlen()
     for dtype in ("float32", "bfloat16"):
         engine = OwnProcess(settings_of(dtype), 1)

@@ -1,12 +1,12 @@
-"""The list of parts, in the order in which they run: what decides whether anything works comes first."""
+"""The list of parts, in the order in which they run: the parts that decide whether anything works come first."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 PART_LIMIT_S = 120.0
-"""Time limit of a part that has none of its own."""
+"""Time limit of a part without its own limit."""
 TINY_S = 60.0
-"""What a part takes at most as a dry run."""
+"""Most seconds of a part in a dry run."""
 
 
 @dataclass(frozen=True)
@@ -15,16 +15,16 @@ class Part:
 
     name: str
     entry: str
-    """Written as `module:function`."""
+    """Function of the part, written as `module:function`."""
     expected_s: float
-    """What it takes on an H100, estimated, with the imports of its process."""
+    """Estimated seconds on an H100, including the imports of its process."""
     limit_s: float = PART_LIMIT_S
-    """Its own time limit, where `--part-limit` is not given."""
+    """Time limit, unless `--part-limit` is given."""
     needs_vllm: bool = False
     on_cpu: Literal["yes", "tiny", "no"] = "tiny"
     """Whether it runs without CUDA: always, in a dry run (`--tiny`), or never."""
     figures: tuple[str, ...] = ()
-    """Fields that the screen shows: each as the last line that has it reports it."""
+    """Fields that the screen shows, each from the last line that has it."""
 
 
 def _of(module: str, name: str, expected_s: float, **others: object) -> Part:

@@ -1,4 +1,4 @@
-"""Whole updates: their speed, their memory next to what `plan` estimates, and variants of them."""
+"""Complete updates: their speed, their memory next to `plan`'s estimate, and variants of them."""
 
 import tempfile
 import time
@@ -22,7 +22,7 @@ from gpu_parts.models import (
 
 
 def _timed_update(part, kind, rank, sequences, **extra):
-    """Report the seconds, FLOP/s and memory of an update. Returns its peak of memory in GiB; None without a GPU."""
+    """Report the seconds, FLOP/s and memory of an update. Return its peak memory in GiB; None without a GPU."""
     objective, minibatch = objective_of(sequences), minibatch_of(sequences)
     rank.update(sequences, [minibatch], objective)
     if CUDA:
@@ -48,7 +48,7 @@ def _timed_update(part, kind, rank, sequences, **extra):
 
 
 def rank():
-    """A whole update, its memory next to what `plan` estimates, its kernels, moving out, saving and loading."""
+    """Report a complete update, its memory next to `plan`'s estimate, its kernels, offloading, saving and loading."""
     fix_varlen()
     record_history()
     from ppoctl.model.shape_reader import read_shape
@@ -125,7 +125,7 @@ def _profiled(rank):
 
 
 def shard():
-    """An update of what a rank of four tensor ranks has of a 7B model, without messages."""
+    """Report an update of one rank's shard of a 7B model on four tensor ranks, without communication."""
     fix_varlen()
     one = open_rank("shard", most=10240)
     _timed_update("shard", "shard", one, sequences_of("shard", 8, 10239, 10239))
@@ -133,7 +133,7 @@ def shard():
 
 
 class _Apex:
-    """What Megatron-Core asks of Apex for gradients that add up inside the product."""
+    """The functions of Apex that Megatron-Core calls for gradients accumulated inside the matrix product."""
 
     @staticmethod
     def wgrad_gemm_accum_fp32(inputs, grads, main_grad):
@@ -141,7 +141,7 @@ class _Apex:
 
 
 def variants():
-    """Updates of one model with one change at a time, same rows, same seed."""
+    """Report updates of one model with one change at a time, equal rows and seed."""
     fix_varlen()
     from megatron.core.tensor_parallel import layers
 
@@ -197,7 +197,7 @@ def variants():
 
 
 def soak():
-    """Updates of lengths as they come: whether what torch keeps beyond what is used grows."""
+    """Run updates with random lengths; report whether torch's reserved but unused memory grows."""
     fix_varlen()
     record_history()
     one = open_rank("1.5b")

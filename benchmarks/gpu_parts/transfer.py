@@ -1,7 +1,7 @@
-"""The way of weights from a trainer to an engine, without vLLM: a receiver in plain torch takes its place.
+"""Weight transfer from a trainer to an engine without vLLM: a receiver in plain torch takes its place.
 
-The trainer's side is a run's own: `OpenRank` (which sets expandable segments), `ThisProcess` that takes turns,
-`RankSource`, `Sync` and `Fleet`. The receiver is in a `ChildProcess`. Each transfer is proven by checksums.
+The trainer's side is that of a run: `OpenRank` (which sets expandable segments), `ThisProcess` with device sharing,
+`RankSource`, `Sync` and `Fleet`. The receiver is in a `ChildProcess`. Each transfer is verified by checksums.
 """
 
 import time
@@ -31,7 +31,7 @@ START_DEADLINE_S = 60.0
 
 @dataclass
 class Bench:
-    """One trainer and one receiver that take turns on a device."""
+    """One trainer and one receiver that share a device in turn."""
 
     rank: MegatronRank
     actor: MegatronActor
@@ -57,7 +57,7 @@ class Bench:
         return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: notify("transfer", said=text)), sharing)
 
     def prepare(self, number: int) -> float:
-        """Bring the receiver to this state; seconds that it takes."""
+        """Bring the receiver to this state; return the seconds."""
         began = time.perf_counter()
         self.fleet.prepare(State("actor", number, number, f"state {number}"))
         sync()
@@ -65,8 +65,8 @@ class Bench:
 
 
 def transfer() -> None:
-    """Two transfers, an update between them, restored engines, and what each side frees when it leaves; over memory
-    that the GPU shares, and over host memory (`cluster.weights = "store"`)."""
+    """Report two transfers with an update between them, restored engines, and the memory that each side frees when
+    offloaded; over memory that the GPU shares, and over host memory (`cluster.weights = "store"`)."""
     notify("transfer", allocator=fix_allocator(), varlen=fix_varlen())
     sequences = sequences_of("1.5b", 4, 2048, 4096)
     for way in ("shared", "store"):
@@ -91,7 +91,7 @@ def _play(way: str, bench: Bench, sequences: Sequences) -> None:
     _update(bench, sequences)
     _report_transfer(way, bench, bench.prepare(2), "after an update")
     held = bench.child.call("values")
-    # The engine forgets its weights, and is restored from what was published while the trainer stays away.
+    # The engine loses its weights, and is restored from the published weights while the trainer remains offloaded.
     awake = _free()
     bench.sharing.offload_others("nobody")
     _report_freed(way, "engine", gib(bench.child.call("forgotten")), awake, _free())
@@ -113,7 +113,8 @@ def _update(bench: Bench, sequences: Sequences) -> None:
 
 
 def _free() -> float | None:
-    """Free memory of the GPU in GiB, without what torch keeps in this process; None without one."""
+    """Return the free memory of the GPU in GiB, counting torch's cache in this process as free; None without a
+    GPU."""
     if CUDA:
         torch.cuda.empty_cache()
     return free_gib()
@@ -134,6 +135,6 @@ def _report_transfer(way: str, bench: Bench, seconds: float, which: str) -> None
 
 
 def _report_freed(way: str, who: str, took: float | None, before: float | None, after: float | None) -> None:
-    """Report what one side took of the GPU, and what of it was free when it had left."""
+    """Report what one side took of the GPU, and how much of it was free after it was offloaded."""
     freed = None if before is None or after is None else round(after - before, 2)
     notify("transfer", way=way, who=who, took_gib=took, freed_gib=freed)

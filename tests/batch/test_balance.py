@@ -37,9 +37,9 @@ def whole_costs(generator: torch.Generator, num_rows: int) -> Tensor:
 
 
 def lower_bound(costs: Tensor, ranks: int) -> float:
-    """Return a lower bound on the slowest rank of any split: the mean load; the costliest row; and, because k * ranks + 1
-    rows put k + 1 of them on some rank, the sum of the k + 1 cheapest of the k * ranks + 1 costliest rows, for each
-    k."""
+    """Return a lower bound on the slowest rank of any split: the mean load; the costliest row; and, because k *
+    ranks + 1 rows put k + 1 of them on some rank, the sum of the k + 1 cheapest of the k * ranks + 1 costliest
+    rows, for each k."""
     costliest = costs.sort(descending=True).values
     crowded = [float(costliest[k * ranks - k : k * ranks + 1].sum()) for k in range(1, (len(costs) - 1) // ranks + 1)]
     return max(float(costs.sum()) / ranks, float(costliest[0]), *crowded)

@@ -8,25 +8,25 @@ import pytest
 from ppoctl.cli.app import run
 
 
-class Said(NamedTuple):
+class CliResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-Ask = Callable[..., Said]
+RunCli = Callable[..., CliResult]
 
 
-def asking(capsys: pytest.CaptureFixture[str]) -> Ask:
-    def asked(*words: object) -> Said:
+def cli_runner(capsys: pytest.CaptureFixture[str]) -> RunCli:
+    def run_words(*words: object) -> CliResult:
         code = run([str(word) for word in words])
         captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
+        return CliResult(code, captured.out, captured.err)
 
-    return asked
+    return run_words
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(capsys: pytest.CaptureFixture[str]) -> RunCli:
     """Return a function such that `ask("status", folder)` runs the command."""
-    return asking(capsys)
+    return cli_runner(capsys)

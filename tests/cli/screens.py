@@ -103,9 +103,9 @@ def captured(name: str, folder: Path) -> str:
         for variable, value in around.items():
             patch.setenv(variable, str(value))
         run(shlex.split(screen.typed))
-    said = re.sub(r"[^\n]*\r\x1b\[K", "", terminal.getvalue())  # of a rewritten line, the last version
-    said = said.replace(str(folder.resolve()), "/home/you").replace(str(ROOT), CHECKOUT)
-    lines = [f"$ ppoctl {screen.typed}", *(line.rstrip() for line in said.rstrip().splitlines())]
+    printed = re.sub(r"[^\n]*\r\x1b\[K", "", terminal.getvalue())  # of a rewritten line, the last version
+    printed = printed.replace(str(folder.resolve()), "/home/you").replace(str(ROOT), CHECKOUT)
+    lines = [f"$ ppoctl {screen.typed}", *(line.rstrip() for line in printed.rstrip().splitlines())]
     return "\n".join(lines if len(lines) <= screen.head + 1 else [*lines[: screen.head], "..."])
 
 

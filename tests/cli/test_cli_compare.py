@@ -49,28 +49,28 @@ def write(
     return paths
 
 
-def figures(paths: RunPaths, *values: Mapping[str, float]) -> None:
+def write_metrics(paths: RunPaths, *values: Mapping[str, float]) -> None:
     """Write the journal of steps 1, 2, ... with these metrics."""
-    told = {"stage": "reward", "seconds": 1.0, "clocked": {}}
-    lines = [{**told, "step": step, "seq": step, "figures": each} for step, each in enumerate(values, start=1)]
+    line = {"stage": "reward", "seconds": 1.0, "clocked": {}}
+    lines = [{**line, "step": step, "seq": step, "figures": each} for step, each in enumerate(values, start=1)]
     paths.journal.write_bytes(b"".join(map(sealed_line, lines)))
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert run(["compare", *words]) == 0
     return capsys.readouterr().out
 
 
-def samples_said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def sample_lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """Return the part of the output about samples, which comes last."""
-    return said(capsys, *words).rpartition("\n\n")[2].splitlines()
+    return output_of(capsys, *words).rpartition("\n\n")[2].splitlines()
 
 
 def test_compare_screen_names_the_first_difference(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 0): {"tokens": "bb", "score": None}, (2, 1): {"tokens": "cc"}})
-    assert samples_said(capsys, "a", "b") == [
+    assert sample_lines(capsys, "a", "b") == [
         "equal samples: 2 of 4 and 4",
         "equal steps: 1",
         "first difference: step 2, prompt p2, sample 0",
@@ -84,7 +84,7 @@ def test_step_is_equal_only_if_all_its_samples_are_equal(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
-    assert samples_said(capsys, "a", "b")[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
+    assert sample_lines(capsys, "a", "b")[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
 
 
 def test_unfinished_ledger_line_is_ignored(tmp_path: Path, monkeypatch, capsys):
@@ -93,14 +93,14 @@ def test_unfinished_ledger_line_is_ignored(tmp_path: Path, monkeypatch, capsys):
         write(tmp_path, name)
     with (tmp_path / "b" / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"step": 3, "prompt": "p3"}')
-    assert samples_said(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
+    assert sample_lines(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
 
 
 def test_stamps_and_sends_are_not_differences(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(1, 1): {"sends": 2}})
-    assert samples_said(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
+    assert sample_lines(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
 
 
 @pytest.mark.parametrize(("left", "right", "places"), [(2, 3, ["missing", "there"]), (3, 2, ["there", "missing"])])
@@ -108,7 +108,7 @@ def test_longer_run_differs_at_the_end_of_the_shorter_run(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a", steps=left)
     write(tmp_path, "b", steps=right)
-    found = json.loads(said(capsys, "a", "b", "--json"))
+    found = json.loads(output_of(capsys, "a", "b", "--json"))
     assert (found["equal_samples"], found["last_equal_step"]) == (4, 2)
     assert (found["first"]["step"], found["first"]["what"]) == (3, {"sample": places})
 
@@ -125,7 +125,7 @@ def test_steps_lost_from_a_ledger_are_skipped_and_reported(tmp_path: Path, monke
     write(tmp_path, "b", {(4, 1): {"tokens": "cc"}}, steps=4)
     lose(tmp_path / "a", 2)
     lose(tmp_path / "b", 1)
-    assert samples_said(capsys, "a", "b")[:5] == [
+    assert sample_lines(capsys, "a", "b")[:5] == [
         "equal samples: 3 of 6 and 6",
         "equal steps: 3",
         "skipped, missing in the ledger of a: 2",
@@ -149,9 +149,9 @@ def test_other_differences_are_printed_before_the_samples(tmp_path: Path, monkey
     facts = unseal(b.run_json.read_text())
     b.run_json.write_text(seal({**facts, "sources": {**SOURCES, "model": "c" * 64, "tokenizer": "d" * 64}}))
     reward, pass_at_1, kl = "reward/score_mean", "eval/held/pass_at_1", "policy/approx_kl"
-    figures(a, {reward: 0.25, kl: 0.5, pass_at_1: 0.5}, {reward: 0.75, kl: 0.125}, {reward: 0.5, kl: 0.25})
-    figures(b, {reward: 0.25, kl: 0.5}, {reward: 0.5, kl: 0.125, pass_at_1: 0.75})
-    assert said(capsys, "a", "b").startswith("""\
+    write_metrics(a, {reward: 0.25, kl: 0.5, pass_at_1: 0.5}, {reward: 0.75, kl: 0.125}, {reward: 0.5, kl: 0.25})
+    write_metrics(b, {reward: 0.25, kl: 0.5}, {reward: 0.5, kl: 0.125, pass_at_1: 0.75})
+    assert output_of(capsys, "a", "b").startswith("""\
 recipe key           a         b
 steps                10        20
 actor.optimizer.lr   1e-06     2e-06
@@ -170,11 +170,11 @@ eval/held/pass_at_1  -     -     -    0.5 at 1   0.75 at 2
 
 equal samples: 4 of 4 and 4
 """)
-    told = json.loads(said(capsys, "a", "b", "--json"))
-    assert told["keys"]["steps"] == [10, 20]
-    assert told["sources"] == {"model": ["a" * 64, "c" * 64], "tokenizer": [None, "d" * 64]}
-    assert (told["versions"], told["equal_samples"]) == ({}, 4)
-    by_name = {figure["metric"]: figure for figure in told["figures"]}
+    parsed = json.loads(output_of(capsys, "a", "b", "--json"))
+    assert parsed["keys"]["steps"] == [10, 20]
+    assert parsed["sources"] == {"model": ["a" * 64, "c" * 64], "tokenizer": [None, "d" * 64]}
+    assert (parsed["versions"], parsed["equal_samples"]) == ({}, 4)
+    by_name = {figure["metric"]: figure for figure in parsed["figures"]}
     assert by_name[kl] == {"metric": kl, "step": 2, "values": [0.125, 0.125], "best": [None, None]}
     assert by_name[reward]["best"] == [{"step": 2, "value": 0.75}, {"step": 2, "value": 0.5}]
 
@@ -182,21 +182,21 @@ equal samples: 4 of 4 and 4
 def test_equal_runs_are_summarized_in_two_lines(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
-    assert said(capsys, "a", "b").splitlines()[:3] == [
+    assert output_of(capsys, "a", "b").splitlines()[:3] == [
         "equal: recipe, sources, versions", "metrics: the runs have none in common", "",
     ]  # fmt: skip
     for layout in (a, b):
-        figures(layout, {"reward/score_mean": 0.5}, {"reward/score_mean": float("nan")})
-    assert said(capsys, "a", "b").splitlines()[1] == "metrics: equal up to step 2"
+        write_metrics(layout, {"reward/score_mean": 0.5}, {"reward/score_mean": float("nan")})
+    assert output_of(capsys, "a", "b").splitlines()[1] == "metrics: equal up to step 2"
 
 
 def test_best_value_is_the_first_optimum_in_the_metric_direction(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     cut = "rollout/truncated_frac"
-    figures(a, {cut: 0.5}, {cut: 0.25}, {cut: 0.25})
-    figures(b, {cut: 0.5}, {cut: 0.75}, {cut: 0.25})
-    assert said(capsys, "a", "b").splitlines()[3].split() == [
+    write_metrics(a, {cut: 0.5}, {cut: 0.25}, {cut: 0.25})
+    write_metrics(b, {cut: 0.5}, {cut: 0.75}, {cut: 0.25})
+    assert output_of(capsys, "a", "b").splitlines()[3].split() == [
         cut,
         "3",
         "0.25",

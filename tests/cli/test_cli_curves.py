@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from conventions.test_lightweight_imports import front
 from ppoctl.batch.sealed_json import seal, sealed_line
 from ppoctl.store.journal import JournalEvent, events
@@ -44,13 +44,13 @@ LINES = [
 def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(seal({"format": FORMAT}))
-    told = ({"seq": number, **line} for number, line in enumerate(lines, start=1))
-    (folder / "journal.jsonl").write_bytes(b"".join(map(sealed_line, told)))
+    numbered = ({"seq": number, **line} for number, line in enumerate(lines, start=1))
+    (folder / "journal.jsonl").write_bytes(b"".join(map(sealed_line, numbered)))
     return folder
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: RunCli) -> RunCli:
     """Return a function such that `ask("plot", "a")` runs in a folder with the runs `a` and `b`."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", LINES)
@@ -58,53 +58,53 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
     return partial(ask, "plot")
 
 
-def titles(said: Said) -> list[str]:
-    return [line.partition(" (")[0] for line in said.out.splitlines() if "/" in line]
+def titles(result: CliResult) -> list[str]:
+    return [line.partition(" (")[0] for line in result.out.splitlines() if "/" in line]
 
 
-def test_plot_shows_the_default_metrics_that_are_recorded(ask: Ask) -> None:
-    said = ask("a")
-    assert titles(said) == [REWARD, PASS, "value/explained_variance", "policy/entropy_mean"]
-    assert said.out.splitlines()[0] == f"{REWARD} (score): 1 at step 3"
-    assert max(map(len, said.out.splitlines())) == 80
-    assert said.err == "a: health stop after step 1, resumed after step 1\n"
-    assert "\x1b" not in said.out
+def test_plot_shows_the_default_metrics_that_are_recorded(ask: RunCli) -> None:
+    result = ask("a")
+    assert titles(result) == [REWARD, PASS, "value/explained_variance", "policy/entropy_mean"]
+    assert result.out.splitlines()[0] == f"{REWARD} (score): 1 at step 3"
+    assert max(map(len, result.out.splitlines())) == 80
+    assert result.err == "a: health stop after step 1, resumed after step 1\n"
+    assert "\x1b" not in result.out
     assert titles(ask("b")) == [REWARD]
 
 
-def test_several_runs_share_a_chart_with_a_legend(ask: Ask) -> None:
+def test_several_runs_share_a_chart_with_a_legend(ask: RunCli) -> None:
     lines = ask("a", "b", "--metric", REWARD).out.splitlines()
     assert lines[:4] == ["* a", "+ b", "", f"{REWARD} (score)"]
     assert "+" in lines[4]
     assert "*" in lines[13]
 
 
-def test_plot_json_has_the_plotted_series(ask: Ask) -> None:
-    told = json.loads(ask("a", "b", "--metric", REWARD, "--metric", PASS, "--smooth", "2", "--json").out)
-    assert told["series"][REWARD] == {"a": [[1, 0.0], [2, 0.25], [3, 0.75]], "b": [[1, 1.0], [2, 1.0]]}
-    assert told["series"][PASS] == {"a": [[0, 0.25], [3, 0.5]]}
-    assert told["events"] == {"a": [{"step": 1, "what": "health stop"}, {"step": 1, "what": "resumed"}], "b": []}
+def test_plot_json_has_the_plotted_series(ask: RunCli) -> None:
+    parsed = json.loads(ask("a", "b", "--metric", REWARD, "--metric", PASS, "--smooth", "2", "--json").out)
+    assert parsed["series"][REWARD] == {"a": [[1, 0.0], [2, 0.25], [3, 0.75]], "b": [[1, 1.0], [2, 1.0]]}
+    assert parsed["series"][PASS] == {"a": [[0, 0.25], [3, 0.5]]}
+    assert parsed["events"] == {"a": [{"step": 1, "what": "health stop"}, {"step": 1, "what": "resumed"}], "b": []}
 
 
-def test_runs_with_equal_names_are_labelled_by_path(ask: Ask, tmp_path: Path) -> None:
+def test_runs_with_equal_names_are_labelled_by_path(ask: RunCli, tmp_path: Path) -> None:
     write(tmp_path / "x" / "a", LINES)
     assert ask("a", "x/a", "--metric", REWARD).out.splitlines()[:2] == ["* a", "+ x/a"]
 
 
-def test_output_format_follows_the_file_suffix(ask: Ask) -> None:
-    assert ask("a", "--out", "a.svg") == Said(0, "a.svg\n", "")
+def test_output_format_follows_the_file_suffix(ask: RunCli) -> None:
+    assert ask("a", "--out", "a.svg") == CliResult(0, "a.svg\n", "")
     text = Path("a.svg").read_text("utf-8")
     assert all(f">{word}</text>" in text for word in (REWARD, PASS, "health stop, resumed", "step", "a"))
     assert ask("a", "--out", "a.png").code == 0
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_png_without_pillow_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_without_pillow_is_refused(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "ppoctl.chart.png", raising=False)
-    said = ask("a", "--out", "a.png")
-    assert (said.code, said.out) == (3, "")
-    assert said.err.startswith("error: a PNG requires Pillow, which is not installed\n")
+    result = ask("a", "--out", "a.png")
+    assert (result.code, result.out) == (3, "")
+    assert result.err.startswith("error: a PNG requires Pillow, which is not installed\n")
     assert not Path("a.png").exists()
 
 
@@ -120,12 +120,12 @@ def test_png_without_pillow_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_missing_metric_is_named(ask: Ask, words: tuple[str, ...], says: str, hint: str) -> None:
-    told = f"error: {says.format(PASS)}\n\nhint: ppoctl recipes metrics{hint}\n"
-    assert ask("a", *words) == Said(2, "", told)
+def test_missing_metric_is_named(ask: RunCli, words: tuple[str, ...], says: str, hint: str) -> None:
+    stderr = f"error: {says.format(PASS)}\n\nhint: ppoctl recipes metrics{hint}\n"
+    assert ask("a", *words) == CliResult(2, "", stderr)
 
 
-def test_invalid_plot_requests_are_refused(ask: Ask, tmp_path: Path) -> None:
+def test_invalid_plot_requests_are_refused(ask: RunCli, tmp_path: Path) -> None:
     assert ask("a", "--out", "a.pdf").err == "error: `a.pdf` does not end with .svg or .png\n\nhint: --out a.svg\n"
     assert ask("a", "--out", "none/a.svg").code == 8
     assert ask("none").err.startswith("error: `none` is not a run directory\n")

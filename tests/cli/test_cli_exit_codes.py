@@ -243,9 +243,9 @@ def test_json_output_is_one_object_despite_prints_and_errors(
         failing[0] = raised
         assert run(["chatty-for-the-test", "--json"]) == code
         captured = capsys.readouterr()
-        told = json.loads(captured.out)
-        assert told["figures"] == {"loss": "nan", "gap": ["inf", 0.5]}
-        assert told.get("error", {"exit_code": 0})["exit_code"] == code
+        parsed = json.loads(captured.out)
+        assert parsed["figures"] == {"loss": "nan", "gap": ["inf", 0.5]}
+        assert parsed.get("error", {"exit_code": 0})["exit_code"] == code
         assert captured.err == "a line of a library\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from ppoctl.cli import evaluate
 from ppoctl.cli.app import app, run
 from ppoctl.cli.help import EXAMPLES, SECTIONS, one_line
@@ -20,7 +20,7 @@ from recipe.conftest import SMALLEST
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: RunCli) -> RunCli:
     monkeypatch.chdir(tmp_path)
     return ask
 
@@ -41,7 +41,7 @@ def test_examples_exist_for_exactly_the_commands() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_help_example_is_a_valid_command_line(ask: Ask, name: str) -> None:
+def test_help_example_is_a_valid_command_line(ask: RunCli, name: str) -> None:
     for line in EXAMPLES[name].strip().splitlines():
         words = shlex.split(line.strip().partition(" >")[0], comments=True)
         assert len(f"    {line.strip()}") <= 80
@@ -52,17 +52,17 @@ def test_help_example_is_a_valid_command_line(ask: Ask, name: str) -> None:
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])
-def test_help_list_truncates_no_sentence(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_help_list_truncates_no_sentence(ask: RunCli, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     for words in (["--help"], ["recipes", "--help"]):
         out = ask(*words).out
         assert "..." not in out.partition("COMMAND [ARGS]...")[2]
         assert max(map(len, out.splitlines())) <= int(columns)
-    told = " ".join(ask("--help").out.split())
-    assert "resume Resume a run, wherever it stopped. stop Stop a run gracefully, here or in a job. rollout " in told
+    text = " ".join(ask("--help").out.split())
+    assert "resume Resume a run, wherever it stopped. stop Stop a run gracefully, here or in a job. rollout " in text
 
 
-def test_help_lists_every_command_once_in_its_group(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_command_once_in_its_group(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [name for names in SECTIONS.values() for name in names]
     assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
     monkeypatch.setenv("COLUMNS", "80")
@@ -80,7 +80,7 @@ Inspect:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command_help_has_no_type_names_or_braces(ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_command_help_has_no_type_names_or_braces(ask: RunCli, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = ask(*name.split(), "--help").out
     assert re.findall(r"<[^|>]*>|x>=|[{}]|\[\[", out.replace("TABLE={...}", "")) == []
@@ -99,7 +99,7 @@ def choices_of(annotation: Any) -> list[str]:
     return [word for each in inner for word in ([each] if isinstance(each, str) else choices_of(each))]
 
 
-def test_logs_help_shows_usage_options_and_examples(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_help_shows_usage_options_and_examples(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert (
         ask("logs", "--help").out
@@ -131,20 +131,20 @@ Options:
     assert "--rows N         Number of training rows for --reward.  [default: 64]\n" in ask("validate", "--help").out
 
 
-def test_help_command_equals_the_help_option(ask: Ask) -> None:
+def test_help_command_equals_the_help_option(ask: RunCli) -> None:
     assert ask("help", "plan") == ask("plan", "--help")
     assert ask("help") == ask("--help")
     assert ask("help", "recipes", "keys") == ask("recipes", "keys", "--help")
     assert ask("help", "plam").err.startswith("error: no such command `plam`; did you mean `plan`?\n")
 
 
-def test_version_has_three_spellings(ask: Ask) -> None:
+def test_version_has_three_spellings(ask: RunCli) -> None:
     assert ask("version") == ask("-V") == ask("--version")
     assert ask("-V").out.startswith("ppoctl ")
 
 
-def test_missing_choice_is_reported_in_one_line(ask: Ask) -> None:
-    assert ask("convert-ckpt", "a", "b") == Said(
+def test_missing_choice_is_reported_in_one_line(ask: RunCli) -> None:
+    assert ask("convert-ckpt", "a", "b") == CliResult(
         2, "", "error: missing option `--to`: one of hf, megatron\n\nhint: ppoctl convert-ckpt --help\n"
     )
     assert one_line("Missing argument 'RECIPE'.") == "Missing argument 'RECIPE'."
@@ -164,7 +164,7 @@ COMPLETED = [
 
 @pytest.mark.parametrize(("line", "offered"), COMPLETED, ids=[line for line, _ in COMPLETED])
 def test_shell_completes_runs_recipes_and_keys(
-    ask: Ask,
+    ask: RunCli,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     line: str,
@@ -181,21 +181,21 @@ def test_shell_completes_runs_recipes_and_keys(
     assert capsys.readouterr().out.split() == offered
 
 
-def test_eval_requires_exactly_one_target(ask: Ask) -> None:
+def test_eval_requires_exactly_one_target(ask: RunCli) -> None:
     assert ask("eval").err == (
         "error: the checkpoint to evaluate is missing: a run, one of its states/actor/N folders, "
         "or a model folder (with RECIPE)\n\nhint: ppoctl eval --help\n"
     )
     for words in (["eval", "a", "b"], ["eval", "a", "--ckpt", "b"], ["eval", "r.toml", "a", "--ckpt", "b"]):
-        said = ask(*words)
-        assert said == Said(
+        result = ask(*words)
+        assert result == CliResult(
             2, "", "error: `ppoctl eval` evaluates one checkpoint, not `a`, `b`\n\nhint: ppoctl eval a\n"
         )
     Path("m").mkdir()
     Path("m/config.json").touch()
     says = "error: `m` is a model folder: add a recipe that names the evaluation sets\n"
     for words in (["eval", "m"], ["eval", "--ckpt", "m"]):
-        assert ask(*words) == Said(2, "", f"{says}\nhint: ppoctl eval m recipes/quickstart.toml\n")
+        assert ask(*words) == CliResult(2, "", f"{says}\nhint: ppoctl eval m recipes/quickstart.toml\n")
     assert ask("eval", "gone").err == (
         "error: `gone` is neither a run, a saved actor state nor a model folder\n\nhint: ppoctl runs\n"
     )
@@ -203,7 +203,7 @@ def test_eval_requires_exactly_one_target(ask: Ask) -> None:
     assert evaluate._arguments([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
 
 
-def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
+def test_unwritable_folder_is_refused_before_anything_is_read(ask: RunCli) -> None:
     Path("m").mkdir()
     Path("m/config.json").touch()
     Path("file").touch()
@@ -216,7 +216,9 @@ def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
     assert ask("convert-ckpt", "m", "file", "--to", "hf").err.startswith("error: `file` exists\n")
 
 
-def test_eval_prints_metrics_even_if_samples_cannot_be_written(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_prints_metrics_even_if_samples_cannot_be_written(
+    ask: RunCli, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = SimpleNamespace(stamp="actor@3", metrics=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
     Path("out").mkdir()
     with pytest.raises(Exception, match="cannot write `out`: Is a directory"):

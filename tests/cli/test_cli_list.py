@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from fakes.components import fake_recipe
 from fakes.job import play
 from fakes.slurm import FakeSlurm
@@ -73,17 +73,17 @@ def pad_to(root: Path, size: int) -> None:
     os.link(root / "padding", root / "padding-again")
 
 
-def names(said: Said) -> list[str]:
-    return [line.split()[0] for line in said.out.splitlines()[1:]]
+def names(result: CliResult) -> list[str]:
+    return [line.split()[0] for line in result.out.splitlines()[1:]]
 
 
-def test_runs_lists_each_run_newest_first(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_lists_each_run_newest_first(make: Callable[..., Journal], ask: RunCli) -> None:
     make("old", ago=7200)
     make("sweep/lr-1", ago=40, reward=0.75, heldout=0.5)
     for name in ("old", "sweep/lr-1"):
         pad_to(Path("runs") / name, 3 << 20)
-    said = ask("runs")
-    assert said == Said(
+    result = ask("runs")
+    assert result == CliResult(
         0,
         "run         state     steps  reward  evaluation    size   age     where\n"
         "sweep/lr-1  finished  1/1    0.75    heldout 0.5   3 MiB  40s     -\n"
@@ -94,7 +94,7 @@ def test_runs_lists_each_run_newest_first(make: Callable[..., Journal], ask: Ask
 
 
 def test_runs_shows_the_host_or_job_with_a_single_slurm_query(
-    make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
+    make: Callable[..., Journal], ask: RunCli, cluster: FakeSlurm
 ) -> None:
     make("here", pid=os.getpid(), at=time.time())
     for number, state in (("12", "RUNNING"), ("13", "PENDING")):
@@ -105,11 +105,11 @@ def test_runs_shows_the_host_or_job_with_a_single_slurm_query(
         cluster.has(number, state, nodes="node1", restarts=int(state == "PENDING"))
     make("lost", host="elsewhere")
     make("killed", pid=2**22 + 1)
-    told = {row["name"]: row for row in json.loads(ask("runs", "--json").out)["runs"]}
-    assert {name: row["state"] for name, row in told.items()} == {
+    parsed = {row["name"]: row for row in json.loads(ask("runs", "--json").out)["runs"]}
+    assert {name: row["state"] for name, row in parsed.items()} == {
         "here": "running", "in-12": "running", "in-13": "requeued", "lost": "unknown", "killed": "killed",
     }  # fmt: skip
-    assert {name: (row["host"], row["job"]) for name, row in told.items() if row["host"] or row["job"]} == {
+    assert {name: (row["host"], row["job"]) for name, row in parsed.items() if row["host"] or row["job"]} == {
         "here": (platform.node(), None), "in-12": ("node1", "12"), "in-13": (None, "13"), "lost": ("elsewhere", None),
     }  # fmt: skip
     assert [words for words in cluster.calls if words.startswith("squeue")] == cluster.calls[:1]
@@ -118,7 +118,7 @@ def test_runs_shows_the_host_or_job_with_a_single_slurm_query(
     assert at_work["in-13"] == "job 13"
 
 
-def test_runs_lists_damaged_runs_and_skips_other_folders(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_lists_damaged_runs_and_skips_other_folders(make: Callable[..., Journal], ask: RunCli) -> None:
     for name in ("whole", "flipped", "keyless", "closed"):
         make(name)
     journal = Path("runs/flipped/journal.jsonl")
@@ -128,22 +128,22 @@ def test_runs_lists_damaged_runs_and_skips_other_folders(make: Callable[..., Jou
     Path("runs/mlflow-artifacts/1").mkdir(parents=True)
     Path("runs/.gone.creating-1").mkdir()
     Path("runs/mlflow.db").touch()
-    said = ask("runs", "--sort", "name")
-    assert said.code == 0
-    assert [line.split()[:4] for line in said.out.splitlines()[1:]] == [
+    result = ask("runs", "--sort", "name")
+    assert result.code == 0
+    assert [line.split()[:4] for line in result.out.splitlines()[1:]] == [
         ["closed", "broken", "-", "-"],
         ["flipped", "broken", "-", "-"],
         ["keyless", "broken", "-", "-"],
         ["whole", "finished", "1/1", "0.5"],
     ]
-    assert said.err.splitlines() == [
+    assert result.err.splitlines() == [
         "note: `runs/closed` is not a run directory",
         "note: `runs/flipped/journal.jsonl` is corrupt: line 1: it does not match its own checksum",
         "note: `runs/keyless/recipes/000001.json` is missing: the recipe that the run began with",
     ]
 
 
-def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: RunCli) -> None:
     make("a", reward=0.1, heldout=0.9, ago=30)
     make("b", reward=float("nan"), heldout=0.2, ago=20)
     make("c", reward=0.7, heldout=0.4, ago=10, pid=2**22 + 1)
@@ -152,35 +152,35 @@ def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: Ask)
     assert orders == {**orders, "age": ["c", "b", "a"], "reward": ["c", "a", "b"], "eval": ["a", "c", "b"]}
     assert (orders["name"], orders["size"][0]) == (["a", "b", "c"], "a")
     assert names(ask("runs", "--state", "finished", "--sort", "name")) == ["a", "b"]
-    assert ask("runs", "--state", "hung,lost") == Said(0, "", "none of 3 runs in `runs` is hung or lost\n")
+    assert ask("runs", "--state", "hung,lost") == CliResult(0, "", "none of 3 runs in `runs` is hung or lost\n")
     wrong = ask("runs", "--state", "runing")
     assert (wrong.code, wrong.err.splitlines()[0][:48]) == (2, "error: `--state runing` is not a state; states: ")
 
 
-def test_runs_explains_a_folder_without_runs(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_explains_a_folder_without_runs(make: Callable[..., Journal], ask: RunCli) -> None:
     assert ask("runs").err == (
         "error: there is no folder `runs`\n\nhint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
     )
     make("q1")
     assert ask("runs", "runs/q1").err == "error: `runs/q1` is a run itself\n\nhint: ppoctl status runs/q1\n"
     Path("empty").mkdir()
-    assert ask("runs", "empty") == Said(0, "", "there are no runs in `empty`\n")
+    assert ask("runs", "empty") == CliResult(0, "", "there are no runs in `empty`\n")
 
 
-def test_runs_folder_can_be_an_argument_or_an_option(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_folder_can_be_an_argument_or_an_option(make: Callable[..., Journal], ask: RunCli) -> None:
     make("q1")
     assert ask("runs", "--runs", "runs").out == ask("runs", "runs").out
-    assert ask("runs", "runs", "--runs", "other") == Said(
+    assert ask("runs", "runs", "--runs", "other") == CliResult(
         2, "", "error: `runs` and `--runs other` both name the folder of run directories\n\nhint: ppoctl runs runs\n"
     )
 
 
-def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm) -> None:
+def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask: RunCli, cluster: FakeSlurm) -> None:
     record(make("q1", host="node1", job="12", restart=0)._attempt.paths, JobRecord("12", 1.0, "resume"))
     cluster.goes_away()
-    said = ask("runs", "--wait", "0.1")
-    assert said.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
-    assert said.err == (
+    result = ask("runs", "--wait", "0.1")
+    assert result.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
+    assert result.err == (
         "note: Slurm did not answer about the jobs: `squeue` did not answer within 0.1 s; "
         "try again: ppoctl runs runs --wait 20\n"
     )
@@ -199,7 +199,7 @@ def test_runs_reads_only_the_end_of_a_long_journal(make: Callable[..., Journal])
     assert len(newest) < len(whole)
 
 
-def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journal], ask: Ask) -> None:
+def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journal], ask: RunCli) -> None:
     make("q1")
     Path("q1").mkdir()  # not a run
     assert ask("status", "q1").out.splitlines()[0] == "q1: finished"
@@ -214,7 +214,7 @@ def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journa
     for path in (Path("q2"), Path("q2/logs"), Path("slurm"), Path("runs/q1").absolute()):
         assert found_run(path) == path
     wrong = ask("status", "q2")
-    assert wrong == Said(2, "", "error: `q2` is not a run directory\n\nhint: ppoctl runs\n")
+    assert wrong == CliResult(2, "", "error: `q2` is not a run directory\n\nhint: ppoctl runs\n")
 
 
 def test_runs_of_a_folder_and_its_subfolders_are_found(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def mirrored(name: str, **tracking: str) -> None:
 
 
 def test_rm_deletes_a_run_only_after_confirmation(
-    make: Callable[..., Journal], ask: Ask, types: Callable[[str], None]
+    make: Callable[..., Journal], ask: RunCli, types: Callable[[str], None]
 ) -> None:
     for name in ("q1", "q2", "q3"):
         make(name)
@@ -265,8 +265,8 @@ def test_rm_deletes_a_run_only_after_confirmation(
     mirrored("q2")
     for answer in ("\n", "n\n", "", "yess\n"):
         types(answer)
-        said = ask("rm", "q1")
-        assert said == Said(
+        result = ask("rm", "q1")
+        assert result == CliResult(
             0,
             "",
             "runs/q1: finished, 3 MiB, 1 of 1 steps, last evaluation heldout 0.25\n"
@@ -276,27 +276,27 @@ def test_rm_deletes_a_run_only_after_confirmation(
     assert ask("rm", "q1").out == "deleted runs/q1 (3 MiB)\n"
     assert there("runs") == ["q2", "q3"]
     types("Yes\n")
-    said = ask("rm", "q3", "runs/q2", "q2")
-    assert said.err.splitlines()[-1] == "delete all 2 and their MLflow runs? [y/N] "
-    assert said.out == "deleted runs/q3 (3 MiB)\ndeleted runs/q2 (3 MiB)\n"
+    result = ask("rm", "q3", "runs/q2", "q2")
+    assert result.err.splitlines()[-1] == "delete all 2 and their MLflow runs? [y/N] "
+    assert result.out == "deleted runs/q3 (3 MiB)\ndeleted runs/q2 (3 MiB)\n"
     assert there("runs") == []
 
 
-def test_rm_without_a_terminal_requires_yes(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_without_a_terminal_requires_yes(make: Callable[..., Journal], ask: RunCli) -> None:
     make("q1")
-    said = ask("rm", "q1")
-    assert said == Said(
+    result = ask("rm", "q1")
+    assert result == CliResult(
         2,
         "",
         "error: `ppoctl rm` must ask before it deletes, and there is no terminal\n\nhint: ppoctl rm runs/q1 --yes\n",
     )
-    told = json.loads(ask("rm", "q1", "--yes", "--json").out)
-    assert [(each["run"], each["mlflow"]) for each in told["deleted"]] == [("runs/q1", [])]
+    parsed = json.loads(ask("rm", "q1", "--yes", "--json").out)
+    assert [(each["run"], each["mlflow"]) for each in parsed["deleted"]] == [("runs/q1", [])]
     assert ask("rm", "q1", "--yes").err.splitlines()[0] == "error: `q1` is not a run directory"
 
 
 def test_rm_refuses_running_runs_and_then_deletes_nothing(
-    make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
+    make: Callable[..., Journal], ask: RunCli, cluster: FakeSlurm
 ) -> None:
     make("idle")
     make("here", pid=1, at=time.time())
@@ -312,39 +312,39 @@ def test_rm_refuses_running_runs_and_then_deletes_nothing(
         ("in-13", "is pending: job 13 waits for `Resources`"),
         ("away", "may be running: attempt 2 is running or killed on elsewhere"),
     ):
-        said = ask("rm", "idle", name, "--yes")
-        assert said.code == 8, name
-        assert said.err.startswith(f"error: run `runs/{name}` {says}"), said.err
-        assert said.err.endswith(f"hint: ppoctl stop runs/{name}\n")
+        result = ask("rm", "idle", name, "--yes")
+        assert result.code == 8, name
+        assert result.err.startswith(f"error: run `runs/{name}` {says}"), result.err
+        assert result.err.endswith(f"hint: ppoctl stop runs/{name}\n")
     requeued = make("requeued", host="node1", job="14", restart=0)
     requeued.event("attempt_ended", status="preempted", exit_code=75)
     cluster.goes_away()
     for name in ("in-13", "requeued"):
-        said = ask("rm", "idle", name, "--yes", "--wait", "0.1")
-        assert (said.code, said.err.split(":")[1]) == (8, f" run `runs/{name}` may be running")
+        result = ask("rm", "idle", name, "--yes", "--wait", "0.1")
+        assert (result.code, result.err.split(":")[1]) == (8, f" run `runs/{name}` may be running")
     assert len(there("runs")) == 6
 
 
-def test_rm_deletes_a_run_whose_remote_attempt_is_long_silent(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_deletes_a_run_whose_remote_attempt_is_long_silent(make: Callable[..., Journal], ask: RunCli) -> None:
     make("away", host="elsewhere", ago=10 * 24 * 3600)
     assert ask("rm", "away", "--yes").code == 0
     assert there("runs") == []
 
 
-def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], ask: RunCli) -> None:
     for name, attempt in (("flipped", {}), ("keyless", {}), ("alive", {"pid": 1, "at": time.time()})):
         make(name, **attempt)  # type: ignore[arg-type]
     for name in ("flipped", "alive"):
         journal = Path(f"runs/{name}/journal.jsonl")
         journal.write_bytes(journal.read_bytes().replace(b'"seconds"', b'"secomds"', 1))
     Path("runs/keyless/run.json").unlink()
-    said = ask("rm", "alive", "--yes")
-    assert said.err == (
+    result = ask("rm", "alive", "--yes")
+    assert result.err == (
         "error: run `runs/alive` is in use: attempt 2 is process 1 on this host\n\nhint: ppoctl stop runs/alive\n"
     )
     assert ask("rm", "flipped", "--yes").code == 0
-    said = ask("rm", "keyless", "--yes")
-    assert said == Said(
+    result = ask("rm", "keyless", "--yes")
+    assert result == CliResult(
         8,
         "",
         "error: the MLflow settings of run `runs/keyless` cannot be read: `runs/keyless` is not a run directory\n\n"
@@ -354,13 +354,13 @@ def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], a
     assert there("runs") == ["alive"]
 
 
-def test_rm_deletes_nothing_if_mlflow_does_not_answer(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_deletes_nothing_if_mlflow_does_not_answer(make: Callable[..., Journal], ask: RunCli) -> None:
     make("a")
     make("q1")
     mirrored("q1", uri="http://127.0.0.1:9")
-    said = ask("rm", "a", "q1", "--yes")
-    assert said.code == 3
-    first, _, hint = said.err.splitlines()
+    result = ask("rm", "a", "q1", "--yes")
+    assert result.code == 3
+    first, _, hint = result.err.splitlines()
     assert first.startswith("error: cannot query MLflow at `http://127.0.0.1:9` about run `runs/q1`: ")
     assert first.endswith("; nothing was deleted")
     assert hint == "hint: try again, or delete the directory only: ppoctl rm runs/q1 --keep-tracking"
@@ -368,7 +368,7 @@ def test_rm_deletes_nothing_if_mlflow_does_not_answer(make: Callable[..., Journa
     assert ask("rm", "a", "q1", "--yes", "--keep-tracking").code == 0
 
 
-def test_rm_finishes_an_interrupted_removal(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_finishes_an_interrupted_removal(make: Callable[..., Journal], ask: RunCli) -> None:
     make("q1")
     Path("runs/.q0.removing-1a2b3c4d/states").mkdir(parents=True)
     Path("elsewhere").mkdir()

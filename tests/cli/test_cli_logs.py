@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from cli.test_cli_runs import trained
 from fakes.components import fake_components, fake_recipe
 from fakes.job import PPO_STEP_FUNCTIONS
@@ -40,25 +40,28 @@ def made(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def said_by(paths: RunPaths, name: str, text: str) -> Path:
+def write_log(paths: RunPaths, name: str, text: str) -> Path:
     path = paths.attempt(paths.newest_attempt) / name
     path.write_text(text, "utf-8")
     return path
 
 
-def test_console_log_has_timestamped_messages_and_the_failure(tmp_path: Path, ask: Ask) -> None:
+def test_console_log_has_timestamped_messages_and_the_failure(tmp_path: Path, ask: RunCli) -> None:
     trained(tmp_path / "fake", fake_recipe(steps=2))
-    said = ask("logs", tmp_path / "fake")
-    lines = said.out.splitlines()
+    result = ask("logs", tmp_path / "fake")
+    lines = result.out.splitlines()
     assert all(re.match(STAMP, line) for line in lines)
-    told = [re.sub(STAMP, "", line) for line in lines]
-    assert told[0] == f"attempt 1 on {os.uname().nodename}, process {os.getpid()}"
-    assert "step 1/2  rollout ..." in told
-    assert [line.split("  ")[0] for line in told if re.search(r"  reward \d.* kl ", line)] == ["step 1/2", "step 2/2"]
-    assert said.code == 0
+    messages = [re.sub(STAMP, "", line) for line in lines]
+    assert messages[0] == f"attempt 1 on {os.uname().nodename}, process {os.getpid()}"
+    assert "step 1/2  rollout ..." in messages
+    assert [line.split("  ")[0] for line in messages if re.search(r"  reward \d.* kl ", line)] == [
+        "step 1/2",
+        "step 2/2",
+    ]
+    assert result.code == 0
 
 
-def test_console_log_ends_with_the_error_without_secrets(tmp_path: Path, ask: Ask) -> None:
+def test_console_log_ends_with_the_error_without_secrets(tmp_path: Path, ask: RunCli) -> None:
     layout, recipe = RunPaths(tmp_path / "fake"), fake_recipe(steps=1)
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
 
@@ -77,29 +80,29 @@ def test_console_log_ends_with_the_error_without_secrets(tmp_path: Path, ask: As
     assert re.fullmatch(STAMP + r"hint: curl https://scorer", hint)
 
 
-def test_logs_before_any_attempt_show_the_newest_slurm_log(made: RunPaths, ask: Ask) -> None:
-    assert ask("logs", made.root) == Said(
+def test_logs_before_any_attempt_show_the_newest_slurm_log(made: RunPaths, ask: RunCli) -> None:
+    assert ask("logs", made.root) == CliResult(
         2,
         "",
         f"error: run `{made.root}` has no log `console` yet\n\nhint: ppoctl logs {made.root} --list\n",
     )
     for job in (9, 10):
         (made.logs / f"slurm-{job}.log").write_text(f"job {job}\n")
-    assert ask("logs", made.root) == Said(0, "job 10\n", "")
+    assert ask("logs", made.root) == CliResult(0, "job 10\n", "")
     assert ask("logs", made.root, "--what", "slurm").out == (
         "==> logs/slurm-9.log <==\njob 9\n==> logs/slurm-10.log <==\njob 10\n"
     )
     claim(made)
-    said_by(made, "console.log", "step 1/1\n")
+    write_log(made, "console.log", "step 1/1\n")
     assert ask("logs", made.root).out == "step 1/1\n"
 
 
-def test_logs_selects_files_by_name_and_kind(made: RunPaths, ask: Ask) -> None:
+def test_logs_selects_files_by_name_and_kind(made: RunPaths, ask: RunCli) -> None:
     claim(made)
-    said_by(made, "console.log", "first\n")
+    write_log(made, "console.log", "first\n")
     claim(made)
     for name in ("console.log", "actor-10.log", "actor-9.log", "generator-0.log", "vllm-engine-0.log"):
-        said_by(made, name, f"{name} says\nno end")
+        write_log(made, name, f"{name} says\nno end")
     assert ask("logs", made.root, "--attempt", 1).out == "first\n"
     assert ask("logs", made.root, "--what", "engines").out == "vllm-engine-0.log says\nno end\n"
     for name in ("actor-9", "actor-9.log"):
@@ -119,16 +122,16 @@ def test_logs_selects_files_by_name_and_kind(made: RunPaths, ask: Ask) -> None:
         "      2  generator-0.log    27 B",
         "      2  vllm-engine-0.log  29 B",
     ]
-    told = json.loads(ask("logs", made.root, "--json", "--attempt", 1).out)
-    assert told == {"files": [{"file": str(made.attempt(1) / "console.log"), "attempt": 1, "bytes": 6}]}
-    assert ask("logs", made.root, "--attempt", 7) == Said(
+    parsed = json.loads(ask("logs", made.root, "--json", "--attempt", 1).out)
+    assert parsed == {"files": [{"file": str(made.attempt(1) / "console.log"), "attempt": 1, "bytes": 6}]}
+    assert ask("logs", made.root, "--attempt", 7) == CliResult(
         2,
         "",
         f"error: run `{made.root}` has no attempt `7` (its attempts: 1, 2)\n\nhint: ppoctl logs {made.root} --list\n",
     )
 
 
-def test_logs_escapes_control_characters(made: RunPaths, ask: Ask) -> None:
+def test_logs_escapes_control_characters(made: RunPaths, ask: RunCli) -> None:
     claim(made)
     (made.attempt(1) / "actor-0.log").write_bytes(b"\x1b]0;owned\x07\xff\n")
     assert ask("logs", made.root, "--what", "actor-0").out == "\\x1b]0;owned\\x07\ufffd\n"
@@ -180,7 +183,7 @@ def test_follow_goes_from_slurm_log_to_attempts_and_ends_with_the_run(
     for number, code in ((1, 75), (2, 0)):
         journal = Journal(made, claim(made))
         journal.event("attempt_started", pid=os.getpid(), host="another")
-        said_by(made, "console.log", f"attempt {number}\n")
+        write_log(made, "console.log", f"attempt {number}\n")
         if number == 2:
             assert process.stdout.readline() == "ends\n"
         assert process.stdout.readline() == f"==> logs/attempt-{number}/console.log <==\n"
@@ -215,7 +218,7 @@ def test_follow_ends_when_slurm_has_no_more_jobs(
 
 def test_ctrl_c_ends_follow_cleanly(made: RunPaths, follower: Callable[..., subprocess.Popen[str]]) -> None:
     claim(made)
-    said_by(made, "console.log", "hello\n")
+    write_log(made, "console.log", "hello\n")
     process = follower()
     assert process.stdout is not None
     assert process.stdout.readline() == "hello\n"

@@ -27,13 +27,13 @@ def _a_machine_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOCTL_DATA", "/data")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     assert run(["plan", "--full", *words]) == code
     return capsys.readouterr().out
 
 
 def test_plan_of_the_quickstart_on_a_laptop(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, QUICKSTART)
+    out = output_of(capsys, QUICKSTART)
     assert (
         out[out.index("disk\n") :]
         == """\
@@ -102,7 +102,7 @@ contents of this machine with all processes
 
 
 def test_plan_of_a_large_model_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", code=7)
+    out = output_of(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", code=7)
     assert (
         out[out.index("memory") :]
         == """\
@@ -206,7 +206,7 @@ def test_plan_with_each_process_on_its_own_gpu(capsys: pytest.CaptureFixture[str
         "critic.parallel={tensor=4, data=2}",
     ]
     sets += ['cluster.placement="apart"', "actor.batching.forward_max_tokens_per_microbatch=40000"]
-    out = said(capsys, *LARGE, *(word for key in sets for word in ("--set", key)), "--gpu-gib", "80")
+    out = output_of(capsys, *LARGE, *(word for key in sets for word in ("--set", key)), "--gpu-gib", "80")
     assert (
         out[out.index("processes") : out.index("data\n")] + out[out.index("  generator     ") :]
         == """\
@@ -303,7 +303,7 @@ host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
 
 
 def test_plan_of_colocated_roles_with_offload(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(
+    out = output_of(
         capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--set", 'cluster.offload=["actor", "critic", "generator"]'
     )
     assert (
@@ -371,7 +371,7 @@ host memory of a node with 8 GPUs, at most 637 GiB
 
 
 def test_plan_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, *LARGE)
+    out = output_of(capsys, *LARGE)
     says = out[out.index("largest items") :]
     assert (
         says
@@ -402,17 +402,17 @@ def test_plan_states_its_assumptions_about_a_family(
     own = experts if family == "qwen3_moe" else caps
     config = {"model_type": family, "eos_token_id": 1, **numbers, **heads, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    out = said(capsys, *LARGE, "--set", f"model.path={tmp_path}")
+    out = output_of(capsys, *LARGE, "--set", f"model.path={tmp_path}")
     assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
     assert assumed in out
-    assert "assumed: " not in said(capsys, QUICKSTART)
+    assert "assumed: " not in output_of(capsys, QUICKSTART)
     if family == "gemma2":
-        out = said(capsys, *LARGE, "--set", f"model.path={tmp_path}", "--gpu-gib", "1", code=7)
+        out = output_of(capsys, *LARGE, "--set", f"model.path={tmp_path}", "--gpu-gib", "1", code=7)
         assert "  warning: attention of the actor has no flash kernel and keeps 3.22 GiB of scores" in out
 
 
 def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    memory = json.loads(said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--json", code=7))["memory"]
+    memory = json.loads(output_of(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--json", code=7))["memory"]
     actor = memory["roles"]["actor"]
     assert [rank["stage"] for rank in actor["ranks"]] == [0, 1]
     rank = actor["ranks"][1]
@@ -425,7 +425,7 @@ def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) ->
 
 
 def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
-    out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
+    out = output_of(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
     return out[out.index("processes\n") : out.index("\nupdates")]
 
 
@@ -458,7 +458,7 @@ def test_plan_reports_engines_that_cannot_start(capsys: pytest.CaptureFixture[st
     config = json.loads((ROOT / "recipes/quickstart/model/config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     sets = ["generator.kv_cache_mib=1", "rollout.max_new_tokens=1000", f"model.path={tmp_path}"]
-    out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
+    out = output_of(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
     assert "  rollout        1.06 GiB   no cache for one sequence\n" in out
     assert out.endswith(
         "  vLLM will not start: a sequence of full length needs 2.08 MiB, more than its KV cache has; raise\n"

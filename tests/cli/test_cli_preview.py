@@ -13,14 +13,14 @@ from preflight.conftest import folder as folder
 TWICE = "".join(f'{{"question": "{n % 3} + 1?", "answer": "#### {n % 3 + 1}"}}\n' for n in range(4))
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def json_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert run(["preview", "r.toml", "--json", *words]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_preview_shows_text_tokens_and_end_tokens_of_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "--rows", "1", "--set", 'rollout.stop_strings=["Q:"]')
+    found = json_of(capsys, "--rows", "1", "--set", 'rollout.stop_strings=["Q:"]')
     (row,) = found["rows"]
     assert row["text"] == "<|user|>0 + 1?<|assistant|>"
     assert "".join(token["text"] for token in row["tokens"]) == row["text"]
@@ -37,13 +37,12 @@ def test_preview_shows_text_tokens_and_end_tokens_of_rows(folder: Path, capsys: 
 
 def test_preview_flags_repeated_and_truncated_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train.jsonl").write_text(TWICE)
-    found = told(capsys, "--set", "rollout.max_prompt_tokens=4", "--set", "data.train.long_prompts=cut")
-    flag = "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are truncated; 4 are used"
-    assert flag in found["flags"]
+    found = json_of(capsys, "--set", "rollout.max_prompt_tokens=4", "--set", "data.train.long_prompts=cut")
+    assert "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are truncated; 4 are used" in found["flags"]
     assert found["lengths"] == dict.fromkeys(("min", "p50", "p90", "p99", "max"), 4)
     assert all(row["is_cut"] for row in found["rows"])
     (folder / "base/chat_template.jinja").unlink()
-    assert "the model has no chat template: prompts are plain text" in told(capsys)["flags"]
+    assert "the model has no chat template: prompts are plain text" in json_of(capsys)["flags"]
 
 
 @pytest.mark.parametrize("end", ["<|user|>", ""])
@@ -52,20 +51,20 @@ def test_preview_flags_a_template_without_an_end_token(
 ) -> None:
     template = "{% for m in messages %}<|user|>{{ m.content }}END{% endfor %}<|assistant|>"
     (folder / "base/chat_template.jinja").write_text(template.replace("END", end or "<|eos|>"))
-    assert any("ends a turn with `<|user|>`" in flag for flag in told(capsys)["flags"]) == bool(end)
+    assert any("ends a turn with `<|user|>`" in flag for flag in json_of(capsys)["flags"]) == bool(end)
 
 
 def test_preview_flags_a_model_without_an_end_token(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("config.json", "generation_config.json"):
         if (folder / "base" / name).is_file():
             edit(folder / "base" / name, eos_token_id=...)
-    assert any(flag.startswith("no end token: the model has none") for flag in told(capsys)["flags"])
+    assert any(flag.startswith("no end token: the model has none") for flag in json_of(capsys)["flags"])
 
 
 def test_preview_selects_an_evaluation_set_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "held.jsonl").write_text(TWICE)
     held = 'data.eval.held={format="gsm8k", path="held.jsonl"}'
-    found = told(capsys, "--set-name", "held", "--set", held)
+    found = json_of(capsys, "--set-name", "held", "--set", held)
     assert [row["id"].split("-")[0] for row in found["rows"]] == ["eval/held/000000", "eval/held/000001"]
     assert run(["preview", "r.toml", "--set-name", "other", "--set", held]) == 2
     assert "the recipe has no set `other`; it has `train`, `held`" in capsys.readouterr().err

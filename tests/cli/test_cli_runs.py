@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import Ask
+from cli.conftest import RunCli
 from fakes.components import fake_components, fake_recipe
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
@@ -30,21 +30,21 @@ def trained(root: Path, recipe: Recipe) -> RunResult:
     return session.attempt_run(opened)
 
 
-def test_run_below_its_expectations_is_unmet_in_all_commands(tmp_path: Path, ask: Ask) -> None:
+def test_run_below_its_expectations_is_unmet_in_all_commands(tmp_path: Path, ask: RunCli) -> None:
     root = tmp_path / "fake"
     trained(root, fake_recipe(steps=2, expect=UNMET))
-    said = ask("status", root)
-    assert said.out.splitlines()[0] == "fake: unmet"
-    expected = [line.split() for line in said.out.splitlines()[-3:]]
+    result = ask("status", root)
+    assert result.out.splitlines()[0] == "fake: unmet"
+    expected = [line.split() for line in result.out.splitlines()[-3:]]
     assert expected[0] == ["expected", "reached", "bound"]
     assert [(row[0], row[-1]) for row in expected[1:]] == [("reward/score_mean", "UNMET"), ("value/clip_frac", "met")]
-    assert said.err.endswith(f"train longer: ppoctl resume {root} --set steps=4\n")
-    told = json.loads(ask("status", root, "--json").out)
-    assert (told["state"], [verdict["met"] for verdict in told["expect"]]) == ("unmet", [False, True])
-    assert told["figures"]["time/rollout_s"] >= 0
+    assert result.err.endswith(f"train longer: ppoctl resume {root} --set steps=4\n")
+    parsed = json.loads(ask("status", root, "--json").out)
+    assert (parsed["state"], [verdict["met"] for verdict in parsed["expect"]]) == ("unmet", [False, True])
+    assert parsed["figures"]["time/rollout_s"] >= 0
 
 
-def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = trained(tmp_path / "fake", fake_recipe(steps=2, expect=UNMET))
     before = list(app.registered_commands)
 
@@ -53,13 +53,13 @@ def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: Ask, monkeyp
 
     app.command("end-for-the-test")(end_for_the_test)
     try:
-        said = ask("end-for-the-test", "--json")
+        result = ask("end-for-the-test", "--json")
         plain = ask("end-for-the-test")
     finally:
         app.registered_commands[:] = before
-    told = json.loads(said.out)
-    assert (said.code, told["error"]["exit_code"], told["state"]) == (5, 5, "unmet")
-    assert set(told) == {"run", "state", "figures", "expect", "error"}
+    parsed = json.loads(result.out)
+    assert (result.code, parsed["error"]["exit_code"], parsed["state"]) == (5, 5, "unmet")
+    assert set(parsed) == {"run", "state", "figures", "expect", "error"}
     assert plain.err.splitlines()[-1] == f"hint: ppoctl resume {ended.paths.root} --set steps=4"
     assert plain.out.splitlines()[-1] == f"run: {ended.paths.root}"
 
@@ -90,15 +90,15 @@ def written(**keys: Any) -> Recipe:
     return fake_recipe(reward={"kind": "gsm8k"}, **absolute, **keys)
 
 
-def test_resume_of_a_finished_run_starts_no_attempt(tmp_path: Path, ask: Ask) -> None:
+def test_resume_of_a_finished_run_starts_no_attempt(tmp_path: Path, ask: RunCli) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2))
     ask("status", root)  # it reads the output of the training, too
-    said = ask("resume", root)
-    assert said.code == 0
+    result = ask("resume", root)
+    assert result.code == 0
     over = "all steps are done: nothing is left to do"
-    assert said.err == f"{over}; more steps: ppoctl resume {root} --set steps=4\n"
-    assert said.out.splitlines()[-1] == f"run: {root}"
+    assert result.err == f"{over}; more steps: ppoctl resume {root} --set steps=4\n"
+    assert result.out.splitlines()[-1] == f"run: {root}"
     assert json.loads(ask("resume", root, "--json").out)["state"] == "finished"
     assert RunPaths(root).attempts() == [1]
 
@@ -112,10 +112,10 @@ def test_summary_goes_to_stdout_while_library_output_is_separated(
     for name, descriptor in (("stdout", 1), ("stderr", 2)):  # as a process has them; these are separated
         monkeypatch.setattr(f"sys.{name}", open(descriptor, "w", closefd=False))  # noqa: SIM115
     assert run(["resume", str(root)]) == 0
-    said = capfd.readouterr()
-    assert said.out.splitlines()[0].split() == ["metric", "step", "first", "step", "last"]
-    assert said.out.splitlines()[-1] == f"run: {root}"
-    assert said.err.startswith("all steps are done")
+    result = capfd.readouterr()
+    assert result.out.splitlines()[0].split() == ["metric", "step", "first", "step", "last"]
+    assert result.out.splitlines()[-1] == f"run: {root}"
+    assert result.err.startswith("all steps are done")
 
 
 def test_finished_run_with_relative_paths_is_finished(tmp_path: Path) -> None:
@@ -124,21 +124,21 @@ def test_finished_run_with_relative_paths_is_finished(tmp_path: Path) -> None:
     assert resume._result_if_done(RunPaths(root)) is not None
 
 
-def test_resume_of_an_unmet_run_returns_the_same_exit_code(tmp_path: Path, ask: Ask) -> None:
+def test_resume_of_an_unmet_run_returns_the_same_exit_code(tmp_path: Path, ask: RunCli) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2, expect=UNMET))
     ask("status", root)
-    said = ask("resume", root)
-    assert (said.code, said.err.splitlines()[-1]) == (5, f"hint: ppoctl resume {root} --set steps=4")
-    assert said.err.splitlines()[0] == "all steps are done: nothing is left to do"
+    result = ask("resume", root)
+    assert (result.code, result.err.splitlines()[-1]) == (5, f"hint: ppoctl resume {root} --set steps=4")
+    assert result.err.splitlines()[0] == "all steps are done: nothing is left to do"
 
 
-def test_run_path_is_printed_as_typed(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_path_is_printed_as_typed(tmp_path: Path, ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path / "fake", written(steps=2))
     monkeypatch.chdir(tmp_path)
-    said = ask("resume", "fake")
-    assert said.out.splitlines()[-1] == "run: fake"
-    assert said.err.endswith("more steps: ppoctl resume fake --set steps=4\n")
+    result = ask("resume", "fake")
+    assert result.out.splitlines()[-1] == "run: fake"
+    assert result.err.endswith("more steps: ppoctl resume fake --set steps=4\n")
 
 
 def test_run_with_an_edited_recipe_is_not_finished(tmp_path: Path) -> None:

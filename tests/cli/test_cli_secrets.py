@@ -89,20 +89,18 @@ def test_password_in_any_recipe_source_is_refused_without_repeating(folder, monk
     if way == "a broken variable":
         monkeypatch.setenv("PPOCTL_DATA__EVAL", f"{{{URI}")
     assert run(["validate", "r.toml", *words, *more]) == 2
-    said = "".join(capsys.readouterr())
-    assert said
-    assert not [piece for piece in ("hunt", "unte", "nter2") if piece in said], "not a piece of it either"
+    printed = "".join(capsys.readouterr())
+    assert printed
+    assert not [piece for piece in ("hunt", "unte", "nter2") if piece in printed], "not a piece of it either"
 
 
 def test_refused_secret_hint_names_the_alternatives(folder, capsys):
     Path("r.toml").write_text(SMALLEST + at_uri(f'"{URI}"'))
     assert run(["validate", "r.toml"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        "`tracking.uri` contains a password or a token, but a recipe is stored in the run and sent to MLflow" in said
-    )
-    assert "MLFLOW_TRACKING_PASSWORD" in said
-    assert '`tracking.uri = "$NAME"`' in said
+    printed = capsys.readouterr().err
+    assert "`tracking.uri` contains a password or a token, but a recipe is stored in the run and sent to MLflow" in printed
+    assert "MLFLOW_TRACKING_PASSWORD" in printed
+    assert '`tracking.uri = "$NAME"`' in printed
 
 
 def test_variable_reference_is_written_by_name(folder, monkeypatch, capsys):
@@ -140,9 +138,9 @@ def test_saved_traceback_is_private_and_has_no_secret(failing, tmp_path, capsys)
     logs = []
     for _ in range(2):
         assert run(["status", "x", "--debug"]) == 1
-        said = capsys.readouterr().err
-        assert "hunter2" not in said
-        logs.append(Path(re.search(r"less (\S+)", said)[1]))
+        printed = capsys.readouterr().err
+        assert "hunter2" not in printed
+        logs.append(Path(re.search(r"less (\S+)", printed)[1]))
     assert logs[0] != logs[1], "its name cannot be guessed"
     for log in logs:
         assert stat.S_IMODE(log.stat().st_mode) == 0o600

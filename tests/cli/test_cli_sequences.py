@@ -28,7 +28,7 @@ def stopped(root: Path, story: StepFunction, moment: str) -> None:
         play(root, fake_recipe(checkpoint={"every_steps": 2}), Witness(act=act), lambda recipe, step: story)
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+def json_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
     assert run([*words, "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
@@ -46,16 +46,16 @@ def test_run_with_another_step_function_is_readable(
 ) -> None:
     story, begins, states = STORIES[name]
     stopped(tmp_path / "r", story, f"3 {begins} starts")
-    status = told(capsys, "status", str(tmp_path / "r"))
+    status = json_of(capsys, "status", str(tmp_path / "r"))
     assert (status["steps_done"], status["saved_steps"]) == (2, [2])
-    plan = told(capsys, "resume", str(tmp_path / "r"), "--plan")
+    plan = json_of(capsys, "resume", str(tmp_path / "r"), "--plan")
     assert plan["from_step"] == 2
     actions = {item["item"]: item["action"] for item in plan["items"]}
     assert [item for item, action in actions.items() if action == "restored"] == states
     updates = [item for item, action in actions.items() if action == "replayed"]
     assert updates == (["steps/000003/60-critic_update"] if name == "two rounds" else [])
     assert {item for item, action in actions.items() if action == "run"} >= {"steps/000003/70-actor_update"}
-    shown = told(capsys, "show", str(tmp_path / "r"), "--manifest", "--step", "3")
+    shown = json_of(capsys, "show", str(tmp_path / "r"), "--manifest", "--step", "3")
     assert len(shown["manifests"]) == sum(action in ("recalled", "replayed") for action in actions.values())
 
 
@@ -66,9 +66,9 @@ def test_missing_stage_is_found_for_other_step_functions(
     story, begins, _ = STORIES[name]
     stopped(tmp_path / "r", story, f"3 {begins} starts")
     (tmp_path / "r/steps/000003/10-rollout/manifest.json").unlink()
-    plan = told(capsys, "resume", str(tmp_path / "r"), "--plan", code=8)
+    plan = json_of(capsys, "resume", str(tmp_path / "r"), "--plan", code=8)
     missing = [item["item"] for item in plan["items"] if item["action"] == "missing"]
     assert missing == ["steps/000003/10-rollout"]
     assert "`steps/000003/10-rollout` (missing)" in plan["error"]["message"]
     assert plan["error"]["hint"].endswith(f"ppoctl resume {tmp_path}/r --allow-missing")
-    assert "error" not in told(capsys, "resume", str(tmp_path / "r"), "--plan", "--allow-missing")
+    assert "error" not in json_of(capsys, "resume", str(tmp_path / "r"), "--plan", "--allow-missing")

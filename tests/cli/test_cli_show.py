@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from conventions.test_lightweight_imports import front
 from fakes.components import fake_components, fake_recipe
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
@@ -48,11 +48,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ask(root: Path, ask: Ask) -> Ask:
+def ask(root: Path, ask: RunCli) -> RunCli:
     return partial(ask, "show", root)
 
 
-def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:
+def listed(ask: RunCli, *words: object) -> list[dict[str, Any]]:
     """Return the samples of a list, from the JSON output."""
     found: list[dict[str, Any]] = json.loads(ask(*words, "--json").out)["samples"]
     return found
@@ -88,7 +88,7 @@ def test_option_choices_match_the_record_values() -> None:
     assert set(get_args(sample_screen.TokenMetric)) == set(sample_screen.LEGENDS)
 
 
-def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: Ask) -> None:
+def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: RunCli) -> None:
     out = ask("--step", 2, "--sample", 3).out.splitlines()
     [sample] = read_samples(RunPaths(root), 2, [3])
     assert out[0] == f"sample  3 of step 2: p5 #1, {sample.stamp}"
@@ -107,19 +107,19 @@ def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: Ask) ->
 def test_kl_is_the_recorded_full_kl_or_the_logprob_gap_to_reference(root: Path) -> None:
     records = StepRecords.read(RunPaths(root), 3)  # in the first step the actor equals the reference
     assert records.logprobs is not None
-    length, told = int(records.rollouts["lengths"][2]), records.logprobs.fields
-    assert records.kl(2) == pytest.approx((told["actor"] - told["reference"])[2, :length].tolist())
-    without = {name: value for name, value in told.items() if name != "actor"}  # as if the update had used its own
+    length, fields = int(records.rollouts["lengths"][2]), records.logprobs.fields
+    assert records.kl(2) == pytest.approx((fields["actor"] - fields["reference"])[2, :length].tolist())
+    without = {name: value for name, value in fields.items() if name != "actor"}  # as if the update had used its own
     drawn = replace(records, logprobs=replace(records.logprobs, fields=without))
     assert drawn.kl(2) == pytest.approx(
-        (records.rollouts["sampler_logprobs"] - told["reference"])[2, :length].tolist()
+        (records.rollouts["sampler_logprobs"] - fields["reference"])[2, :length].tolist()
     )
-    whole = replace(records, logprobs=replace(records.logprobs, fields={"full_kl": told["actor"] * 0 + 0.5}))
+    whole = replace(records, logprobs=replace(records.logprobs, fields={"full_kl": fields["actor"] * 0 + 0.5}))
     assert whole.kl(2) == [0.5] * length
     assert replace(records, logprobs=replace(records.logprobs, fields={})).kl(2) is None
 
 
-def test_best_and_worst_are_chosen_after_filtering(ask: Ask) -> None:
+def test_best_and_worst_are_chosen_after_filtering(ask: RunCli) -> None:
     rows = listed(ask, "--list")
     scores = [row["score"] for row in rows]
     assert json.loads(ask("--best", "--json").out)["score"] == max(scores)
@@ -128,23 +128,23 @@ def test_best_and_worst_are_chosen_after_filtering(ask: Ask) -> None:
     assert json.loads(ask("--best", "--max-reward", middle, "--json").out)["score"] == middle
 
 
-def test_list_has_a_line_per_sample(ask: Ask) -> None:
-    said = ask("--list")
-    lines = said.out.splitlines()
+def test_list_has_a_line_per_sample(ask: RunCli) -> None:
+    result = ask("--list")
+    lines = result.out.splitlines()
     head = ["row", "prompt", "sample", "score", "outcome", "tokens", "finish", "advantage", "response"]
     assert lines[0].split() == head
     rows = listed(ask, "--list")
     first = rows[0]
-    told = ["0", "p8", "0", f"{first['score']:.6g}", "ok", str(first["tokens"]), first["finish"]]
-    assert lines[1].split()[:8] == [*told, f"{first['advantage']:+.3f}"]
+    cells = ["0", "p8", "0", f"{first['score']:.6g}", "ok", str(first["tokens"]), first["finish"]]
+    assert lines[1].split()[:8] == [*cells, f"{first['advantage']:+.3f}"]
     assert lines[1].endswith(first["response"])
     assert len(lines) == 1 + 8
-    assert said.err == "8 of 8 samples of step 3\n"
+    assert result.err == "8 of 8 samples of step 3\n"
     assert ask("--list", "--limit", 2).err == "2 of 8 samples of step 3, 6 more with --limit 8\n"
     assert len(listed(ask, "--list", "--limit", 2)) == 2
 
 
-def test_mean_advantage_is_over_unmasked_tokens(root: Path, ask: Ask) -> None:
+def test_mean_advantage_is_over_unmasked_tokens(root: Path, ask: RunCli) -> None:
     records = StepRecords.read(RunPaths(root), 3)
     [row] = listed(ask, "--list", "--limit", 1)
     assert records.advantages is not None
@@ -223,11 +223,11 @@ def test_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.Ca
     ]
 
 
-def test_list_is_limited_to_the_screen_height(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_is_limited_to_the_screen_height(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_terminal(monkeypatch, lines=9)
-    said = ask("--list", "--no-pager")
-    assert said.err.splitlines()[-1] == "4 of 8 samples of step 3, 4 more with --limit 8"
-    assert len(said.out.splitlines()) == 1 + 4
+    result = ask("--list", "--no-pager")
+    assert result.err.splitlines()[-1] == "4 of 8 samples of step 3, 4 more with --limit 8"
+    assert len(result.out.splitlines()) == 1 + 4
 
 
 def test_characters_outside_the_stdout_encoding_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,11 +235,11 @@ def test_characters_outside_the_stdout_encoding_are_escaped(monkeypatch: pytest.
     assert render.printable("caf\u00e9\x1b \u4e2d\n") == "caf\\xe9\\x1b \\u4e2d\n"
 
 
-def test_prompt_option_lists_its_samples_of_all_steps(ask: Ask) -> None:
-    said = ask("--prompt", "p5")
-    assert said.out.splitlines()[0].split()[:2] == ["step", "row"]
+def test_prompt_option_lists_its_samples_of_all_steps(ask: RunCli) -> None:
+    result = ask("--prompt", "p5")
+    assert result.out.splitlines()[0].split()[:2] == ["step", "row"]
     assert [row["step"] for row in listed(ask, "--prompt", "p5")] == [2, 2]
-    assert said.err == "2 of 2 samples of step 2\n"
+    assert result.err == "2 of 2 samples of step 2\n"
     held = listed(ask, "--eval", "--prompt", "p101")
     assert [row["step"] for row in held] == sorted(row["step"] for row in held)
     assert {row["step"] for row in held} == {0, 2, 3}
@@ -251,7 +251,7 @@ def test_prompt_option_lists_its_samples_of_all_steps(ask: Ask) -> None:
     assert wrong.err.startswith("error: the run has no samples of prompt `p55`; did you mean `p5`?\n")
 
 
-def test_evaluation_samples_are_listed_and_shown(ask: Ask) -> None:
+def test_evaluation_samples_are_listed_and_shown(ask: RunCli) -> None:
     rows = listed(ask, "--eval")
     assert {row["step"] for row in rows} == {3}
     assert {row["set"] for row in rows} == {"held/greedy", "held/sampled"}
@@ -264,19 +264,19 @@ def test_evaluation_samples_are_listed_and_shown(ask: Ask) -> None:
     assert out[0] == f"sample  {number} of the evaluation after step 3: {last['set']} p103 #{last['sample']}"
     assert out[3:5] == [f"given   {last['response'].split()[0]}", f"reward  ok {last['score']:g}"]
     assert out[-1] == last["response"]
-    told = json.loads(ask("--eval", "--sample", number, "--json").out)
-    assert (told["step"], told["row"], told["prompt"]) == (3, number, "question 103")
+    parsed = json.loads(ask("--eval", "--sample", number, "--json").out)
+    assert (parsed["step"], parsed["row"], parsed["prompt"]) == (3, number, "question 103")
 
 
-def test_filters_select_matching_samples(ask: Ask) -> None:
+def test_filters_select_matching_samples(ask: RunCli) -> None:
     rows = listed(ask, "--list")
     for finish in FINISH_REASONS:
         assert listed(ask, "--finish", finish) == [row for row in rows if row["finish"] == finish]
     word = rows[2]["response"].split()[-1]
     assert listed(ask, "--grep", word) == [row for row in rows if word in row["response"]]
     assert listed(ask, "--min-reward", 0.5) == [row for row in rows if row["score"] >= 0.5]
-    said = ask("--outcome", "refused")
-    assert said == Said(0, "", "no sample matches; step 3 has 8\n")
+    result = ask("--outcome", "refused")
+    assert result == CliResult(0, "", "no sample matches; step 3 has 8\n")
 
 
 @pytest.mark.parametrize(
@@ -295,16 +295,16 @@ def test_filters_select_matching_samples(ask: Ask) -> None:
         (("--best", "--min-reward", 9), "no sample matches"),
     ],
 )
-def test_invalid_show_options_are_refused(ask: Ask, root: Path, words: tuple[object, ...], says: str) -> None:
-    said = ask(*words)
-    assert said.code == 2
-    assert said.err.splitlines()[0] == f"error: {says.format(root=root)}"
+def test_invalid_show_options_are_refused(ask: RunCli, root: Path, words: tuple[object, ...], says: str) -> None:
+    result = ask(*words)
+    assert result.code == 2
+    assert result.err.splitlines()[0] == f"error: {says.format(root=root)}"
 
 
 def sample(row: int, prompt: str, score: float | None, **further: Any) -> SampleRow:
-    told = {"step": 3, "set": "", "sample": row, "outcome": "ok", "tokens": row, "finish": "terminated"}
+    defaults = {"step": 3, "set": "", "sample": row, "outcome": "ok", "tokens": row, "finish": "terminated"}
     return SampleRow(
-        **{**told, "row": row, "prompt_id": prompt, "score": score, "advantage": None, "response": "r", **further}
+        **{**defaults, "row": row, "prompt_id": prompt, "score": score, "advantage": None, "response": "r", **further}
     )
 
 
@@ -340,7 +340,7 @@ def test_flipped_sort_puts_mixed_and_changed_prompts_first() -> None:
     assert rows_by("flipped", changed) == [2, 4, 0, 1, 3, 5, 6]
 
 
-def test_prompts_are_compared_with_the_nearest_earlier_step(root: Path, ask: Ask) -> None:
+def test_prompts_are_compared_with_the_nearest_earlier_step(root: Path, ask: RunCli) -> None:
     rows = listed(ask, "--eval", "--sort", "flipped")
     assert {row["before"]["step"] for row in rows} == {2}
     source = lists.Source(RunPaths(root), evaluations=True)
@@ -364,12 +364,12 @@ def test_narrow_list_drops_columns_and_names_them(capsys: pytest.CaptureFixture[
     rows = [sample(0, "train/000001-0123abcd", 1.0, response="\n first\x1b line of a longer text\nsecond\n")]
     known = sample_list._Flips({}, {})
     sample_list._print(rows, sample_list.Form(), known, 60)
-    told = capsys.readouterr()
-    assert told.out.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
         "row  prompt                 score  tokens  response",
         "  0  train/000001-0123abcd      1       0  first\\x1b line..",
     ]
-    assert told.err == "columns that do not fit: finish, outcome, sample\n"
+    assert printed.err == "columns that do not fit: finish, outcome, sample\n"
     sample_list._print(rows, sample_list.Form(grep="sec"), known, None)
     assert capsys.readouterr().out.splitlines()[1].endswith("  second")
 

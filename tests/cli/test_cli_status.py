@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from fakes.components import fake_recipe
 from fakes.job import play
 from fakes.slurm import FakeSlurm
@@ -54,21 +54,21 @@ def begun(paths: RunPaths, **where: object) -> Journal:
     return journal
 
 
-def test_status_of_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_of_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     cluster.has("12", "PENDING", reason="Resources")
-    said = ask("status", "my")
-    assert said.code == 0
-    assert said.out.splitlines()[:3] == ["my: pending", "job 12 waits for `Resources`", ""]
-    assert [line for line in said.out.splitlines() if line.startswith(("steps", "attempts", "jobs"))] == [
+    result = ask("status", "my")
+    assert result.code == 0
+    assert result.out.splitlines()[:3] == ["my: pending", "job 12 waits for `Resources`", ""]
+    assert [line for line in result.out.splitlines() if line.startswith(("steps", "attempts", "jobs"))] == [
         "steps        1 of 1",
         "attempts     none",
         "jobs         12 pending",
     ]
-    assert said.err == "stop it: ppoctl stop my\n"
+    assert result.err == "stop it: ppoctl stop my\n"
 
 
-def test_status_of_a_run_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_of_a_run_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node[1-2]", start="1795403470")
@@ -82,17 +82,17 @@ def test_status_of_a_run_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask)
     assert "attempts     2 running or killed on node1" in ask("status", "my", "--wait", "0.1").out.splitlines()
 
 
-def test_status_json_has_all_jobs_attempts_and_slurm_states(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_json_has_all_jobs_attempts_and_slurm_states(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     submitted(paths, "13", after="12")
     begun(paths, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
     paths.job_ended("12").write_text("0 75 7 USR1\n")
     cluster.has("12", "PENDING", reason="BeginTime", restarts=1, start="4102444800")
     cluster.has("13", "PENDING", reason="Dependency")
-    told = json.loads(ask("status", "my", "--json").out)
-    assert (told["state"], told["slurm_silent"]) == ("requeued", None)
-    assert told["says"].startswith("job 12 is back in the queue, for the 1st time, for `BeginTime`: ")
-    first, second = told["jobs"]
+    parsed = json.loads(ask("status", "my", "--json").out)
+    assert (parsed["state"], parsed["slurm_silent"]) == ("requeued", None)
+    assert parsed["says"].startswith("job 12 is back in the queue, for the 1st time, for `BeginTime`: ")
+    first, second = parsed["jobs"]
     assert {key: first[key] for key in ("id", "state", "reason", "restarts", "starts_at", "ends")} == {
         "id": "12",
         "state": "PENDING",
@@ -102,34 +102,34 @@ def test_status_json_has_all_jobs_attempts_and_slurm_states(paths: RunPaths, clu
         "ends": [{"restart": 0, "exit_code": 75, "at": 7.0}],
     }
     assert (second["id"], second["after"]) == ("13", "12")
-    assert told["attempts"][-1]["job"] == "12"
+    assert parsed["attempts"][-1]["job"] == "12"
 
 
-def test_status_waits_only_briefly_for_an_unreachable_slurm(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_waits_only_briefly_for_an_unreachable_slurm(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     cluster.goes_away()
-    said = ask("status", "my", "--wait", "0.1")
-    assert said.out.splitlines()[:2] == [
+    result = ask("status", "my", "--wait", "0.1")
+    assert result.out.splitlines()[:2] == [
         "my: submitted",
         "job 12 was submitted; the run has no record of its start; the state of job 12 is unknown: "
         "`squeue` did not answer within 0.1 s",
     ]
-    assert said.err == "try again, with more time for Slurm: ppoctl status my --wait 20\n"
+    assert result.err == "try again, with more time for Slurm: ppoctl status my --wait 20\n"
     assert "within 0.5 s" in ask("status", "my").out
 
 
-def test_status_escapes_control_characters_in_job_errors(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_escapes_control_characters_in_job_errors(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     cluster.has("12", "FAILED", status="2048")
     paths.job_log("12").write_text("error: no \x1b]0;owned\x07 disk\n")
-    said = ask("status", "my")
-    assert said.out.splitlines()[1] == (
+    result = ask("status", "my")
+    assert result.out.splitlines()[1] == (
         "job 12 ended with `FAILED`, exit code 8:0; no attempt started in it: no \\x1b]0;owned\\x07 disk"
     )
-    assert said.err == "continue: ppoctl resume my --on slurm\n"
+    assert result.err == "continue: ppoctl resume my --on slurm\n"
 
 
-def test_status_lists_each_job_with_its_end(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_lists_each_job_with_its_end(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     for id in ("7", "8", "9"):
         submitted(paths, id)
     paths.job_ended("8").write_text("0 4 100 -\n")
@@ -137,7 +137,7 @@ def test_status_lists_each_job_with_its_end(paths: RunPaths, cluster: FakeSlurm,
     assert "jobs         7 unknown, 8 ended with 4, 9 completed" in ask("status", "my").out.splitlines()
 
 
-def test_status_shows_the_time_use_of_each_attempt(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_shows_the_time_use_of_each_attempt(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     for number in range(10):
         journal = begun(paths, at=1000.0 * number, gpus=4 if number == 9 else 0)
         ended = {"status": "preempted", "exit_code": 75, "starting_s": 20.0, "abandoned_s": 30.0}
@@ -147,22 +147,22 @@ def test_status_shows_the_time_use_of_each_attempt(paths: RunPaths, cluster: Fak
     assert lines[first + 1].split() == ["4", "1m", "30s", "0.0s", "20s", "30s", "0", "0"]
     assert lines[first + 8].split() == ["11", "1m", "30s", "0.0s", "20s", "30s", "0", "0.0333"]
     assert lines[first + 9].split() == ["all", "15m", "00s", "0.0s", "3m", "20s", "5m", "00s", "0", "0.0333"]
-    told = json.loads(ask("status", "my", "--json").out)["spent"]
-    assert len(told) == 10
-    assert (told[0]["attempt"], told[0]["wall_s"], told[0]["lost_s"]) == (2, 90.0, 30.0)
+    parsed = json.loads(ask("status", "my", "--json").out)["spent"]
+    assert len(parsed) == 10
+    assert (parsed[0]["attempt"], parsed[0]["wall_s"], parsed[0]["lost_s"]) == (2, 90.0, 30.0)
 
 
-def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     cluster.has("12", "RUNNING", nodes="node1")
-    said = ask("resume", "my")
-    assert said.code == 8
-    assert said.err.startswith("error: run `my` is in use: job 12 of Slurm is running\n")
-    assert "ppoctl status my" in said.err
+    result = ask("resume", "my")
+    assert result.code == 8
+    assert result.err.startswith("error: run `my` is in use: job 12 of Slurm is running\n")
+    assert "ppoctl status my" in result.err
 
 
 def test_stop_requests_the_running_job_and_cancels_waiting_jobs(
-    paths: RunPaths, cluster: FakeSlurm, ask: Ask
+    paths: RunPaths, cluster: FakeSlurm, ask: RunCli
 ) -> None:
     for id, after in (("12", None), ("13", "12"), ("14", "13")):
         submitted(paths, id, after)
@@ -170,8 +170,8 @@ def test_stop_requests_the_running_job_and_cancels_waiting_jobs(
     cluster.has("12", "RUNNING", nodes="node1")
     cluster.has("13", "PENDING", reason="Dependency")
     cluster.has("14", "PENDING", reason="Dependency")
-    said = ask("stop", "my")
-    assert said == Said(
+    result = ask("stop", "my")
+    assert result == CliResult(
         0,
         """\
 attempt 2 in job 12 on node1 will stop after the current stage
@@ -189,17 +189,17 @@ continue later: ppoctl resume my --on slurm
     ]
 
 
-def test_stop_now_signals_the_job_after_writing_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_now_signals_the_job_after_writing_the_request(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
-    told = json.loads(ask("stop", "my", "--after", "now", "--json").out)
-    assert (told["asked"], told["after"], told["signalled"], told["cancelled"]) == (2, "now", "12", [])
+    parsed = json.loads(ask("stop", "my", "--after", "now", "--json").out)
+    assert (parsed["asked"], parsed["after"], parsed["signalled"], parsed["cancelled"]) == (2, "now", "12", [])
     assert stop_requested(paths, 2) == "now"
     assert cluster.calls[-1] == "scancel --batch --signal=TERM 12"
 
 
-def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     """For example a desktop, a notebook or an allocation: the run was not submitted as this job, which may run other
     things."""
     begun(paths, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
@@ -211,17 +211,17 @@ def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeS
     assert stop_requested(paths, 3) == "now"
 
 
-def test_stop_cancels_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_cancels_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     cluster.has("12", "PENDING", restarts=2)
     begun(paths, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
-    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ncontinue later: ppoctl resume my --on slurm\n", "")
+    assert ask("stop", "my") == CliResult(0, "job 12 is cancelled\ncontinue later: ppoctl resume my --on slurm\n", "")
     assert cluster.state("12") == "CANCELLED"
     assert not paths.stop_request.exists()
 
 
 def test_stop_cancels_a_job_that_starts_during_the_cancellation(
-    paths: RunPaths, cluster: FakeSlurm, ask: Ask
+    paths: RunPaths, cluster: FakeSlurm, ask: RunCli
 ) -> None:
     submitted(paths)
     submitted(paths, "13", after="12")
@@ -234,7 +234,7 @@ def test_stop_cancels_a_job_that_starts_during_the_cancellation(
 
 @pytest.mark.parametrize(("code", "state"), [(75, "CANCELLED"), (0, "COMPLETING")])
 def test_stop_cancels_a_completing_job_only_if_resumable(
-    paths: RunPaths, cluster: FakeSlurm, ask: Ask, code: int, state: str
+    paths: RunPaths, cluster: FakeSlurm, ask: RunCli, code: int, state: str
 ) -> None:
     submitted(paths)
     status = "preempted" if code else "finished"
@@ -244,17 +244,21 @@ def test_stop_cancels_a_completing_job_only_if_resumable(
     assert cluster.state("12") == state
 
 
-def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
     begun(paths, host=platform.node(), pid=parent.pid)
-    said = ask("stop", "my", "--after", "step")
-    assert said.out.splitlines()[0] == (f"attempt 2 (process {parent.pid} here) will stop after the current step")
+    result = ask("stop", "my", "--after", "step")
+    assert result.out.splitlines()[0] == (
+        f"attempt 2 (process {parent.pid} here) will stop after the current step"
+    )
     assert stop_requested(paths, 2) == "step"
     assert cluster.calls == []
 
 
-def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_of_a_run_on_another_host_only_writes_the_request(
+    paths: RunPaths, cluster: FakeSlurm, ask: RunCli
+) -> None:
     begun(paths)
     assert ask("stop", "my", "--after", "now").out.splitlines() == [
         "attempt 2 on node1, if it is still running, will stop now: of the current stage, only finished samples are "
@@ -265,11 +269,11 @@ def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, 
     assert cluster.calls == []
 
 
-def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     begun(paths, job="12", restart=0)
     cluster.has("12", "NODE_FAIL")
-    assert ask("stop", "my") == Said(
+    assert ask("stop", "my") == CliResult(
         0,
         """\
 the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; attempt 2 did not record how it ended
@@ -279,24 +283,26 @@ the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; a
     assert not paths.stop_request.exists()
 
 
-def test_stop_without_a_slurm_answer_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_without_a_slurm_answer_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
     submitted(paths)
     begun(paths, job="12", restart=0)
     cluster.goes_away()
-    said = ask("stop", "my", "--after", "now", "--wait", "0.1")
-    assert (said.code, said.err) == (0, "")
+    result = ask("stop", "my", "--after", "now", "--wait", "0.1")
+    assert (result.code, result.err) == (0, "")
     assert stop_requested(paths, 2) == "now"
     submitted(paths, "13", after="12")
-    said = ask("stop", "my", "--wait", "0.1")
-    assert said.code == 3
-    assert said.err == (
+    result = ask("stop", "my", "--wait", "0.1")
+    assert result.code == 3
+    assert result.err == (
         "error: no job was cancelled, because Slurm did not answer about job 13 of this run: "
         "`squeue` did not answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
     )
     assert stop_requested(paths, 2) == "stage"
 
 
-def test_stop_cancels_nothing_if_the_request_cannot_be_written(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_cancels_nothing_if_the_request_cannot_be_written(
+    paths: RunPaths, cluster: FakeSlurm, ask: RunCli
+) -> None:
     submitted(paths)
     submitted(paths, "13", after="12")
     begun(paths, job="12", restart=0)
@@ -307,7 +313,9 @@ def test_stop_cancels_nothing_if_the_request_cannot_be_written(paths: RunPaths, 
     assert cluster.state("13") == "PENDING"
 
 
-def test_stop_describes_its_effect_on_a_suspended_or_hung_run(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_describes_its_effect_on_a_suspended_or_hung_run(
+    paths: RunPaths, cluster: FakeSlurm, ask: RunCli
+) -> None:
     submitted(paths)
     begun(paths, job="12", restart=0, at=time.time() - 99999)
     cluster.has("12", "RUNNING", nodes="node1")

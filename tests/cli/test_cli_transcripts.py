@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import Ask, Said
+from cli.conftest import CliResult, RunCli
 from recipe.conftest import SMALLEST
 
 MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: RunCli) -> RunCli:
     """Return a function such that `ask("plan", "r.toml")` runs in a folder with a recipe `r.toml`, its data and no
     model."""
     monkeypatch.chdir(tmp_path)
@@ -23,12 +23,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
     return ask
 
 
-def test_valid_recipe_prints_ok_on_stderr(ask: Ask) -> None:
+def test_valid_recipe_prints_ok_on_stderr(ask: RunCli) -> None:
     note = "note: `model.path` is `org/base`: it has not been fetched; not checked\n"
-    assert ask("validate", "r.toml") == Said(0, "", f"{note}ok: r.toml\n")
+    assert ask("validate", "r.toml") == CliResult(0, "", f"{note}ok: r.toml\n")
 
 
-def test_validate_notes_doubtful_settings_as_text_and_json(ask: Ask) -> None:
+def test_validate_notes_doubtful_settings_as_text_and_json(ask: RunCli) -> None:
     doubtful = ("--set", "ppo.policy_loss.kind=reinforce")
     note = (
         "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the actor "
@@ -39,18 +39,18 @@ def test_validate_notes_doubtful_settings_as_text_and_json(ask: Ask) -> None:
     assert json.loads(ask("validate", "r.toml", *doubtful, "--json").out)["notes"][1:] == [note]
 
 
-def test_validate_show_prints_every_value_with_its_origin(ask: Ask) -> None:
-    said = ask("validate", "r.toml", "--set", "seed=7", "--show")
-    lines = said.out.splitlines()
+def test_validate_show_prints_every_value_with_its_origin(ask: RunCli) -> None:
+    result = ask("validate", "r.toml", "--set", "seed=7", "--show")
+    lines = result.out.splitlines()
     assert lines[0].split() == ["key", "value", "set", "by", "changes"]
     assert lines[1].split() == ["name", '"small"', "r.toml:1", "reporting"]
     assert lines[2].split() == ["seed", "7", "--set", "results"]
     assert ["ppo.advantages.gamma", "1.0", "default", "results"] in [line.split() for line in lines]
 
 
-def test_validate_reports_all_problems_and_missing_files_at_once(ask: Ask) -> None:
+def test_validate_reports_all_problems_and_missing_files_at_once(ask: RunCli) -> None:
     Path("train.jsonl").unlink()
-    said = ask(
+    result = ask(
         "validate",
         "r.toml",
         "--set",
@@ -62,7 +62,7 @@ def test_validate_reports_all_problems_and_missing_files_at_once(ask: Ask) -> No
         "--assets",
     )
     here = Path.cwd()
-    assert said == Said(
+    assert result == CliResult(
         2,
         "",
         f"""\
@@ -77,51 +77,51 @@ hint: ppoctl recipes keys
     )
 
 
-def test_context_length_must_fit_the_model(ask: Ask) -> None:
+def test_context_length_must_fit_the_model(ask: RunCli) -> None:
     Path("m").mkdir()
     config = json.loads((MODEL / "config.json").read_text("utf-8"))
     Path("m/config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}), "utf-8")
-    said = ask("validate", "r.toml", "--set", "model.path=m")
-    assert said.code == 2
+    result = ask("validate", "r.toml", "--set", "model.path=m")
+    assert result.code == 2
     assert (
         "error: r.toml:11: a window of 33 tokens (`rollout.max_prompt_tokens` `20` + `rollout.max_new_tokens` `13`) "
         "does not fit the model's 32 positions"
-    ) in said.err.splitlines()
+    ) in result.err.splitlines()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_model_folder_must_be_complete(ask: Ask, missing: str) -> None:
+def test_model_folder_must_be_complete(ask: RunCli, missing: str) -> None:
     shutil.copytree(MODEL, "m")
     for file in Path("m").glob("tokenizer*" if missing == "tokenizer.json" else missing):
         file.unlink()
-    said = ask("validate", "r.toml", "--set", "model.path=m", "--assets")
-    assert said.code == 3
+    result = ask("validate", "r.toml", "--set", "model.path=m", "--assets")
+    assert result.code == 3
     word = {"tokenizer.json": "tokenizer", "model.safetensors": "*.safetensors"}.get(missing, missing)
-    assert f"error: --set: `model.path` is `{Path('m').absolute()}`: the folder has no {word}\n" in said.err
-    said = ask("validate", "r.toml", "--set", "model.path=m")
-    assert said.code == 0
-    assert f": the folder has no {word}; not checked\n" in said.err
+    assert f"error: --set: `model.path` is `{Path('m').absolute()}`: the folder has no {word}\n" in result.err
+    result = ask("validate", "r.toml", "--set", "model.path=m")
+    assert result.code == 0
+    assert f": the folder has no {word}; not checked\n" in result.err
 
 
-def test_dataset_must_be_a_nonempty_file(ask: Ask) -> None:
+def test_dataset_must_be_a_nonempty_file(ask: RunCli) -> None:
     Path("folder.jsonl").mkdir()
     Path("empty.jsonl").touch()
     Path("rows.csv").write_text("a,b\n", "utf-8")
     sets = [f"data.eval.{name}={{format='gsm8k', path='{name}.jsonl'}}" for name in ("folder", "empty")]
-    said = ask("validate", "r.toml", "--set", sets[0], "--set", sets[1], "--set", "data.train.path=rows.csv")
+    result = ask("validate", "r.toml", "--set", sets[0], "--set", sets[1], "--set", "data.train.path=rows.csv")
     here = Path.cwd()
-    assert said.code == 2
-    assert said.err.splitlines()[1:4] == [
+    assert result.code == 2
+    assert result.err.splitlines()[1:4] == [
         f"error: --set: `data.train.path` is `{here}/rows.csv`: must end in `.jsonl`, `.jsonl.gz` or `.parquet`",
         f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: a folder without `.jsonl` or `.parquet`",
         f"error: --set: [data.eval.empty] has no rows: `{here}/empty.jsonl` is empty",
     ]
 
 
-def test_plan_prints_batch_sizes_and_creates_no_file(ask: Ask) -> None:
+def test_plan_prints_batch_sizes_and_creates_no_file(ask: RunCli) -> None:
     before = sorted(Path().rglob("*"))
-    said = ask("plan", "r.toml", "--set", "data.eval.e={format='gsm8k', path='train.jsonl'}")
-    assert said == Said(
+    result = ask("plan", "r.toml", "--set", "data.eval.e={format='gsm8k', path='train.jsonl'}")
+    assert result == CliResult(
         0,
         """\
 small: 10 PPO steps of 4 sequences
@@ -163,44 +163,44 @@ USAGE = [
 
 @pytest.mark.parametrize(("words", "message", "hint"), USAGE, ids=[" ".join(words) for words, _, _ in USAGE])
 def test_wrong_command_line_is_reported_like_other_errors(
-    ask: Ask, words: list[str], message: str, hint: str
+    ask: RunCli, words: list[str], message: str, hint: str
 ) -> None:
-    assert ask(*words) == Said(2, "", f"error: {message}\n\nhint: {hint}\n")
+    assert ask(*words) == CliResult(2, "", f"error: {message}\n\nhint: {hint}\n")
 
 
-TOLD_AS_JSON = [case for case in USAGE if case[0][-1] != "--set"]  # there, --json would be the value of --set
+CASES_AS_JSON = [case for case in USAGE if case[0][-1] != "--set"]  # there, --json would be the value of --set
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "hint"), TOLD_AS_JSON, ids=[" ".join(words) for words, _, _ in TOLD_AS_JSON]
+    ("words", "message", "hint"), CASES_AS_JSON, ids=[" ".join(words) for words, _, _ in CASES_AS_JSON]
 )
-def test_json_error_is_one_object_on_stdout(ask: Ask, words: list[str], message: str, hint: str) -> None:
-    said = ask(*words, "--json")
-    assert said.code == 2
-    assert said.err == ""
-    error = json.loads(said.out)["error"]
+def test_json_error_is_one_object_on_stdout(ask: RunCli, words: list[str], message: str, hint: str) -> None:
+    result = ask(*words, "--json")
+    assert result.code == 2
+    assert result.err == ""
+    error = json.loads(result.out)["error"]
     assert (error["message"], error["problems"], error["hint"], error["exit_code"]) == (message, [message], hint, 2)
 
 
-def test_validate_tries_the_reward_on_training_rows(ask: Ask) -> None:
-    said = ask("validate", "r.toml", "--set", f"model.path={MODEL}", "--reward", "--rows", "2")
-    lines = said.out.splitlines()
-    assert (said.code, lines[0]) == (0, "reward (gsm8k): 2 rows, 43 responses")
+def test_validate_tries_the_reward_on_training_rows(ask: RunCli) -> None:
+    result = ask("validate", "r.toml", "--set", f"model.path={MODEL}", "--reward", "--rows", "2")
+    lines = result.out.splitlines()
+    assert (result.code, lines[0]) == (0, "reward (gsm8k): 2 rows, 43 responses")
     assert lines[1].split() == ["response", "score", "as", "gold", "no", "score", "slowest"]
     assert [line.split()[:3] for line in lines[2:6]] == [
         ["gold", "1.000", "100%"], ["wrong", "0.000", "0%"], ["empty", "0.000", "0%"], ["cut", "0.000", "0%"],
     ]  # fmt: skip
     assert "ok    gold beats wrong, empty and cut answers on all 2 rows" in lines
     assert lines[-2].startswith("scoring time per response: p50 ")
-    assert said.err.endswith("ok: r.toml\n")
+    assert result.err.endswith("ok: r.toml\n")
 
 
-def test_validate_refuses_a_reward_that_does_not_prefer_gold(ask: Ask) -> None:
+def test_validate_refuses_a_reward_that_does_not_prefer_gold(ask: RunCli) -> None:
     words = ("validate", "r.toml", "--set", f"model.path={MODEL}", "--set", "reward.last_chars=1", "--reward")
-    said = ask(*words)
-    assert said.code == 4
-    assert "\nwrong  gold does not win on 100.0% of 4 rows; first `" in said.out
-    assert "error: reward (gsm8k): gold does not win on 100.0% of 4 rows; first " in said.err
+    result = ask(*words)
+    assert result.code == 4
+    assert "\nwrong  gold does not win on 100.0% of 4 rows; first `" in result.out
+    assert "error: reward (gsm8k): gold does not win on 100.0% of 4 rows; first " in result.err
     answer = json.loads(ask(*words, "--json").out)
     assert (answer["error"]["exit_code"], answer["ok"]) == (4, False)
     (report,) = answer["reward"]
@@ -208,7 +208,7 @@ def test_validate_refuses_a_reward_that_does_not_prefer_gold(ask: Ask) -> None:
     assert {found["level"] for found in report["findings"]} == {"wrong"}
 
 
-def test_json_answers_are_single_objects(ask: Ask) -> None:
+def test_json_answers_are_single_objects(ask: RunCli) -> None:
     answer = json.loads(ask("validate", "r.toml", "--show", "--json").out)
     assert answer["ok"] is True
     assert answer["origins"]["steps"] == "r.toml:2"
@@ -223,7 +223,7 @@ def test_json_answers_are_single_objects(ask: Ask) -> None:
     assert "steps" in json.loads(ask("recipes", "show", "quickstart", "--json").out)["text"]
 
 
-def test_algorithm_part_is_described_below_its_keys(ask: Ask) -> None:
+def test_algorithm_part_is_described_below_its_keys(ask: RunCli) -> None:
     lines = ask("recipes", "keys", "ppo.value_loss").out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["key", "ppo.value_loss.clip", "ppo.value_loss.scale"]
     below = lines.index("ppo.value_loss")
@@ -234,7 +234,7 @@ def test_algorithm_part_is_described_below_its_keys(ask: Ask) -> None:
     assert [part["names"] for part in parts] == [["ppo.value_loss"]]
 
 
-def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
+def test_metrics_are_looked_up_by_name_or_group(ask: RunCli) -> None:
     lines = ask("recipes", "metrics", "kl").out.splitlines()
     assert lines[0].split()[0] == "metric"
     assert {line.split()[0] for line in lines[1:]} >= {"kl/reference_mean", "kl/coef", "kl/penalty_mean"}
@@ -246,8 +246,8 @@ def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
     assert "\n  clip_high: source: DAPO (arXiv:2503.14476), which uses 0.28; default of: " in out
     assert 'kind = "reinforce"' not in out
     assert ask("recipes", "metrics", "eval/any/pass_at_1").out.splitlines()[0] == "eval/{set}/pass_at_1"
-    said = ask("recipes", "metrics", "policy/clip_fraction")
-    assert said == Said(
+    result = ask("recipes", "metrics", "policy/clip_fraction")
+    assert result == CliResult(
         2,
         "",
         "error: no metric is called `policy/clip_fraction`; did you mean `policy/clip_frac`?\n\n"
@@ -255,7 +255,7 @@ def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
     )
 
 
-def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
+def test_coming_from_prints_the_keys_of_another_system(ask: RunCli) -> None:
     out = ask("recipes", "coming-from", "trl").out
     assert out.startswith("## TRL\n\nVersion: 1.12, ")
     assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 in TRL, off in ppoctl |\n" in out
@@ -270,26 +270,28 @@ def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
     )
 
 
-def test_missing_command_prints_the_help(ask: Ask) -> None:
+def test_missing_command_prints_the_help(ask: RunCli) -> None:
     assert ask() == ask("--help") == ask("-h")
     assert ask("--help").code == 0
 
 
-def test_version_option_prints_the_version(ask: Ask) -> None:
-    said = ask("--version")
-    assert said.code == 0
-    assert said.out.startswith("ppoctl ")
+def test_version_option_prints_the_version(ask: RunCli) -> None:
+    result = ask("--version")
+    assert result.code == 0
+    assert result.out.startswith("ppoctl ")
 
 
-def test_help_is_plain_text_and_names_every_command(ask: Ask) -> None:
+def test_help_is_plain_text_and_names_every_command(ask: RunCli) -> None:
     out = ask("--help").out
     assert out.isascii()
     assert all(f"\n  {name} " in out for name in ("validate", "plan", "recipes"))
 
 
-def test_quickstart_copy_includes_its_files_and_never_overwrites(ask: Ask) -> None:
-    said = ask("recipes", "copy", "quickstart", "mine")
-    assert said == Said(0, "mine/quickstart.toml\nmine/quickstart\n", "next: ppoctl validate mine/quickstart.toml\n")
+def test_quickstart_copy_includes_its_files_and_never_overwrites(ask: RunCli) -> None:
+    result = ask("recipes", "copy", "quickstart", "mine")
+    assert result == CliResult(
+        0, "mine/quickstart.toml\nmine/quickstart\n", "next: ppoctl validate mine/quickstart.toml\n"
+    )
     assert Path("mine/quickstart/train.jsonl").is_file()
     again = ask("recipes", "copy", "quickstart", "mine")
     assert again.code == 2
@@ -299,10 +301,12 @@ def test_quickstart_copy_includes_its_files_and_never_overwrites(ask: Ask) -> No
     assert not Path("mine/quickstart.toml").exists()
 
 
-def test_recipe_copy_can_have_another_name(ask: Ask) -> None:
-    assert ask("recipes", "copy", "dsr1-7b", "own.toml") == Said(0, "own.toml\n", "next: ppoctl validate own.toml\n")
+def test_recipe_copy_can_have_another_name(ask: RunCli) -> None:
+    assert ask("recipes", "copy", "dsr1-7b", "own.toml") == CliResult(
+        0, "own.toml\n", "next: ppoctl validate own.toml\n"
+    )
 
 
-def test_recipes_list_shows_the_first_comment_line(ask: Ask) -> None:
+def test_recipes_list_shows_the_first_comment_line(ask: RunCli) -> None:
     lines = ask("recipes", "list").out.splitlines()
     assert all(len(line.split(maxsplit=1)) == 2 and len(line) <= 140 for line in lines)

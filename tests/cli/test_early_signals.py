@@ -26,13 +26,13 @@ def test_signal_during_reading_ends_the_command_gracefully(tmp_path: Path, numbe
     # A signal between Python's last check for one and the system call that waits would not end that wait.
     time.sleep(0.2)
     command.send_signal(number)
-    said = command.communicate(timeout=60)[1].splitlines()
+    lines = command.communicate(timeout=60)[1].splitlines()
     os.close(writer)
     assert command.returncode == ENDS[number]
-    assert said[0] == f"{number.name}: stopping"
-    assert said[1].startswith(f"error: stopped by {number.name}")
-    assert said[1].endswith("before the first stage; everything finished is committed")
-    assert f"hint: ppoctl train {recipe} --set {setting}" in said
+    assert lines[0] == f"{number.name}: stopping"
+    assert lines[1].startswith(f"error: stopped by {number.name}")
+    assert lines[1].endswith("before the first stage; everything finished is committed")
+    assert f"hint: ppoctl train {recipe} --set {setting}" in lines
     assert not runs.exists()
 
 

@@ -54,33 +54,33 @@ def test_screen_on_the_page_equals_the_printed_output(name: str, tmp_path: Path)
 Act = Callable[[str, int, io.StringIO], None]
 
 
-def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, width: int = 160) -> str:
+def trained(expect: dict[str, Any], act: Act = lambda role, number, stream: None, width: int = 160) -> str:
     """Return what `train -v` shows of the run `runs/quickstart` on fakes, on a terminal; `act` is called for each
     minibatch."""
-    said = io.StringIO()
+    stream = io.StringIO()
 
     def on_minibatch(role: str, number: int) -> None:
         with ACTIVITIES.track("minibatch", 2) as at:
             at.done = number
             time.sleep(0.02)  # so that the status is shown
-            act(role, number, said)
+            act(role, number, stream)
 
     recipe = fake_recipe(name="quickstart", steps=2, expect=expect, reward={"kind": "gsm8k"}, model=MODEL, data=DATA)
     paths = RunPaths(Path("runs/quickstart"))
     new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     components = fake_components(recipe, on_minibatch=on_minibatch)
     opened = session.OpenedRun(paths, {1: recipe}, components, plan=ResumePlan(start=0, items=()))
-    rich = RichConsole(file=said, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    rich = RichConsole(file=stream, width=width, force_terminal=True, color_system=None, legacy_windows=False)
     try:
         with closing(LiveScreen(rich, "stages", refresh_per_second=100)) as screen:  # noqa: SIM117
             with signal_gate("again", screen.line) as gate:
                 ended = session.attempt_run(opened, gate=gate, screen=screen)
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(stream), redirect_stderr(stream):
             summary.print_rollout(ended, as_json=False)
             summary.print_summary(ended, as_json=False)
     except (InterruptedByUserError, ExpectationError) as error:
-        said.write(f"error: {error.message}\nhint: {error.hint}\n")
-    return said.getvalue()
+        stream.write(f"error: {error.message}\nhint: {error.hint}\n")
+    return stream.getvalue()
 
 
 ROWS = {"format": "gsm8k", "path": "/nowhere/rows.jsonl"}
@@ -93,20 +93,20 @@ def interrupted(times: int) -> Act:
     """Press Ctrl-C in the second step's update of the actor, and again when it was answered."""
     seen = []
 
-    def act(role: str, number: int, said: io.StringIO) -> None:
+    def act(role: str, number: int, stream: io.StringIO) -> None:
         seen.append(role)
         if role == "actor" and seen.count("actor") == 5:
-            for heard in range(1, times + 1):
+            for count in range(1, times + 1):
                 os.kill(os.getpid(), signal.SIGINT)
                 until = time.monotonic() + 10.0
-                while said.getvalue().count("SIGINT") < heard and time.monotonic() < until:
+                while stream.getvalue().count("SIGINT") < count and time.monotonic() < until:
                     time.sleep(0.005)
 
     return act
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the output of trainings on fakes (met, unmet and interrupted), normalized by `kind`."""
     texts = []
     with pytest.MonkeyPatch.context() as patch:
@@ -120,22 +120,22 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
             patch.chdir(folder)
             texts.append(trained(expect, act).replace(f"{folder}/", ""))
             if act.__name__ == "<lambda>":
-                said = io.StringIO()
-                patch.setattr("sys.stdout", said)
-                patch.setattr("sys.stderr", said)
+                stream = io.StringIO()
+                patch.setattr("sys.stdout", stream)
+                patch.setattr("sys.stderr", stream)
                 run(["resume", "runs/quickstart"])
                 patch.undo()
-                texts.append(said.getvalue().replace(f"{folder}/", ""))
-    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "\n".join(texts))
-    return kind(drawn.replace("held/", "heldout/"))
+                texts.append(stream.getvalue().replace(f"{folder}/", ""))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "\n".join(texts))
+    return kind(plain.replace("held/", "heldout/"))
 
 
 @pytest.mark.parametrize("name", ON_FAKES)
-def test_training_screen_has_lines_in_the_printed_format(name: str, told: str) -> None:
+def test_training_screen_has_lines_in_the_printed_format(name: str, printed: str) -> None:
     command, *lines = SHOWN[name].splitlines()
     assert command.startswith("$ ppoctl ")
     kinds = [kind(line.removesuffix(" ...")) for line in lines if line != "..." and not ENGINES.search(line)]
-    assert [each for each in kinds if each not in told and each.removeprefix("step #/# ") not in told] == []
+    assert [each for each in kinds if each not in printed and each.removeprefix("step #/# ") not in printed] == []
 
 
 def test_eval_and_track_screens_have_known_names() -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from cli.conftest import Ask, Said, asking
+from cli.conftest import CliResult, RunCli, cli_runner
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.model_files import companions_digest
@@ -29,24 +29,24 @@ Model = Callable[[str], Path]
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model) -> RunCli:
     """Return `ask("convert-ckpt", "base", "out", ...)` in a folder with a model `base`; measured numbers are
     masked."""
     monkeypatch.chdir(tmp_path)
     Path("base").symlink_to(model("qwen2"))
-    ask = asking(capsys)
+    ask = cli_runner(capsys)
 
-    def asked(*words: str) -> Said:
-        capsys.readouterr()  # discard the output of building models
+    def asked(*words: str) -> CliResult:
+        capsys.readouterr()  # what making models says
         said = ask(*words)
         out = re.sub(r"largest difference [\d.e-]+,", "largest difference X,", said.out)
-        return Said(said.code, out, re.sub(r"in [\d.]+ s", "in X s", said.err))
+        return CliResult(said.code, out, re.sub(r"in [\d.]+ s", "in X s", said.err))
 
     return asked
 
 
 @pytest.fixture
-def trained(ask: Ask, model: Model) -> RunPaths:
+def trained(ask: RunCli, model: Model) -> RunPaths:
     """Return a run that has saved both roles at step 2 and the actor at step 4."""
     paths = RunPaths(Path("runs/small"))
     shutil.copytree(model("qwen2"), "source")
@@ -74,8 +74,8 @@ def save(paths: RunPaths, role: str, step: int, write: Callable[[Path], None]) -
     (folder / MANIFEST).write_text(manifest.to_text(), "ascii")
 
 
-def test_convert_prints_the_checks_of_a_round_trip(ask: Ask) -> None:
-    assert ask("convert-ckpt", "base", "there", "--to", "megatron") == Said(
+def test_convert_prints_the_checks_of_a_round_trip(ask: RunCli) -> None:
+    assert ask("convert-ckpt", "base", "there", "--to", "megatron") == CliResult(
         0,
         """\
 Hugging Face folder base: qwen2 actor, 45.4K parameters, float32
@@ -100,7 +100,7 @@ verified: there
     )
 
 
-def test_bit_flipped_since_a_conversion_is_found(ask: Ask) -> None:
+def test_bit_flipped_since_a_conversion_is_found(ask: RunCli) -> None:
     """Both sides of the comparison would read the damaged file."""
     assert ask("convert-ckpt", "base", "there", "--to", "megatron", "--no-parity").code == 0
     assert "record of the source         27" in ask("convert-ckpt", "there", "fine", "--to", "hf", "--no-parity").out
@@ -114,7 +114,7 @@ def test_bit_flipped_since_a_conversion_is_found(ask: Ask) -> None:
     assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` differs from the record" in said.err
 
 
-def test_last_saved_actor_exports_to_transformers(ask: Ask, trained: RunPaths) -> None:
+def test_last_saved_actor_exports_to_transformers(ask: RunCli, trained: RunPaths) -> None:
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
     assert said.code == 0
     assert said.out.splitlines()[0] == ("actor of `runs/small` at step 4: qwen2 actor, 45.4K parameters, bfloat16")
@@ -128,7 +128,7 @@ def test_last_saved_actor_exports_to_transformers(ask: Ask, trained: RunPaths) -
     assert Path("again/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
 
 
-def test_critic_of_a_run_exports_as_a_classifier(ask: Ask, trained: RunPaths) -> None:
+def test_critic_of_a_run_exports_as_a_classifier(ask: RunCli, trained: RunPaths) -> None:
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--role", "critic")
     assert said.code == 0
     assert said.out.splitlines()[0].startswith("critic of `runs/small` at step 2: qwen2 critic,")
@@ -138,7 +138,7 @@ def test_critic_of_a_run_exports_as_a_classifier(ask: Ask, trained: RunPaths) ->
     assert loaded.config.num_labels == 1
 
 
-def test_critic_with_its_own_model_is_exported_as_that_model(ask: Ask, model: Model) -> None:
+def test_critic_with_its_own_model_is_exported_as_that_model(ask: RunCli, model: Model) -> None:
     layout, own = RunPaths(Path("runs/small")), lab.model_folder("llama-small", Path("own"))
     written = f'"{Path("base").resolve()}"\ncritic = "{own.resolve()}"'
     layout.root.parent.mkdir()
@@ -156,7 +156,7 @@ def test_critic_with_its_own_model_is_exported_as_that_model(ask: Ask, model: Mo
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_state_with_a_changed_configuration_is_refused(ask: Ask, trained: RunPaths, name: str) -> None:
+def test_state_with_a_changed_configuration_is_refused(ask: RunCli, trained: RunPaths, name: str) -> None:
     """Both sides of the comparison would read the same wrong configuration, and agree."""
     changed = Path("source", name)
     changed.write_text('{"rope_theta": 5.0}' if not changed.exists() else changed.read_text() + " ")
@@ -170,14 +170,14 @@ def test_state_with_a_changed_configuration_is_refused(ask: Ask, trained: RunPat
     assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--like", "base").code == 0
 
 
-def test_model_source_without_its_configuration_is_refused(ask: Ask, trained: RunPaths) -> None:
+def test_model_source_without_its_configuration_is_refused(ask: RunCli, trained: RunPaths) -> None:
     Path("source/config.json").unlink()
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
     assert (said.code, Path("out").exists()) == (8, False)
     assert "is not what run `runs/small` was made from" in said.err
 
 
-def test_invalid_conversion_record_is_named(ask: Ask) -> None:
+def test_invalid_conversion_record_is_named(ask: RunCli) -> None:
     assert ask("convert-ckpt", "base", "there", "--to", "megatron", "--no-parity").code == 0
     Path("there/ppoctl-conversion.json").write_text("{")
     said = ask("convert-ckpt", "there", "back", "--to", "hf", "--no-parity")
@@ -186,14 +186,14 @@ def test_invalid_conversion_record_is_named(ask: Ask) -> None:
 
 
 def test_state_folder_is_found_from_inside_its_run(
-    ask: Ask, trained: RunPaths, monkeypatch: pytest.MonkeyPatch
+    ask: RunCli, trained: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = Path("out").resolve()
     monkeypatch.chdir(trained.root / "states" / "actor")
     assert ask("convert-ckpt", "000004", str(out), "--to", "hf").code == 0
 
 
-def test_state_outside_a_run_requires_a_model_folder(ask: Ask, trained: RunPaths) -> None:
+def test_state_outside_a_run_requires_a_model_folder(ask: RunCli, trained: RunPaths) -> None:
     shutil.copytree(trained.state("actor", 4), "a/b/c/alone")
     said = ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf")
     assert said.code == 2
@@ -202,7 +202,7 @@ def test_state_outside_a_run_requires_a_model_folder(ask: Ask, trained: RunPaths
     assert ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf", "--like", "base").code == 0
 
 
-def test_unhealthy_state_is_noted(ask: Ask, trained: RunPaths) -> None:
+def test_unhealthy_state_is_noted(ask: RunCli, trained: RunPaths) -> None:
     state = trained.state("actor", 4)
     manifest = manifests.read(state)
     assert manifest is not None
@@ -213,8 +213,8 @@ def test_unhealthy_state_is_noted(ask: Ask, trained: RunPaths) -> None:
     assert f"note: {note}\n" in said.err
 
 
-def test_step_without_a_saved_state_lists_the_saved_steps(ask: Ask, trained: RunPaths) -> None:
-    assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--step", "3") == Said(
+def test_step_without_a_saved_state_lists_the_saved_steps(ask: RunCli, trained: RunPaths) -> None:
+    assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--step", "3") == CliResult(
         2,
         "",
         """\
@@ -225,7 +225,7 @@ hint: ppoctl convert-ckpt runs/small OUT --to hf --step 4
     )
 
 
-def test_flipped_bit_in_a_state_is_found_before_writing(ask: Ask, trained: RunPaths) -> None:
+def test_flipped_bit_in_a_state_is_found_before_writing(ask: RunCli, trained: RunPaths) -> None:
     file = trained.state("actor", 4) / "__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[5000] ^= 1
@@ -261,7 +261,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("what", ERRORS)
-def test_impossible_conversions_are_refused_with_a_hint(ask: Ask, what: str) -> None:
+def test_impossible_conversions_are_refused_with_a_hint(ask: RunCli, what: str) -> None:
     words, code, err = ERRORS[what]
     said = ask("convert-ckpt", *words)
     assert (said.code, said.out) == (code, "")
@@ -270,19 +270,19 @@ def test_impossible_conversions_are_refused_with_a_hint(ask: Ask, what: str) -> 
     assert sorted(path.name for path in Path().iterdir()) == ["base"]
 
 
-def test_unverified_conversion_is_marked_as_not_verified(ask: Ask) -> None:
+def test_unverified_conversion_is_marked_as_not_verified(ask: RunCli) -> None:
     said = ask("convert-ckpt", "base", "out", "--to", "megatron", "--no-verify")
     assert said.out.splitlines()[1:] == ["left out: --no-verify", "NOT VERIFIED: out"]
     said = ask("convert-ckpt", "base", "other", "--to", "megatron", "--no-parity")
     assert said.out.splitlines()[-2:] == ["left out: --no-parity", "NOT VERIFIED: other"]
 
 
-def test_cast_is_printed(ask: Ask) -> None:
+def test_cast_is_printed(ask: RunCli) -> None:
     said = ask("convert-ckpt", "base", "out", "--to", "megatron", "--dtype", "bfloat16", "--no-parity")
     assert said.out.splitlines()[0] == ("Hugging Face folder base: qwen2 actor, 45.4K parameters, cast to bfloat16")
 
 
-def test_convert_help_has_examples(ask: Ask) -> None:
+def test_convert_help_has_examples(ask: RunCli) -> None:
     said = ask("convert-ckpt", "--help")
     assert said.code == 0
     assert "\n    ppoctl convert-ckpt runs/my trained --to hf" in said.out

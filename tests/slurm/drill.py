@@ -77,13 +77,13 @@ class Drill:
     def submit(self, *sets: str, engines: bool = False) -> str:
         """Run `ppoctl train RECIPE --on slurm`, with real `engines` or on fakes; return the job's id."""
         command = () if engines else (f"slurm.command='{self.command}'",)
-        given = [word for text in (*command, *sets) for word in ("--set", text)]
+        settings = [word for text in (*command, *sets) for word in ("--set", text)]
         where = ("--runs", str(self.folder / "runs"))
         return self._job(
-            self.type("train", str(self.folder / "recipe.toml"), *where, *given, "--on", "slurm", "--json")
+            self.type("train", str(self.folder / "recipe.toml"), *where, *settings, "--on", "slurm", "--json")
         )
 
-    def play_here(self, *words: str) -> None:
+    def train_locally(self, *words: str) -> None:
         """Run `ppoctl train RECIPE` in a child process, outside Slurm."""
         done = subprocess.run(
             [
@@ -107,8 +107,8 @@ class Drill:
     def type(self, *words: str, code: int = 0) -> str:
         return ppoctl(self.lab.environ, *words, code=code)
 
-    def _job(self, told: str) -> str:
-        (id,) = json.loads(told)["jobs"]
+    def _job(self, printed: str) -> str:
+        (id,) = json.loads(printed)["jobs"]
         self.jobs.append(id)
         return str(id)
 
@@ -121,8 +121,8 @@ class Drill:
 
     def reached(self, moment: str) -> str:
         """Wait until the run waits there; return the node that it is on."""
-        told = wait_for_text(self.folder / f"{moment}.reached", "\n", seconds=90)
-        return told.split()[1]
+        text = wait_for_text(self.folder / f"{moment}.reached", "\n", seconds=90)
+        return text.split()[1]
 
     def waited(self, moment: str) -> int:
         """Return the id of the process that waited, or waits, there."""

@@ -247,7 +247,7 @@ class Lab:
 
     # -- Slurm's own programs
 
-    def ask(self, *words: str, timeout_s: float = 15) -> str:
+    def run_program(self, *words: str, timeout_s: float = 15) -> str:
         """Return the output of one of Slurm's programs. Raise LabError if it fails."""
         done = subprocess.run(
             words, env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/tmp"
@@ -258,7 +258,7 @@ class Lab:
 
     def states(self) -> dict[str, str]:
         """Return the state of each node, such as `idle` or `down*`."""
-        lines = self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t").splitlines()
+        lines = self.run_program("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t").splitlines()
         return {line.split()[0]: line.split()[1] for line in lines}
 
     def wait_idle(self, *, seconds: float = 30) -> None:
@@ -274,11 +274,11 @@ class Lab:
     def submit(self, script: str, log: Path, *options: str) -> str:
         """Submit lines of shell, whose output goes to `log`; return the job's id."""
         where = ("--parsable", "--open-mode=append", f"--output={log}", f"--chdir={log.parent}")
-        return self.ask("sbatch", *where, *options, f"--wrap={script}").strip()
+        return self.run_program("sbatch", *where, *options, f"--wrap={script}").strip()
 
     def job(self, id: str) -> dict[str, str]:
         """Return the fields of `scontrol show job`."""
-        words = self.ask("scontrol", "-o", "show", "job", id).split()
+        words = self.run_program("scontrol", "-o", "show", "job", id).split()
         return {key: value for key, _, value in (word.partition("=") for word in words)}
 
     def wait_for(self, id: str, *states: str, seconds: float = 30) -> dict[str, str]:
@@ -288,11 +288,11 @@ class Lab:
 
     def cancel_all(self) -> None:
         """End every job; return when Slurm has none."""
-        ids = self.ask("squeue", "-h", "-o", "%A").split()
+        ids = self.run_program("squeue", "-h", "-o", "%A").split()
         if ids:
-            self.ask("scancel", "--full", "--signal=KILL", *ids)
-            self.ask("scancel", *ids)
-            self._until(lambda: not self.ask("squeue", "-h", "-o", "%A").split(), 30, "an empty queue")
+            self.run_program("scancel", "--full", "--signal=KILL", *ids)
+            self.run_program("scancel", *ids)
+            self._until(lambda: not self.run_program("squeue", "-h", "-o", "%A").split(), 30, "an empty queue")
 
     # -- processes
 

@@ -51,9 +51,9 @@ class Director:
     def wait_at(self, moment: str) -> None:
         if not (self.folder / f"{moment}.pause").exists() or (self.folder / f"{moment}.reached").exists():
             return
-        told = self.folder / f"{moment}.told"
-        told.write_text(f"{os.getpid()} {os.environ.get('SLURMD_NODENAME', '')}\n")
-        told.rename(self.folder / f"{moment}.reached")
+        announced = self.folder / f"{moment}.told"
+        announced.write_text(f"{os.getpid()} {os.environ.get('SLURMD_NODENAME', '')}\n")
+        announced.rename(self.folder / f"{moment}.reached")
         until = time.monotonic() + GIVES_UP_S
         while not (self.folder / f"{moment}.go").exists() and time.monotonic() < until:
             time.sleep(0.01)

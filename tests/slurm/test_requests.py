@@ -65,8 +65,8 @@ def programs(
 ) -> Slurm:
     """Return a cluster whose programs print the recorded output."""
     folder.mkdir(exist_ok=True)
-    told = {"sinfo": sinfo, "shown": shown, "sacctmgr": accounts, "scontrol": settings}
-    for name, text in told.items():
+    recorded = {"sinfo": sinfo, "shown": shown, "sacctmgr": accounts, "scontrol": settings}
+    for name, text in recorded.items():
         (folder / f"{name}.txt").write_text(text or "")
     user = f"user={pwd.getpwuid(os.geteuid()).pw_name}"
     answers = {
@@ -290,9 +290,9 @@ def test_impossible_request_is_refused_with_the_nearest_possible(
 def test_resources_of_different_nodes_are_not_combined(tmp_path: Path) -> None:
     kinds = ("64|100000|gpu:8|(null)", "128|200000|gpu:2|x")
     slurm = programs(tmp_path / "bin", "".join(f"p*|up|infinite|n/a|1-infinite|4|idle|{kind}\n" for kind in kinds))
-    asked = recipe("slurm={gpus_per_node=8, cpus_per_node=100, memory='150G'}", data=8)
+    wanted = recipe("slurm={gpus_per_node=8, cpus_per_node=100, memory='150G'}", data=8)
     with pytest.raises(RecipeError) as caught:
-        require_request(asked, slurm)
+        require_request(wanted, slurm)
     assert caught.value.message == (
         "--set: no single node of partition `p` has 8 GPUs, 100 CPUs, 153600 MiB of memory; nearest: `--set "
         "slurm.cpus_per_node=64 --set slurm.memory=100000M`"
@@ -405,10 +405,10 @@ def test_available_node_features_are_accepted(tmp_path: Path, constraint: str) -
 
 
 def test_unenforced_or_unknown_accounts_are_left_to_slurm(tmp_path: Path) -> None:
-    asked = recipe("slurm.account=any", "slurm.qos=any")
+    wanted = recipe("slurm.account=any", "slurm.qos=any")
     unenforced = SETTINGS.replace("associations,limits,qos,safe", "none")
     for accounts, settings in ((None, SETTINGS), ("", SETTINGS), (ACCOUNTS, unenforced)):
-        assert require_request(asked, programs(tmp_path / "bin", SITE, accounts, settings=settings)).nodes == 1
+        assert require_request(wanted, programs(tmp_path / "bin", SITE, accounts, settings=settings)).nodes == 1
 
 
 def test_node_count_follows_from_the_layout() -> None:
@@ -419,10 +419,10 @@ def test_node_count_follows_from_the_layout() -> None:
         (4, (), 1, None),
         (4, ("slurm.nodes=2",), 2, None),
     ):
-        asked = request_of(recipe(*sets, data=data).recipe)
-        assert (asked.nodes, asked.gpus_per_node) == (nodes, gpus)
-    asked = request_of(recipe("slurm={time='1-12', memory='2G', cpus_per_node=4}").recipe)
-    assert (asked.time_s, asked.memory_mib, asked.cpus_per_node) == (129600, 2048, 4)
+        wanted = request_of(recipe(*sets, data=data).recipe)
+        assert (wanted.nodes, wanted.gpus_per_node) == (nodes, gpus)
+    wanted = request_of(recipe("slurm={time='1-12', memory='2G', cpus_per_node=4}").recipe)
+    assert (wanted.time_s, wanted.memory_mib, wanted.cpus_per_node) == (129600, 2048, 4)
 
 
 def test_sinfo_output_is_parsed() -> None:

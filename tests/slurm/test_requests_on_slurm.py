@@ -39,13 +39,15 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
 @pytest.fixture(scope="module")
 def slurm(lab: Lab) -> Iterator[Slurm]:
     """The lab with a small partition, a closed one, and a feature."""
-    lab.ask("scontrol", "create", "PartitionName=small", "Nodes=ALL", "MaxTime=60", "MaxNodes=1")
-    lab.ask("scontrol", "create", "PartitionName=closed", "Nodes=ALL", "State=DOWN")
-    lab.ask("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "AvailableFeatures=fast", "ActiveFeatures=fast")
+    lab.run_program("scontrol", "create", "PartitionName=small", "Nodes=ALL", "MaxTime=60", "MaxNodes=1")
+    lab.run_program("scontrol", "create", "PartitionName=closed", "Nodes=ALL", "State=DOWN")
+    lab.run_program(
+        "scontrol", "update", f"NodeName={','.join(lab.nodes)}", "AvailableFeatures=fast", "ActiveFeatures=fast"
+    )
     yield Slurm(lab.environ)
-    lab.ask("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "AvailableFeatures=", "ActiveFeatures=")
+    lab.run_program("scontrol", "update", f"NodeName={','.join(lab.nodes)}", "AvailableFeatures=", "ActiveFeatures=")
     for name in ("small", "closed"):
-        lab.ask("scontrol", "delete", f"PartitionName={name}")
+        lab.run_program("scontrol", "delete", f"PartitionName={name}")
 
 
 @pytest.mark.parametrize(("data", "sets", "says", "nearest"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
@@ -59,8 +61,8 @@ def test_real_slurm_would_take_the_nearest_suggested_request(
     if nearest:
         [command] = [part for part in str(caught.value.hint).split("`") if part.startswith("--set")]
         loaded = recipe(*sets, *shlex.split(command)[1::2], data=data)
-        asked = require_request(loaded, slurm)
+        job_request = require_request(loaded, slurm)
         work = Work(("resume", "run"), tmp_path, "%j.log", is_run=True)
         assert "to start at" in slurm.would_accept(
-            batch_script(loaded.recipe, asked, work, ["ppoctl"]), folder=tmp_path
+            batch_script(loaded.recipe, job_request, work, ["ppoctl"]), folder=tmp_path
         )

@@ -29,11 +29,11 @@ def test_process_on_a_node_finds_its_job_and_each_time_limit(lab: Lab, log: Path
     id = lab.submit(f"{sys.executable} {program}; {again}", log, "-N2", "--time=3", "--requeue")
     wait_for_text(log, f'["{id}", 1, ')
     lab.cancel_all()
-    told = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("[")]
-    assert [found for *found, _ in told] == [
+    printed = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("[")]
+    assert [found for *found, _ in printed] == [
         [id, restart, "node[1-2]", 2, "node1", ["node1", "node2"]] for restart in (0, 1)
     ]
-    first, second = (ends_at for *_, ends_at in told)
+    first, second = (ends_at for *_, ends_at in printed)
     assert begun + 175 < first < second - 4 < time.time() + 180
 
 

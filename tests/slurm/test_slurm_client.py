@@ -18,8 +18,10 @@ def slurm(lab: Lab) -> Slurm:
 
 def script(log: Path, *lines: str, **options: str) -> str:
     """Return the text of a batch script whose output goes to `log`."""
-    asked = [f"#SBATCH --{name.replace('_', '-')}={value}" for name, value in options.items()]
-    return "\n".join(["#!/bin/sh", f'#SBATCH --output="{log}"', "#SBATCH --open-mode=append", *asked, *lines, ""])
+    directives = [f"#SBATCH --{name.replace('_', '-')}={value}" for name, value in options.items()]
+    return "\n".join(
+        ["#!/bin/sh", f'#SBATCH --output="{log}"', "#SBATCH --open-mode=append", *directives, *lines, ""]
+    )
 
 
 def test_client_follows_a_job_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, log: Path) -> None:
@@ -27,7 +29,7 @@ def test_client_follows_a_job_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, 
     held = slurm.job(id)
     assert held is not None
     assert (held.state, held.reason, held.is_waiting, held.nodes) == ("PENDING", "JobHeldUser", True, "")
-    lab.ask("scontrol", "release", id)
+    lab.run_program("scontrol", "release", id)
     wait_for_text(log, str(log.parent))
     works = slurm.job(id)
     assert works is not None
@@ -42,11 +44,11 @@ def test_client_follows_a_job_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, 
 
 
 def test_would_accept_submits_nothing(lab: Lab, slurm: Slurm, log: Path) -> None:
-    before = lab.ask("squeue", "-h", "--states=all")
+    before = lab.run_program("squeue", "-h", "--states=all")
     says = slurm.would_accept(script(log, "true", nodes="2"), folder=log.parent)
     assert "to start at" in says
     assert "node[1-2]" in says
-    assert lab.ask("squeue", "-h", "--states=all") == before
+    assert lab.run_program("squeue", "-h", "--states=all") == before
 
 
 @pytest.mark.parametrize(
@@ -59,16 +61,16 @@ def test_would_accept_submits_nothing(lab: Lab, slurm: Slurm, log: Path) -> None
     ],
 )
 def test_refused_job_has_the_message_of_slurm(slurm: Slurm, log: Path, options: dict[str, str], says: str) -> None:
-    for ask in (slurm.submit, slurm.would_accept):
+    for call in (slurm.submit, slurm.would_accept):
         with pytest.raises(SlurmError, match=says):
-            ask(script(log, "true", **options), folder=log.parent)
+            call(script(log, "true", **options), folder=log.parent)
 
 
 def test_request_for_too_many_nodes_is_refused_by_would_accept(lab: Lab, slurm: Slurm, log: Path) -> None:
-    asked = script(log, "true", nodes="5")
+    job_script = script(log, "true", nodes="5")
     with pytest.raises(SlurmError, match="Requested node configuration is not available"):
-        slurm.would_accept(asked, folder=log.parent)
-    id = slurm.submit(asked, folder=log.parent)
+        slurm.would_accept(job_script, folder=log.parent)
+    id = slurm.submit(job_script, folder=log.parent)
     waits = slurm.job(id)
     assert waits is not None
     assert waits.reason == "PartitionConfig"
@@ -123,10 +125,14 @@ def test_stopped_controller_gives_unknown_within_the_deadline(lab: Lab, log: Pat
             Slurm(lab.environ, deadline_s=0.5).job("1")
         assert time.monotonic() - begun < 5
         away = Slurm({**lab.environ, "SLURM_CONF": str(hasty)}, deadline_s=60)
-        asked = script(log, "true")
-        for ask in (lambda: away.job("1"), lambda: away.submit(asked, folder=log.parent), lambda: away.cancel("1")):
+        job_script = script(log, "true")
+        for call in (
+            lambda: away.job("1"),
+            lambda: away.submit(job_script, folder=log.parent),
+            lambda: away.cancel("1"),
+        ):
             with pytest.raises(SlurmAwayError, match="controller does not answer"):
-                ask()
+                call()
     finally:
         lab.start("slurmctld")
         lab.wait_idle()

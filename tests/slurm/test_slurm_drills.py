@@ -23,11 +23,11 @@ STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_updat
 def whole(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Drill:
     """Return the undisturbed run, outside Slurm."""
     drill = Drill(lab, tmp_path_factory.mktemp("whole") / "drill")
-    drill.play_here()
+    drill.train_locally()
     return drill
 
 
-def require_whole(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -> None:
+def require_complete(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -> None:
     """Require that the run ended complete, and its scripts with these codes."""
     assert drill.ended()["JobState"] == "COMPLETED", drill.log
     assert drill.codes() == list(codes), drill.log
@@ -44,10 +44,10 @@ def warn_in_the_middle_of(stages: Sequence[str], lab: Lab, folder: Path, whole: 
         drill.submit()
     for stage, drill in drills.items():
         drill.reached(f"2-{stage}")
-        lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
+        lab.run_program("scancel", "--batch", "--signal=USR1", drill.jobs[0])
         drill.let_go(f"2-{stage}")
     for stage, drill in drills.items():
-        require_whole(f"told in the middle of {stage}", drill, whole, [75, 0])
+        require_complete(f"told in the middle of {stage}", drill, whole, [75, 0])
 
 
 def test_run_continues_after_a_time_limit_warning(lab: Lab, tmp_path: Path, whole: Drill) -> None:
@@ -73,8 +73,8 @@ def test_preempted_run_continues_after_the_preempting_job(lab: Lab, tmp_path: Pa
     for drill in drills.values():
         drill.let_go("2-critic_update")
     lab.wait_for(urgent, "COMPLETED", seconds=60)
-    require_whole("pushed out, with 20 s of grace", drills["graced"], whole, [75, 0])
-    require_whole("pushed out at once", drills["main"], whole, [75, 0])
+    require_complete("pushed out, with 20 s of grace", drills["graced"], whole, [75, 0])
+    require_complete("pushed out at once", drills["main"], whole, [75, 0])
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_cancelled_run_continues_when_submitted_again(lab: Lab, tmp_path: Path, 
         drill.pause("2-values")
         drill.submit()
         drill.reached("2-values")
-    lab.ask("scancel", cancelled.jobs[0])
+    lab.run_program("scancel", cancelled.jobs[0])
     cancelled.let_go("2-values")
     command = psutil.Process(killed.waited("2-values"))
     for process in (command.parent(), command):
@@ -95,8 +95,8 @@ def test_cancelled_run_continues_when_submitted_again(lab: Lab, tmp_path: Path, 
     assert killed.ended()["ExitCode"] == "0:9"
     for drill in (cancelled, killed):
         drill.resume()
-    require_whole("cancelled, resumed by hand", cancelled, whole, [75, 0])
-    require_whole("killed with its script, resumed by hand", killed, whole, [0])
+    require_complete("cancelled, resumed by hand", cancelled, whole, [75, 0])
+    require_complete("killed with its script, resumed by hand", killed, whole, [0])
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_run_on_a_lost_node_continues_elsewhere_unharmed(whole: Drill) -> None:
             give_back(lost[name])
         hosts.wait_idle(seconds=60)
         for name, drill in drills.items():
-            require_whole(name, drill, whole, [8, 0])
+            require_complete(name, drill, whole, [8, 0])
 
 
 def wait_for_end(pid: int) -> None:
@@ -143,7 +143,7 @@ def test_controller_restart_does_not_affect_a_run(lab: Lab, tmp_path: Path, whol
     lab.kill("slurmctld", signal.SIGTERM)
     lab.start("slurmctld")
     drill.let_go("2-values")
-    require_whole("slurmctld restarted", drill, whole, [0])
+    require_complete("slurmctld restarted", drill, whole, [0])
 
 
 @pytest.mark.slow
@@ -158,24 +158,24 @@ def test_requeue_waits_for_an_unreachable_controller(lab: Lab, tmp_path: Path, w
     drill.let_go("2-values")
     time.sleep(20)  # the job is requeued meanwhile, and finds no controller
     lab.start("slurmctld")
-    require_whole("slurmctld away when the job goes back", drill, whole, [75, 0])
+    require_complete("slurmctld away when the job goes back", drill, whole, [75, 0])
 
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
 def test_repeated_warnings_during_startup_are_survived(lab: Lab, tmp_path: Path, whole: Drill) -> None:
-    once, always = Drill(lab, tmp_path / "once"), Drill(lab, tmp_path / "always")
-    for drill, starts in ((once, 1), (always, 3)):
+    single, repeated = Drill(lab, tmp_path / "once"), Drill(lab, tmp_path / "always")
+    for drill, starts in ((single, 1), (repeated, 3)):
         drill.pause(*(f"start-{restart}" for restart in range(starts)))
         drill.submit()
     for restart in range(3):
-        for drill in (once, always) if restart == 0 else (always,):
+        for drill in (single, repeated) if restart == 0 else (repeated,):
             drill.reached(f"start-{restart}")
-            lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
+            lab.run_program("scancel", "--batch", "--signal=USR1", drill.jobs[0])
             drill.let_go(f"start-{restart}")
-    require_whole("told in start-up", once, whole, [75, 0])
+    require_complete("told in start-up", single, whole, [75, 0])
     # A preempted job is not at fault; a time limit that is too short is (tests/submission/test_job_start.py).
-    require_whole("told in start-up three times", always, whole, [75, 75, 75, 0])
+    require_complete("told in start-up three times", repeated, whole, [75, 75, 75, 0])
 
 
 @pytest.mark.slow
@@ -185,4 +185,4 @@ def test_run_longer_than_its_time_limit_continues_by_itself(lab: Lab, tmp_path: 
     drill.submit("slurm.time='2'", "slurm.warn_s=30")
     drill.ended(seconds=550)
     assert set(drill.codes()) == {75, 0}
-    require_whole("time limit of two minutes", drill, whole, drill.codes())
+    require_complete("time limit of two minutes", drill, whole, drill.codes())

@@ -23,7 +23,7 @@ SETTINGS = ("cluster.threads=1", "checkpoint.every_steps=2", "slurm.partition=gr
 OVER_TWO_NODES = ("cluster.threads=1", "actor.parallel={data=2}", "critic.parallel={data=2}")
 
 
-def train_here(drill: Drill, settings: Sequence[str]) -> RunPaths:
+def train_locally(drill: Drill, settings: Sequence[str]) -> RunPaths:
     """Train the undisturbed run, outside Slurm."""
     where = ("--runs", str(drill.folder / "whole"))
     sets = [word for text in settings for word in ("--set", text)]
@@ -55,10 +55,10 @@ def test_real_engines_survive_faults_and_leave_no_process() -> None:
         assert hosts.network is not None
         before = {node: hosts.network.traces(node) for node in hosts.nodes}
         drill = Drill(hosts, hosts.shared / "drill")
-        whole = train_here(drill, SETTINGS)
+        whole = train_locally(drill, SETTINGS)
         id = drill.submit(*SETTINGS, engines=True)
         wait_for_commit(drill, 1, "rollout")
-        hosts.ask("scancel", "--batch", "--signal=USR1", id)
+        hosts.run_program("scancel", "--batch", "--signal=USR1", id)
         wait_for_commit(drill, 1, "critic_update")
         urgent = hosts.submit("true", hosts.shared / "urgent.log", "-N2", "--exclusive", "--partition=urgent")
         hosts.wait_for(urgent, "COMPLETED", seconds=120)
@@ -88,7 +88,7 @@ def test_two_node_run_equals_one_machine_and_leaves_no_process() -> None:
         drill = Drill(hosts, hosts.shared / "drill")
         drill.submit(*OVER_TWO_NODES, "slurm.nodes=2", "slurm.cpus_per_node=4", engines=True)
         assert drill.ended(seconds=600)["JobState"] == "COMPLETED", drill.log
-        whole = train_here(drill, OVER_TWO_NODES)
+        whole = train_locally(drill, OVER_TWO_NODES)
         assert drill.paths.ledger.read_bytes() == whole.ledger.read_bytes()
         assert outcome(drill.paths.root) == outcome(whole.root)
         assert hosts.left(seconds=60) == []

@@ -27,12 +27,12 @@ def test_lab_finds_processes_left_by_a_job(lab: Lab, log: Path) -> None:
 
 @pytest.mark.slow
 def test_lab_signals_and_requeues_a_preempted_job(lab: Lab, log: Path) -> None:
-    told = "trap 'echo told' USR1; echo ready $SLURM_RESTART_COUNT; while :; do sleep 0.1; done"
-    id = lab.submit(told, log, "-N2", "--exclusive", "--partition=graced", "--signal=B:USR1@60", "--requeue")
+    trap = "trap 'echo told' USR1; echo ready $SLURM_RESTART_COUNT; while :; do sleep 0.1; done"
+    id = lab.submit(trap, log, "-N2", "--exclusive", "--partition=graced", "--signal=B:USR1@60", "--requeue")
     wait_for_text(log, "ready")
     other = lab.submit("true", log.with_name("urgent"), "-N2", "--exclusive", "--partition=urgent")
     wait_for_text(log, "told")
-    lab.ask("scontrol", "requeue", id)
+    lab.run_program("scontrol", "requeue", id)
     lab.wait_for(other, "COMPLETED")
     wait_for_text(log, "ready 1")
     lab.cancel_all()
@@ -71,6 +71,6 @@ def test_host_with_a_cut_network_loses_its_job_and_keeps_running() -> None:
         time.sleep(0.5)  # some heartbeats of the node that is cut off
         assert old.stat().st_size > length
         assert hosts.job(id)["NodeList"] == second
-        assert any("slurmstepd" in told for told in hosts.left(seconds=0))
+        assert any("slurmstepd" in line for line in hosts.left(seconds=0))
         # It ends with the job still running on both.
     assert hosts.left() == []

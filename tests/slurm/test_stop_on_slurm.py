@@ -57,7 +57,7 @@ class Submitted:
     def begun(self, id: str, restarts: int = 0) -> None:
         wait_for_text(self.paths.job_log(id), f"begun {restarts}")
 
-    def says(self, command: str = "status", *words: str) -> dict[str, Any]:
+    def output(self, command: str = "status", *words: str) -> dict[str, Any]:
         assert run([command, str(self.paths.root), *words, "--wait", "10", "--json"]) == 0
         return dict(json.loads(self.capsys.readouterr().out))
 
@@ -74,46 +74,46 @@ def test_stop_ends_running_and_waiting_jobs_of_a_chain(lab: Lab, job: Submitted)
     first = job.submit()
     second = job.submit(after=first)
     job.begun(first)
-    told = job.says()
-    assert (told["state"], [each["state"] for each in told["jobs"]]) == ("running", ["RUNNING", "PENDING"])
-    assert told["jobs"][1]["reason"] == "Dependency"
-    stopped = job.says("stop")
+    status = job.output()
+    assert (status["state"], [each["state"] for each in status["jobs"]]) == ("running", ["RUNNING", "PENDING"])
+    assert status["jobs"][1]["reason"] == "Dependency"
+    stopped = job.output("stop")
     assert (stopped["asked"], stopped["cancelled"], stopped["signalled"]) == (1, [second], None)
     assert lab.wait_for(first, "FAILED")["ExitCode"] == "130:0"
     assert lab.job(second)["JobState"] == "CANCELLED"
-    assert job.says()["state"] == "interrupted"
-    assert job.says("stop")["says"][0].startswith("the run is neither running nor pending: interrupted")
+    assert job.output()["state"] == "interrupted"
+    assert job.output("stop")["says"][0].startswith("the run is neither running nor pending: interrupted")
 
 
 def test_status_reports_every_slurm_state_of_a_job(lab: Lab, job: Submitted) -> None:
     id = job.submit("--hold", "--requeue", script='[ "$SLURM_RESTART_COUNT" ] || exec sleep 60')
-    told = job.says()
-    assert (told["state"], told["jobs"][0]["reason"]) == ("pending", "JobHeldUser")
-    lab.ask("scontrol", "release", id)
+    status = job.output()
+    assert (status["state"], status["jobs"][0]["reason"]) == ("pending", "JobHeldUser")
+    lab.run_program("scontrol", "release", id)
     lab.wait_for(id, "RUNNING")
-    assert job.says()["state"] == "starting"
+    assert job.output()["state"] == "starting"
     Slurm(lab.environ).requeue(id)
     lab.wait_for(id, "PENDING", "RUNNING")
-    assert job.says()["state"] in ("requeued", "starting", "running")
+    assert job.output()["state"] in ("requeued", "starting", "running")
     job.begun(id, 1)
-    told = job.says()
-    assert (told["state"], told["attempts"][0]["restart"], told["jobs"][0]["restarts"]) == ("running", 1, 1)
-    assert job.says("stop", "--after", "now")["signalled"] == id
+    status = job.output()
+    assert (status["state"], status["attempts"][0]["restart"], status["jobs"][0]["restarts"]) == ("running", 1, 1)
+    assert job.output("stop", "--after", "now")["signalled"] == id
     lab.wait_for(id, "FAILED")
-    assert job.says()["state"] in ("interrupted", "failed")  # by the request, or by the signal
+    assert job.output()["state"] in ("interrupted", "failed")  # by the request, or by the signal
 
 
 def test_stop_cancels_a_job_whose_attempt_has_not_begun(lab: Lab, job: Submitted) -> None:
     id = job.submit(script="exec sleep 60")
     lab.wait_for(id, "RUNNING")
-    assert job.says("stop")["cancelled"] == [id]
+    assert job.output("stop")["cancelled"] == [id]
     lab.wait_for(id, "CANCELLED")
-    assert job.says()["state"] == "cancelled"
+    assert job.output()["state"] == "cancelled"
 
 
 def test_job_unknown_to_slurm_is_lost(job: Submitted) -> None:
     record(job.paths, JobRecord("987654", time.time(), "resume"))
-    assert job.says()["state"] == "lost"
+    assert job.output()["state"] == "lost"
 
 
 def test_cancel_of_waiting_jobs_keeps_a_running_job(lab: Lab, job: Submitted) -> None:
@@ -121,5 +121,5 @@ def test_cancel_of_waiting_jobs_keeps_a_running_job(lab: Lab, job: Submitted) ->
     job.begun(id)
     Slurm(lab.environ).cancel(id, waiting_only=True)
     assert lab.job(id)["JobState"] == "RUNNING"
-    job.says("stop")
+    job.output("stop")
     lab.wait_for(id, "FAILED")

@@ -289,8 +289,8 @@ def test_loss_penalty_gradient_follows_the_recipe(estimator: str) -> None:
     for clamps in (CLAMPS, tight):
         for gradient in kinds:
             kl = {**LOSS, **clamps, "estimator": estimator, "gradient": gradient, "coef": 2.0}
-            # The k2 gradient ignores clamps. Without clamps it equals the gradient of the k2 estimator, and of k3 with
-            # the score function: 1 - exp(-d) + (exp(-d) - 1 + d) = d.
+            # The k2 gradient ignores clamps. Without clamps it equals the gradient of the k2 estimator, and of k3
+            # with the score function: 1 - exp(-d) + (exp(-d) - 1 + d) = d.
             by_itself = (estimator, gradient) in (("k2", "estimator"), ("k3", "score_function"))
             is_k2 = gradient == "k2" or (by_itself and clamps == CLAMPS)
             found.append((is_k2, numbers(with_keys({"ppo.kl": kl}))))
