@@ -38,7 +38,10 @@ def test_preview_shows_text_tokens_and_end_tokens_of_rows(folder: Path, capsys: 
 def test_preview_flags_repeated_and_truncated_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train.jsonl").write_text(TWICE)
     found = json_of(capsys, "--set", "rollout.max_prompt_tokens=4", "--set", "data.train.long_prompts=cut")
-    assert "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are truncated; 4 are used" in found["flags"]
+    assert (
+        "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are truncated; 4 are used"
+        in found["flags"]
+    )
     assert found["lengths"] == dict.fromkeys(("min", "p50", "p90", "p99", "max"), 4)
     assert all(row["is_cut"] for row in found["rows"])
     (folder / "base/chat_template.jinja").unlink()

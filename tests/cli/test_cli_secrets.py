@@ -98,7 +98,10 @@ def test_refused_secret_hint_names_the_alternatives(folder, capsys):
     Path("r.toml").write_text(SMALLEST + at_uri(f'"{URI}"'))
     assert run(["validate", "r.toml"]) == 2
     printed = capsys.readouterr().err
-    assert "`tracking.uri` contains a password or a token, but a recipe is stored in the run and sent to MLflow" in printed
+    assert (
+        "`tracking.uri` contains a password or a token, but a recipe is stored in the run and sent to MLflow"
+        in printed
+    )
     assert "MLFLOW_TRACKING_PASSWORD" in printed
     assert '`tracking.uri = "$NAME"`' in printed
 

@@ -249,9 +249,7 @@ def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: Fake
     assert parent is not None
     begun(paths, host=platform.node(), pid=parent.pid)
     result = ask("stop", "my", "--after", "step")
-    assert result.out.splitlines()[0] == (
-        f"attempt 2 (process {parent.pid} here) will stop after the current step"
-    )
+    assert result.out.splitlines()[0] == (f"attempt 2 (process {parent.pid} here) will stop after the current step")
     assert stop_requested(paths, 2) == "step"
     assert cluster.calls == []
 
