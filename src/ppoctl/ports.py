@@ -220,7 +220,7 @@ class MinibatchResult:
     loss: float
     grad_norm: float
     """Global norm of the gradient before clipping."""
-    said: TokenOutputs
+    outputs: TokenOutputs
     """Outputs of the model for the rows of the minibatch, in their order, before the optimizer step."""
 
 

@@ -20,7 +20,7 @@ from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import StoryAt, as_recorded
+from ppoctl.wire.outlines import StepFunctionAt, as_recorded
 from ppoctl.wire.run_context import RunHooks, assemble
 
 
@@ -117,7 +117,7 @@ def open_run(
     health: Health | None = None,
     gate: Gate | None = None,
     components: Components | None = None,
-    choose: StoryAt = step_function_at,
+    choose: StepFunctionAt = step_function_at,
     claim: Callable[[RunPaths], Attempt] = claim,
 ) -> Wiring:
     """Open a run as `train --or-resume` does, on the bigram model or on `components`."""
@@ -146,7 +146,10 @@ def open_run(
 
 
 def play(
-    root: Path, recipe: Recipe | None = None, witness: Witness | None = None, choose: StoryAt = step_function_at
+    root: Path,
+    recipe: Recipe | None = None,
+    witness: Witness | None = None,
+    choose: StepFunctionAt = step_function_at,
 ) -> Wiring:
     """Run to the end."""
     wiring = open_run(root, recipe or fake_recipe(), witness or Witness(), choose=choose)

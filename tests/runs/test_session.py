@@ -217,7 +217,7 @@ def test_hint_of_a_submitted_run_resumes_on_slurm(made: RunPaths) -> None:
 
 
 def test_met_expectations_use_results_of_this_attempt(made: RunPaths) -> None:
-    (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).verdicts
+    (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).results
     assert (verdict.step, verdict.met) == (3, True)
     assert ends(made) == [("finished", 0)]
 
@@ -230,7 +230,7 @@ def test_unreachable_mlflow_costs_only_one_message(made: RunPaths, capsys: pytes
 
 def test_unmet_expectations_end_the_attempt_as_unmet(made: RunPaths) -> None:
     ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
-    assert [verdict.met for verdict in ended.verdicts] == [False]
+    assert [verdict.met for verdict in ended.results] == [False]
     assert ends(made) == [("unmet", 5)]
 
 

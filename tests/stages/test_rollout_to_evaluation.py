@@ -128,7 +128,7 @@ def test_new_samples_record_state_id_of_replayed_actor(finished: tuple[str, ...]
     models, progress = Replayed(), []
     stage = RolloutStage(
         models=cast(Any, models),
-        drawing=SampleGeneration(
+        generation=SampleGeneration(
             Recorder(), cast(Any, Some(finished)), Stops(), lambda *counts: progress.append(counts)
         ),
         params=SamplingParams(1.0, 4),
@@ -148,7 +148,7 @@ def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
     def generate(state: State, step_prompts: Prompts, fingerprint: str) -> None:
         stage = RolloutStage(
             models=cast(Any, stub_models.Models()),
-            drawing=SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched),
+            generation=SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched),
             params=SamplingParams(1.0, 4),
             samples_per_prompt=1,
             seed=3,
@@ -168,7 +168,7 @@ def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
 def test_rollout_of_loaded_samples_reports_zero_generation_time() -> None:
     stage = RolloutStage(
         models=cast(Any, stub_models.Models()),
-        drawing=SampleGeneration(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
+        generation=SampleGeneration(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=1,
         seed=3,
@@ -502,7 +502,7 @@ def test_whitening_is_optional_and_reports_raw_metrics() -> None:
 def test_evaluation_has_one_greedy_pass_and_seeded_samples() -> None:
     generator = Recorder()
     stage = EvaluateStage(
-        drawing=SampleGeneration(generator, cast(Any, Some(())), Stops(), unwatched),
+        generation=SampleGeneration(generator, cast(Any, Some(())), Stops(), unwatched),
         scorer=EvenScorer(),
         sets={"held": Prompts(0, (*ROWS, Prompt("a#2", (5,), "", "even")))},
         sampled=SamplingParams(0.8, 4),
@@ -536,7 +536,7 @@ def test_resumed_evaluation_generates_missing_and_scores_all() -> None:
     finished = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
     generator = Recorder()
     drawing = SampleGeneration(generator, cast(Any, Some(finished)), Stops(), lambda *counts: progress.append(counts))
-    assert evaluation(drawing=drawing).run(ACTOR) == complete
+    assert evaluation(generation=drawing).run(ACTOR) == complete
     generated = {request.key for _, request in generator.requests}
     assert len(generated) == len(generator.requests) == 12 - 3
     assert not generated & {*finished}
@@ -548,7 +548,7 @@ def test_complete_evaluation_does_not_prepare_generator() -> None:
     keys = [f"held/{mode}#0" for mode in ("greedy/a", "greedy/b", "sampled/a", "sampled/b")]
     generator = Recorder()
     drawing = SampleGeneration(generator, cast(Any, Some(tuple(keys))), Stops(), unwatched)
-    record = evaluation(drawing=drawing, sets={"held": prompts(step=0)}, samples_per_prompt=1).run(ACTOR)
+    record = evaluation(generation=drawing, sets={"held": prompts(step=0)}, samples_per_prompt=1).run(ACTOR)
     assert len(record.rows) == 4
     assert "state" not in vars(generator)
 
@@ -559,7 +559,7 @@ def test_finished_eval_samples_are_keyed_by_actor_sets_and_recipe() -> None:
     others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
     for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
         evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
-    evaluation(drawing=drawing).run(State("actor", 0, 0, "second"))
+    evaluation(generation=drawing).run(State("actor", 0, 0, "second"))
     assert keys.seen[0] == keys.seen[1]
     assert len(set(keys.seen)) == 5
 
@@ -573,7 +573,7 @@ def test_greedy_pass_uses_no_sampling_filters() -> None:
     opened: list[SamplingParams] = []
     sampled = SamplingParams(0.8, 4, top_p=0.9, top_k=5, min_p=0.1, stop_strings=("x",))
     drawing = SampleGeneration(Params(), cast(Any, Some(())), Stops(), unwatched)
-    evaluation(drawing=drawing, sampled=sampled, sets={"held": prompts(step=0)}).run(ACTOR)
+    evaluation(generation=drawing, sampled=sampled, sets={"held": prompts(step=0)}).run(ACTOR)
     assert opened == [SamplingParams(0.0, 4, stop_strings=("x",)), sampled]
 
 
@@ -597,7 +597,7 @@ def test_on_sample_receives_loaded_responses_first() -> None:
     scored: list[tuple[str, str]] = []
     stage = RolloutStage(
         models=cast(Any, stub_models.Models()),
-        drawing=SampleGeneration(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
+        generation=SampleGeneration(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=2,
         seed=3,
@@ -610,7 +610,7 @@ def test_on_sample_receives_loaded_responses_first() -> None:
 
 def test_evaluation_stops_before_next_sample() -> None:
     generator, gate = Recorder(), Stops(when=lambda gate: gate.between_calls == 3)
-    stage = evaluation(drawing=SampleGeneration(generator, cast(Any, Some(())), gate, unwatched))
+    stage = evaluation(generation=SampleGeneration(generator, cast(Any, Some(())), gate, unwatched))
     with pytest.raises(PreemptedError):
         stage.run(ACTOR)
     assert len(generator.requests) == 3
@@ -637,7 +637,7 @@ def test_samples_finished_together_are_kept_together() -> None:
         Pairs(), cast(Any, Kept(())), Stops(when=lambda gate: gate.between_calls == 1), unwatched
     )
     with pytest.raises(PreemptedError):
-        evaluation(drawing=drawing).run(ACTOR)
+        evaluation(generation=drawing).run(ACTOR)
     assert kept == ["held/greedy/b#0", "held/greedy/a#0"]
 
 

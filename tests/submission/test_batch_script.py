@@ -11,7 +11,7 @@ import pytest
 
 from ppoctl.slurm.job_start import is_resumable
 from ppoctl.slurm.request import request_of
-from ppoctl.slurm.script import GOES_ON, Work, batch_script
+from ppoctl.slurm.script import RESUMABLE_CODES, Work, batch_script
 from submission.conftest import Programs, recipe_with
 
 ODD = "a b'c\"d$e\\f\ng"
@@ -157,7 +157,7 @@ def test_job_is_requeued_after_resumable_exit_codes(tmp_path: Path, programs: Pr
 
 def test_script_and_job_start_use_the_same_exit_codes() -> None:
     printed = subprocess.run(
-        ["bash", "-c", f"for c in {{0..255}}; do case $c in {GOES_ON}) echo $c ;; esac; done"],
+        ["bash", "-c", f"for c in {{0..255}}; do case $c in {RESUMABLE_CODES}) echo $c ;; esac; done"],
         capture_output=True,
         text=True,
         check=True,

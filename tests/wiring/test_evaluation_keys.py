@@ -165,7 +165,7 @@ def test_failing_custom_metrics_are_left_out_and_reported(tmp_path: Path) -> Non
     messages: list[str] = []
     recipe = Recipe.model_validate(with_key("eval.metrics", f"{METRICS}:raises"))
     components = replace(fake_components(recipe), scorer=stage.scorer)
-    stage = evaluation_stage(recipe, stage.drawing, components, stage.sets, messages.append)
+    stage = evaluation_stage(recipe, stage.generation, components, stage.sets, messages.append)
     metrics = stage.run(played.state("actor")).metrics()
     assert set(metrics) == set(evaluated(tmp_path / "plain")[1].metrics())
     assert [text.rpartition("; ")[2] for text in messages] == [
@@ -226,9 +226,9 @@ def test_each_evaluation_setting_changes_the_fingerprint(tmp_path: Path) -> None
     first = stages[0]
     recipe, sets = Recipe.model_validate(with_keys({})), harnesses[0].prompt_source.evaluation_sets()
     components = replace(fake_components(recipe), scorer=first.scorer)
-    other = evaluation_stage(recipe, first.drawing, components, sets)
+    other = evaluation_stage(recipe, first.generation, components, sets)
     assert other.fingerprint != first.fingerprint
-    judged = evaluation_stage(recipe, first.drawing, replace(components, reward_digest="a judge"), sets)
+    judged = evaluation_stage(recipe, first.generation, replace(components, reward_digest="a judge"), sets)
     assert judged.fingerprint not in (other.fingerprint, first.fingerprint)
 
 

@@ -154,7 +154,7 @@ def _screen_and_gate(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
 def _run_of(ended: "RunResult") -> Run:
     from ppoctl.loop.expectations import require_met
 
-    require_met(ended.verdicts)
+    require_met(ended.results)
     return Run(ended.paths.root)
 
 

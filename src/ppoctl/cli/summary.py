@@ -44,10 +44,10 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
     for label, name in key_figures(series).items():
         points = series[name]
         rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
-    expect = [vars(result) for result in ended.verdicts]
+    expect = [vars(result) for result in ended.results]
     if as_json:
         metrics = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
-        unmet = not all(result.met for result in ended.verdicts)
+        unmet = not all(result.met for result in ended.results)
         state = "unmet" if unmet else "finished"
         render.json({"run": str(ended.paths.root), "state": state, "figures": metrics, "expect": expect})
     else:
@@ -58,7 +58,7 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
         render.line()
         render.line(f"run: {ended.paths.root}")
     steps = max((step for points in series.values() for step, _ in points), default=1)
-    require_met(ended.verdicts, longer=f"{resume_command(ended.paths.root)} --set steps={2 * steps}")
+    require_met(ended.results, longer=f"{resume_command(ended.paths.root)} --set steps={2 * steps}")
 
 
 EXPECTED = ("expected", "reached", "bound", "")

@@ -32,7 +32,7 @@ class RunResult:
 
     paths: RunPaths
     lines: list[JournalLine]
-    verdicts: list[ExpectationResult]
+    results: list[ExpectationResult]
 
 
 def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:

@@ -24,7 +24,7 @@ from ppoctl.runs.new_run import (
     ROLLOUT,
     TRAIN,
     create,
-    draws_or_scores,
+    generates_or_scores,
     holds_only_rollouts,
     is_replaceable,
     require_way,
@@ -148,7 +148,7 @@ def _generate_and_score(job: RunContext) -> None:
     run_stage, step_inputs = job.runner.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
 
     def run_if_rollout(stage: Stage[Result], *inputs: Identified) -> Result:
-        if not draws_or_scores(stage.name):
+        if not generates_or_scores(stage.name):
             raise _StopStep
         return run_stage(stage, *inputs)
 
@@ -192,7 +192,7 @@ def evaluate(checkpoint: Checkpoint, notify: Callable[[str], None]) -> Evaluatio
     recipe = checkpoint.recipe
     preflight.require(recipe)
     engines.set_threads(recipe)
-    prompt_source = engines.read_questions(recipe)
+    prompt_source = engines.read_prompts(recipe)
     sets = prompt_source.evaluation_sets()
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
@@ -222,10 +222,10 @@ class NullPorts:
     """The `FinishedSamples` and `Gate` ports of work outside a run: samples are not kept, and nothing stops the
     work."""
 
-    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
+    def load(self, key: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
         return {}
 
-    def writer(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
+    def writer(self, key: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
         return nullcontext(lambda _: None)
 
     def before(self, step: int, stage: str) -> None:

@@ -108,11 +108,11 @@ def holds_only_rollouts(paths: RunPaths) -> bool:
         paths.stage(step, name)
         for step in paths.committed_steps()
         for name in outlines.at(step).names
-        if not draws_or_scores(name)
+        if not generates_or_scores(name)
     )
     return all(manifests.read(folder) is None for folder in later)
 
 
-def draws_or_scores(stage: str) -> bool:
+def generates_or_scores(stage: str) -> bool:
     """Whether `ppoctl rollout` runs a stage of this name."""
     return stage.partition(".")[0] in ("rollout", "reward")

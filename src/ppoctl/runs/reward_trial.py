@@ -10,7 +10,7 @@ from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.findings import RewardFinding, findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
-from ppoctl.wire.engines import encoder, place_roles, read_questions
+from ppoctl.wire.engines import encoder, place_roles, read_prompts
 from ppoctl.wire.reward_models import RewardModelsOf
 
 
@@ -48,7 +48,7 @@ class Report:
 def try_reward(recipe: Recipe, rows: int) -> list[Report]:
     """Try the reward on `rows` rows of the training set and on the rows that are checked at every start. Return a
     report for each scorer."""
-    prompt_source = read_questions(recipe)
+    prompt_source = read_prompts(recipe)
     with ExitStack() as opened:
         # Without a reward model, nothing is placed: importing Megatron-Core takes longer than most trials.
         placed = opened.enter_context(closing(place_roles(recipe))).rewards if reward_models(recipe) else {}

@@ -136,7 +136,7 @@ class OpenedRun:
 
     paths: RunPaths
     recipes: Mapping[int, Recipe]
-    sockets: Components
+    components: Components
     plan: ResumePlan
     """Resume plan from when the run was opened."""
     observers: tuple[Observer, ...] = ()
@@ -160,7 +160,7 @@ def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
     require_capable(recipe)
     preflight.require(recipe)
     engines.set_threads(recipe)
-    prompt_source = engines.read_questions(recipe)
+    prompt_source = engines.read_prompts(recipe)
     digests = source_digests(recipe, prompt_source)
     return engines.open_engines(recipe, prompt_source, digests), digests
 
@@ -182,7 +182,7 @@ def attempt_run(
         with open_screen() as own_screen, signal_gate(resume_hint, own_screen.line) as own_gate:
             return attempt_run(opened, do, own_gate, own_screen)
     assert screen is not None
-    gate.goes_on = resume_hint
+    gate.is_resumable = resume_hint
     paths, recipe = opened.paths, opened.recipe
     attempt = opened.attempt or claim(paths)
     artifact.sweep(attempt)
@@ -194,7 +194,7 @@ def attempt_run(
         _watched(opened, screen, outlines, attempt, journal) as watcher,
         _ending(recipe, journal, outlines, attempt, watcher),
         gate.outlasting(),
-        closing(opened.sockets),
+        closing(opened.components),
     ):
         hooks = RunHooks(
             gate=gate,
@@ -205,7 +205,7 @@ def attempt_run(
             versions=versions(),
             verified=opened.plan.verified,
         )
-        job, generator = assemble(paths, attempt, opened.recipes, opened.sockets, hooks)
+        job, generator = assemble(paths, attempt, opened.recipes, opened.components, hooks)
         for note in (*opened.notes, *(f"note: {text}" for text in notes_on(recipe))):
             watcher.console.on_message(note)
         if run_dir.has_begun(paths):
@@ -216,7 +216,7 @@ def attempt_run(
             watcher.counting_replays(job.states),
         ):
             if do is run:
-                opened.sockets.prestart()
+                opened.components.prestart()
             do(job)
         results = check_expectations(recipe.expect, journal.lines()) if do is run else []
         if not all(result.met for result in results):

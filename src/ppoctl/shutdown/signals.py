@@ -56,7 +56,7 @@ class _Running:
 class SignalGate:
     """Gate that closes after a signal or a stop request. Its checks then raise the error that ends the job."""
 
-    goes_on: str
+    is_resumable: str
     """Command that continues the work later; the hint of the error."""
     keeps: str = "everything finished is committed"
     """Clause of the error about the work that is not lost."""
@@ -141,7 +141,7 @@ class SignalGate:
         raise PreemptedError(
             f"{stage} was not started: with a save it takes about {needed_s:.0f} s, but only {left_s:.0f} s are left "
             f"before the time limit; {self.keeps}",
-            hint=self.goes_on,
+            hint=self.is_resumable,
         )
 
     def _stop(self) -> NoReturn:
@@ -151,7 +151,7 @@ class SignalGate:
             words = f"stopped by `ppoctl stop --after {quoted(self.request or '')}`"
         by_user = self._requested_first or self.received == signal.SIGINT
         kind: type[PpoctlError] = InterruptedByUserError if by_user else PreemptedError
-        raise kind(f"{words}{self.at}; {self.keeps}", hint=self.goes_on)
+        raise kind(f"{words}{self.at}; {self.keeps}", hint=self.is_resumable)
 
     def _look(self) -> None:
         """Read the stop request of the run; a later request replaces an earlier one."""

@@ -18,7 +18,7 @@ from ppoctl.slurm.request import Request
 PASSED_ON = ("HOME", "PATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
 """Variables of the submitting shell that every job gets if they are set: locations of programs and models."""
 
-GOES_ON = "75 | 3 | 6 | 13[4-9]"
+RESUMABLE_CODES = "75 | 3 | 6 | 13[4-9]"
 """Exit codes after which the job is requeued: preempted; a process or node lost; a hang; killed by a signal."""
 
 _PLAIN = re.compile(r"[\w.,:%@/+=-]+")
@@ -51,7 +51,7 @@ def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence
         setup="\n".join(f"    {line}" for line in _setup(recipe)),
         command=" ".join(map(quoted, _words(recipe, work, program))),
         record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
-        resumable=GOES_ON,
+        resumable=RESUMABLE_CODES,
         # srun ends its step at once if it receives TERM, so it gets USR1. Slurm sends TERM to the step's processes.
         term="USR1" if isinstance(table.container, Pyxis) else "TERM",
         requeues=table.requeues if work.is_run and table.requeue else 0,

@@ -16,7 +16,7 @@ from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import PolicyLoss
-from ppoctl.stages.correction import counted_after
+from ppoctl.stages.correction import mask_after
 from ppoctl.stages.logprobs import KlPenalty, kl_metrics, reference_of
 from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss
 from ppoctl.stages.updates import UpdateStage
@@ -112,7 +112,7 @@ class ActorUpdateStage(UpdateStage):
     ) -> Update:
         mask, weighted = advantages.mask, advantages.advantages
         if correction is not None:
-            mask, weighted = counted_after(correction, mask), weighted * correction.weights
+            mask, weighted = mask_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
         terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
         if self.positive_nll_coef > 0:
@@ -124,8 +124,8 @@ class ActorUpdateStage(UpdateStage):
         trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
             policy_diagnostics(
-                result.said.primary,
-                result.said.primary if logprobs.actor is None else logprobs.actor[minibatch.rows],
+                result.outputs.primary,
+                result.outputs.primary if logprobs.actor is None else logprobs.actor[minibatch.rows],
                 advantages.advantages[minibatch.rows],
                 mask[minibatch.rows],
                 loss=self.loss,
@@ -165,7 +165,7 @@ class ActorUpdateStage(UpdateStage):
         If no forward pass computed them, they come from the first minibatch, which still sees the actor that
         generated the rollouts.
         """
-        rows, outputs = first[0].rows, first[1].said
+        rows, outputs = first[0].rows, first[1].outputs
         entropy, entropy_mask = logprobs.entropy, mask
         if entropy is None:
             assert outputs.entropy is not None, "entropies must be reported, but were not computed"
@@ -197,7 +197,7 @@ def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str,
     """
     sums = {term.name: 0.0 for term in objective.terms}
     for minibatch, result in steps:
-        for term, share in objective.shares(minibatch.rows, result.said, minibatch.totals):
+        for term, share in objective.shares(minibatch.rows, result.outputs, minibatch.totals):
             sums[term.name] += float(share)
     metrics = {metric_registry.named("policy", f"{name}_loss"): total / len(steps) for name, total in sums.items()}
     for term in objective.terms:
@@ -210,4 +210,4 @@ def _sampler_gap(first: MinibatchStep, rollouts: Rollouts) -> dict[str, float]:
     """Return the sampler/trainer log-prob difference in the first minibatch."""
     minibatch, result = first
     sampler, mask = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))
-    return sampler_gap(result.said.primary, sampler, mask)
+    return sampler_gap(result.outputs.primary, sampler, mask)

@@ -70,7 +70,7 @@ class CorrectionStage:
         return Correction(weights=weights, mask=mask, summary=metrics)
 
 
-def counted_after(correction: Correction, mask: Bool[Tensor, "B R"]) -> Bool[Tensor, "B R"]:
+def mask_after(correction: Correction, mask: Bool[Tensor, "B R"]) -> Bool[Tensor, "B R"]:
     """Return the tokens of the mask, those with an advantage, that the correction keeps. Raises MismatchError if all
     of them have weight 0."""
     kept = mask & correction.mask

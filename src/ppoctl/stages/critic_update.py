@@ -44,7 +44,7 @@ class CriticUpdateStage(UpdateStage):
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
         diagnostics = [
             value_diagnostics(
-                result.said.primary,
+                result.outputs.primary,
                 values.values[minibatch.rows],
                 advantages.returns[minibatch.rows],
                 advantages.mask[minibatch.rows],
@@ -75,5 +75,5 @@ def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Ad
     """
     seen = values.values.clone()
     for minibatch, result in trained.steps:
-        seen[minibatch.rows] = result.said.primary.to(seen)
+        seen[minibatch.rows] = result.outputs.primary.to(seen)
     return float(explained_variance(seen, advantages.returns, advantages.mask))

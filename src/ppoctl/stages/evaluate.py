@@ -32,7 +32,7 @@ class _Pass:
     requests: Sequence[SampleRequest]
 
 
-def nobody(_: str) -> None:
+def ignore_message(_: str) -> None:
     """Ignore the message."""
 
 
@@ -40,7 +40,7 @@ def nobody(_: str) -> None:
 class EvaluateStage:
     """Scores of the actor on every evaluation set, greedy, sampled or both."""
 
-    drawing: SampleGeneration
+    generation: SampleGeneration
     scorer: Scorer
     sets: Mapping[str, Prompts]
     sampled: SamplingParams
@@ -56,7 +56,7 @@ class EvaluateStage:
     """User-defined metrics of the rows of a set and pass. The rows also contain the `fields` of the dataset row."""
     printed: int = 0
     """Number of responses of each set and pass that are sent to `notify`."""
-    notify: Callable[[str], None] = nobody
+    notify: Callable[[str], None] = ignore_message
 
     def run(self, actor: State) -> Evaluation:
         passes = [
@@ -73,7 +73,7 @@ class EvaluateStage:
         ]
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
-        with self.drawing.run(batches, sample_set, lambda: actor) as generated:
+        with self.generation.run(batches, sample_set, lambda: actor) as generated:
             for eval_pass in passes:
                 scored = self._scored(eval_pass, [generated.samples[request.key] for request in eval_pass.requests])
                 summary.update(summarise(eval_pass.set, eval_pass.mode, scored, self.estimates))
@@ -99,7 +99,7 @@ class EvaluateStage:
             for prompt, sample in pairs
             if prompt.answer is not None or not self.needs_truth(prompt)
         }
-        scores = score_all(self.scorer, list(requests.values()), self.drawing.gate.between)
+        scores = score_all(self.scorer, list(requests.values()), self.generation.gate.between)
         scores_by_key = dict(zip(requests, scores, strict=True))
         return [
             _row(eval_pass.set, eval_pass.mode, prompt, sample, scores_by_key.get(sample.key))

@@ -63,7 +63,7 @@ class SampleGeneration:
     def run(
         self,
         batches: Sequence[RequestBatch],
-        drawn_for: SampleSetKey,
+        key: SampleSetKey,
         at: Callable[[], State],
         on_sample: OnSample = ignore_sample,
     ) -> Iterator[GenerationResult]:
@@ -74,7 +74,7 @@ class SampleGeneration:
 
         The caller processes the samples inside the context: if that fails, the last samples are kept too.
         """
-        done = self.parts.load(drawn_for)
+        done = self.parts.load(key)
         for sample in done.values():
             on_sample(sample)
         missing = [
@@ -85,7 +85,7 @@ class SampleGeneration:
         if not remaining:
             yield GenerationResult(done)
             return
-        with self.parts.writer(drawn_for) as keep:
+        with self.parts.writer(key) as keep:
             yield self._generate(remaining, done, _both(keep, on_sample), at)
 
     def _generate(

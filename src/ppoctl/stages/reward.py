@@ -25,7 +25,7 @@ _SLOW_S, _SLOWER = 1.0, 4.0
 """A sample is slow if it took at least this many seconds, and this many times the mean."""
 
 
-def nobody(_: str) -> None:
+def ignore_message(_: str) -> None:
     """Ignore the message."""
 
 
@@ -38,7 +38,7 @@ class RewardStage:
     fingerprint: str
     between: Callable[[], None]
     """Called while scores are awaited; raises if the job must stop."""
-    notify: Callable[[str], None] = nobody
+    notify: Callable[[str], None] = ignore_message
     """Called with a message about a sample that took much longer than the others."""
     name: str = "reward"
 

@@ -18,7 +18,7 @@ class RolloutStage:
     """Generates `samples_per_prompt` responses per prompt. Finished samples survive a crash of the stage."""
 
     models: Models
-    drawing: SampleGeneration
+    generation: SampleGeneration
     params: SamplingParams
     samples_per_prompt: int
     seed: int
@@ -33,7 +33,7 @@ class RolloutStage:
         sample_set = SampleSetKey(prompts.step, self.name, key)
         on_sample = self._sample_callback(prompts, requests)
         batches = [RequestBatch(self.params, requests)]
-        with self.drawing.run(batches, sample_set, lambda: self.models.stamped(actor), on_sample) as generated:
+        with self.generation.run(batches, sample_set, lambda: self.models.stamped(actor), on_sample) as generated:
             record = assemble(prompts, requests, generated.samples, samples=self.samples_per_prompt)
             return replace(record, drawing=(generated.tokens, generated.seconds))
 

@@ -33,18 +33,18 @@ class FinishedSampleFiles:
     attempt: Attempt
     every_s: float
 
-    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+    def load(self, key: SampleSetKey) -> dict[str, Sample]:
         finished: dict[str, Sample] = {}
-        folder = self.paths.parts(drawn_for.step, drawn_for.stage)
+        folder = self.paths.parts(key.step, key.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
             data = path.read_bytes()
             if path.stem.endswith(_digest(data)):
-                finished.update((sample.key, sample) for sample in decoded(data, drawn_for.fingerprint))
+                finished.update((sample.key, sample) for sample in decoded(data, key.fingerprint))
         return finished
 
     @contextmanager
-    def writer(self, drawn_for: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
-        folder = self.paths.parts(drawn_for.step, drawn_for.stage)
+    def writer(self, key: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
+        folder = self.paths.parts(key.step, key.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()
 
@@ -52,7 +52,7 @@ class FinishedSampleFiles:
             nonlocal written_at
             pending.append(sample)
             if time.monotonic() - written_at >= self.every_s:
-                self._write(folder, encoded(pending, drawn_for.fingerprint))
+                self._write(folder, encoded(pending, key.fingerprint))
                 pending.clear()
                 written_at = time.monotonic()
 
@@ -60,7 +60,7 @@ class FinishedSampleFiles:
             yield take
         except BaseException:
             if pending:
-                self._write(folder, encoded(pending, drawn_for.fingerprint))
+                self._write(folder, encoded(pending, key.fingerprint))
             raise
 
     def _write(self, folder: Path, data: bytes) -> None:

@@ -123,7 +123,7 @@ class States:
         """Return how many of the replays that led to the resident state were not bit-equal."""
         return self._resident[role].replay
 
-    def save(self, state: State, carry: Carry, figures: dict[str, float], lines: Recorded, *, healthy: bool) -> None:
+    def save(self, state: State, carry: Carry, metrics: dict[str, float], lines: Recorded, *, healthy: bool) -> None:
         """Commit the state unless it is committed: at once, or in the background (see `Saves`).
 
         An earlier save of the role that is in flight must be finished before. `figures` are the step's metrics, for
@@ -149,7 +149,7 @@ class States:
         saved = self._saved_before(state)
         if saved is not None:
             extra["replay"] = saved[1].extra["replay"]
-            manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
+            manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=metrics)
             manifest = replace(manifest, seconds=saved[1].seconds)  # the duration of a real save, for estimates
             with draft.work():
                 draft.open()
@@ -158,7 +158,7 @@ class States:
             return
         engine = self._bring(state)
         extra["replay"] = self.replays(state.role)
-        manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
+        manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=metrics)
         self.saves.begin(draft, manifest, engine)
 
     def _saved_before(self, state: State) -> tuple[Path, Manifest] | None:

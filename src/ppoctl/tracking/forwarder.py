@@ -130,13 +130,13 @@ class Forwarder:
             self._target.keep(name, text)
         return Sent(files=len(texts))
 
-    def measure(self, figures: Mapping[str, float], at: float) -> None:
+    def measure(self, metrics: Mapping[str, float], at: float) -> None:
         """Send metrics of the machine, which are not in the journal. They have no marker and are lost after an error.
 
         Their step is the number of seconds since the run was created, so that those of later attempts come later.
         """
         step = int(at - self._created)
-        points = tuple(MetricPoint(name, value, int(at * 1000), step) for name, value in figures.items())
+        points = tuple(MetricPoint(name, value, int(at * 1000), step) for name, value in metrics.items())
         self._target.send(JournalBatch(points, tags={}, num_lines=0, last_seq=self.seq))
 
     def end(self, ending: Ending) -> Sent:

@@ -58,7 +58,7 @@ class HealthMonitor:
         self._step = 0
         self._alarms: list[HealthAlarm] = []
 
-    def check(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[HealthAlarm]:
         """Check the metrics of a step, and return the alarms of the rules that act at it.
 
         A second call for the same step returns the same alarms. An absent metric (a critic-only step has no KL of the
@@ -69,14 +69,14 @@ class HealthMonitor:
             raise ValueError(f"step {step} is checked after step {self._step}")
         if step > self._step:
             self._step = step
-            alarms = [self._check_rule(name, step, figures) for name in METRICS]
+            alarms = [self._check_rule(name, step, metrics) for name in METRICS]
             self._alarms = [alarm for alarm in alarms if alarm is not None]
         return list(self._alarms)
 
-    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
+    def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Return whether `check` would return a stop alarm for these metrics of a new step. Changes no state."""
         counts = dict(self._counts)
-        alarms = [self._check_rule(name, step, figures) for name in METRICS]
+        alarms = [self._check_rule(name, step, metrics) for name in METRICS]
         self._counts = counts
         return any(alarm is not None and alarm.action == "stop" for alarm in alarms)
 
@@ -85,9 +85,9 @@ class HealthMonitor:
         for step, figures in history:
             self.check(step, figures)
 
-    def _check_rule(self, name: str, step: int, figures: Mapping[str, float]) -> HealthAlarm | None:
+    def _check_rule(self, name: str, step: int, metrics: Mapping[str, float]) -> HealthAlarm | None:
         rule = self._rules[name]
-        value = _value(METRICS[name], figures)
+        value = _value(METRICS[name], metrics)
         if value is None or step < rule.from_step:
             return None
         violated = _violated_bound(rule, value)
@@ -106,8 +106,8 @@ class HealthMonitor:
         )
 
 
-def _value(names: tuple[str, ...], figures: Mapping[str, float]) -> float | None:
-    present = [figures[name] for name in names if name in figures]
+def _value(names: tuple[str, ...], metrics: Mapping[str, float]) -> float | None:
+    present = [metrics[name] for name in names if name in metrics]
     return sum(present) if present else None
 
 

@@ -168,12 +168,12 @@ class RunView:
         return steps_s + (remaining * sum(evaluations) / len(evaluations) if evaluations else 0.0)
 
 
-def key_metrics(figures: Mapping[str, float]) -> list[tuple[str, str]]:
+def key_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return labels and values of the metrics that the line of a step shows; absent metrics are omitted."""
     return [
-        (word, number(figures[metric]))
+        (word, number(metrics[metric]))
         for word, metric in metric_registry.ON_THE_CONSOLE.items()
-        if metric in figures
+        if metric in metrics
     ]
 
 

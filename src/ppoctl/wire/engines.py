@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ppoctl.weights.sync import TrainerAt
 
 
-def read_questions(recipe: Recipe) -> PromptSource:
+def read_prompts(recipe: Recipe) -> PromptSource:
     """Return the source of all prompts of the recipe, rendered and checked."""
     with loading("the tokenizer"):
         template = PromptTemplate(load_tokenizer(recipe.model.path))

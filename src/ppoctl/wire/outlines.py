@@ -8,16 +8,16 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import Outline, Outlines
 from ppoctl.store.run_dir import STORIES
 
-StoryAt = Callable[[Recipe, int], StepFunction]
+StepFunctionAt = Callable[[Recipe, int], StepFunction]
 """(recipe, step) -> the step function of that step."""
 
 
-def as_recorded(recipe: Recipe, choose: StoryAt = step_function_at) -> dict[str, Any]:
+def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[str, Any]:
     """Return the content of recipes/N.json: every key of the recipe with its value, and the outlines of its steps."""
     return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
 
 
-def outlines(recipe: Recipe, choose: StoryAt = step_function_at) -> Outlines:
+def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outlines:
     """Return the outlines of all steps of the run."""
     by_first_step: dict[int, Outline] = {}
     last_name = ""

@@ -28,7 +28,7 @@ from ppoctl.store.saves import PublishingGate, Saves
 from ppoctl.store.stage_runner import Observer, Stage, StageRunner, load_record
 from ppoctl.store.states import States
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import StoryAt
+from ppoctl.wire.outlines import StepFunctionAt
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
 
 Item = TypeVar("Item")
@@ -55,7 +55,7 @@ def assemble(
     recipes: Mapping[int, Recipe],
     components: Components,
     hooks: RunHooks,
-    choose: StoryAt = step_function_at,
+    choose: StepFunctionAt = step_function_at,
 ) -> tuple[RunContext, Generator]:
     """Return the context of a run, and its generator, which the caller must close.
 

@@ -30,7 +30,7 @@ from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
 from ppoctl.stages.eval_metrics import Estimates
-from ppoctl.stages.evaluate import EvaluateStage, nobody
+from ppoctl.stages.evaluate import EvaluateStage, ignore_message
 from ppoctl.stages.generation import SampleGeneration
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.overlapped_scoring import OverlappedScorer
@@ -138,7 +138,7 @@ class StageBuilder:
     """Builds the stages of a recipe on the components of this run."""
 
     models: Models
-    drawing: SampleGeneration
+    generation: SampleGeneration
     scorer: Scorer
     """Scorer of responses. An `OverlappedScorer` starts during generation."""
     notify: Callable[[str], None]
@@ -150,7 +150,7 @@ class StageBuilder:
         return Stages(
             rollout=RolloutStage(
                 models=self.models,
-                drawing=self.drawing,
+                generation=self.generation,
                 params=_rollout_sampling(recipe),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
@@ -161,7 +161,7 @@ class StageBuilder:
                 scorer=self.scorer,
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=stage_fingerprint("reward", recipe, self.reward_digest),
-                between=self.drawing.gate.between,
+                between=self.generation.gate.between,
                 notify=self.notify,
             ),
             values=ValuesStage(
@@ -219,7 +219,7 @@ def evaluation_stage(
     drawing: SampleGeneration,
     components: Components,
     sets: Mapping[str, Prompts],
-    notify: Callable[[str], None] = nobody,
+    notify: Callable[[str], None] = ignore_message,
 ) -> EvaluateStage:
     """Return the evaluation stage for the given sets, of which there must be at least one."""
     identities = "".join(prompts.identity for prompts in sets.values())
@@ -227,7 +227,7 @@ def evaluation_stage(
     length = table.max_new_tokens or recipe.rollout.max_new_tokens
     plain = _sampling(recipe, table.temperature, length)
     return EvaluateStage(
-        drawing=drawing,
+        generation=drawing,
         scorer=components.scorer,
         sets=sets,
         sampled=replace(plain, top_p=table.top_p, top_k=table.top_k, min_p=table.min_p),

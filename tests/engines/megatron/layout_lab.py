@@ -65,7 +65,7 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
     reported = {
         f"{number} {name}": torch.as_tensor(figure)
         for number, result in enumerate([*first, *rest])
-        for name, figure in (vars(result) | vars(result.said)).items()
+        for name, figure in (vars(result) | vars(result.outputs)).items()
         if name != "said" and figure is not None
     }
     return {

@@ -154,7 +154,7 @@ def test_ranks_without_rows_join_expert_token_exchange(pool, model):
         for one, expected in zip(found, results[0], strict=True):
             assert abs(one.loss - expected.loss) <= 1e-5
             assert abs(one.grad_norm - expected.grad_norm) <= 1e-4 * expected.grad_norm
-            torch.testing.assert_close(one.said.primary, expected.said.primary, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(one.outputs.primary, expected.outputs.primary, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.sampled(1)

@@ -122,7 +122,7 @@ def test_excluded_ids_are_masked_except_as_target(filters):
     slope = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), hidden)[0]
     leaf = hidden.detach().float().requires_grad_()
     settings = LogprobSettings(
-        request, 5, barred=ExcludedTokens(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])]))
+        request, 5, excluded=ExcludedTokens(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])]))
     )
     frozen = FrozenOutputs(other.float(), moved.float())
     found = token_logprobs(leaf, weight.float(), targets, settings, None, frozen)
@@ -137,7 +137,7 @@ def test_excluded_ids_are_masked_except_as_target(filters):
 
 def test_rank_excludes_only_ids_of_its_own_columns():
     barred = ExcludedTokens(torch.ones(2, dtype=torch.bool), torch.tensor([3, 11, 40]))
-    found = module._with_own_columns(LogprobSettings(OutputRequest(), 5, barred=barred), 10, 20).barred
+    found = module._with_own_columns(LogprobSettings(OutputRequest(), 5, excluded=barred), 10, 20).excluded
     assert found is not None
     assert found.ids.tolist() == [1]
 
@@ -152,10 +152,10 @@ def test_end_tokens_are_excluded_before_min_new_tokens():
     )
     packed = pack(sequences, torch.arange(2))
     reading = ReadSettings(torch.device("cpu"), OutputRequest(min_new_tokens=3), (1, 9))
-    found = packed_input(packed, reading).barred
+    found = packed_input(packed, reading).excluded
     assert found is not None
     assert (found.at.tolist(), found.ids.tolist()) == ([True, True, True, True, True, False], [1, 9])
-    assert packed_input(packed, ReadSettings(torch.device("cpu"), OutputRequest())).barred is None
+    assert packed_input(packed, ReadSettings(torch.device("cpu"), OutputRequest())).excluded is None
 
 
 @pytest.mark.parametrize("filters", FILTERS)

@@ -54,7 +54,7 @@ def outputs_of(pool, actor: MegatronActor, output_request: OutputRequest):
     said = actor.logprobs(rollouts, output_request)
     objective = Terms((Term(Everything(lab.random_weights(rollouts)), rollouts.mask),), output_request)
     [result] = actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
-    for one, other in zip(vars(said).values(), vars(result.said).values(), strict=True):
+    for one, other in zip(vars(said).values(), vars(result.outputs).values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     return said, pool.gradients()
 

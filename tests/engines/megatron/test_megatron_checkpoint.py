@@ -49,7 +49,7 @@ def test_resumed_actor_matches_uninterrupted_actor(model, tmp_path, dtype, kind)
     found = resumed.update(rollouts, batches, objective)
     for one, other in zip(found, expected, strict=True):
         assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm)
-        EXACT.check(one.said.primary, other.said.primary)
+        EXACT.check(one.outputs.primary, other.outputs.primary)
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 

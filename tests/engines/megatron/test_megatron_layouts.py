@@ -269,7 +269,7 @@ def test_data_ranks_without_rows_match_single_process(pool, model):
     for found in others:
         assert abs(found.loss - expected.loss) <= 1e-6
         assert abs(found.grad_norm - expected.grad_norm) <= 1e-5 * expected.grad_norm
-        torch.testing.assert_close(found.said.primary, expected.said.primary)
+        torch.testing.assert_close(found.outputs.primary, expected.outputs.primary)
 
 
 @pytest.mark.sampled(1)
@@ -294,7 +294,7 @@ def test_interleaved_stages_match_single_process(pool, model, parallel):
         trained.start()
         said = trained.forward("forward", rollouts, OutputRequest(temperature=0.8))
         [result] = trained.update(rollouts, minibatches, objective)
-        found.append((pool.gradients(), said.primary, result.said.primary))
+        found.append((pool.gradients(), said.primary, result.outputs.primary))
     (expected, *outputs), (gradient, *others) = found
     assert gap(gradient, expected) < GRADIENT_GAP
     torch.testing.assert_close(others, outputs)

@@ -58,7 +58,7 @@ def test_actor_update_does_not_depend_on_microbatch_split(model, kind, needs_ent
     whole = lab.actor(model(kind), batching=BySequences(microbatch_seqs=9))
     objective = lab.policy_objective(rollouts, needs_entropy=needs_entropy)
     [expected] = whole.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
-    assert (expected.said.entropy is not None) == needs_entropy
+    assert (expected.outputs.entropy is not None) == needs_entropy
     for cut in CUTS:
         trainer = lab.actor(model(kind), batching=cut)
         before, entropy_before = lab.scores(trainer, rollouts)
@@ -67,11 +67,11 @@ def test_actor_update_does_not_depend_on_microbatch_split(model, kind, needs_ent
             lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
         FLOAT32.check(found.loss, expected.loss)
         FLOAT32.check(found.grad_norm, expected.grad_norm)
-        FLOAT32.check(found.said.primary, expected.said.primary)
+        FLOAT32.check(found.outputs.primary, expected.outputs.primary)
         # Outputs belong to the state before the step, with rows in the minibatch's order.
-        FLOAT32.check(found.said.primary, before[rows])
-        if found.said.entropy is not None:
-            FLOAT32.check(found.said.entropy, entropy_before[rows])
+        FLOAT32.check(found.outputs.primary, before[rows])
+        if found.outputs.entropy is not None:
+            FLOAT32.check(found.outputs.entropy, entropy_before[rows])
 
 
 def test_critic_update_does_not_depend_on_microbatch_split(model):
@@ -82,7 +82,7 @@ def test_critic_update_does_not_depend_on_microbatch_split(model):
     for found in results[1:]:
         for one, expected in zip(found, results[0], strict=True):
             FLOAT32.check(one.loss, expected.loss)
-            FLOAT32.check(one.said.primary, expected.said.primary)
+            FLOAT32.check(one.outputs.primary, expected.outputs.primary)
 
 
 def test_loss_terms_do_not_depend_on_microbatch_split(model):
@@ -102,7 +102,7 @@ def test_loss_terms_do_not_depend_on_microbatch_split(model):
     whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
     [expected] = whole.update(rollouts, [batch], objective)
     counted, of_chosen = rollouts.mask[rows], chosen[rows]
-    by_token = losses(LossInputs(rows, expected.said.primary, None), counted)
+    by_token = losses(LossInputs(rows, expected.outputs.primary, None), counted)
     by_sequence = torch.stack([by_token[row][counted[row]].mean() for row in range(4)])
     FLOAT32.check(expected.loss, 0.7 * by_sequence.mean() - 0.2 * by_token[of_chosen].mean())
     for cut in CUTS:

@@ -95,7 +95,10 @@ def test_merged_rank_outputs_follow_minibatch_order():
     assert merged.primary.tolist() == [[0.0], [1.0], [2.0]]
     assert merged.entropy is None
     with_entropy = merge(
-        [RankOutputs(share.places, TokenOutputs(share.said.primary, -share.said.primary)) for share in rank_outputs]
+        [
+            RankOutputs(share.places, TokenOutputs(share.outputs.primary, -share.outputs.primary))
+            for share in rank_outputs
+        ]
     )
     assert with_entropy.entropy is not None
     assert with_entropy.entropy.tolist() == [[-0.0], [-1.0], [-2.0]]

@@ -71,7 +71,7 @@ def test_recompute_gradients_are_bitwise_equal(model, kind, role, dtype, recompu
     keeping = getattr(lab, role)(model(kind), dtype=dtype)
     found, expected = recomputing(keeping, recompute), keeping
     results = [one.update(rollouts, [lab.minibatch(rollouts)], objective) for one in (found, expected)]
-    assert torch.equal(results[0][0].said.primary, results[1][0].said.primary)
+    assert torch.equal(results[0][0].outputs.primary, results[1][0].outputs.primary)
     gradients, wanted = lab.gradients_of(found), lab.gradients_of(expected)
     assert gradients.keys() == wanted.keys()
     assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)

@@ -21,7 +21,7 @@ from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.engine_factories import OpenEngine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
-from ppoctl.engines.vllm.log import close_log, keep_log, where_it_says_more, write_log
+from ppoctl.engines.vllm.log import close_log, keep_log, log_location, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.loading.load import load
 from ppoctl.recipe.schema import GeneratorTable
@@ -248,7 +248,7 @@ def test_vllm_log_goes_to_file_per_engine_and_not_to_screen(clean, vllm_logger, 
     assert log.endswith(" INFO vllm.v1.engine: using FLASH_ATTN\n")
     assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
     assert "FLASH_ATTN" not in "".join(capfd.readouterr())
-    assert where_it_says_more(settings).endswith("/vllm-*.log")
+    assert log_location(settings).endswith("/vllm-*.log")
 
 
 @pytest.mark.parametrize(

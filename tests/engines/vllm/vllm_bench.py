@@ -123,7 +123,7 @@ class HfTrainer:
                 settings = LogprobSettings(
                     output_request,
                     8,
-                    barred=ExcludedTokens(early, torch.tensor([END, *output_request.stop_token_ids])),
+                    excluded=ExcludedTokens(early, torch.tensor([END, *output_request.stop_token_ids])),
                 )
                 return token_logprobs(hidden, self.model.lm_head.weight, ids[0, 1:], settings).outputs.tolist()
             logits = self.model(ids).logits[0, :-1].float() / output_request.temperature

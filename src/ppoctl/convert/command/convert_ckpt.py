@@ -55,7 +55,7 @@ class ConvertRequest:
 class Conversion:
     """One conversion of a checkpoint to the other format."""
 
-    asked: ConvertRequest
+    request: ConvertRequest
     source: FoundCheckpoint
     shape: ModelShape
     weights: Weights
@@ -69,8 +69,8 @@ class Conversion:
 
     def write(self, folder: Path) -> None:
         """Write all files except the report."""
-        shard_bytes = int(self.asked.shard_gib * 2**30)
-        if self.asked.to == "hf":
+        shard_bytes = int(self.request.shard_gib * 2**30)
+        if self.request.to == "hf":
             write_hugging_face(self.weights, folder, shard_bytes)
         else:
             write_megatron(self.weights, self.shape, self.source.role, folder, shard_bytes)
@@ -82,21 +82,21 @@ class Conversion:
         with verify.naming_the_output():
             checks, digests = self._check_files(folder)
             record = self.source.folder / REPORT
-            if self.asked.dtype is None and record.is_file():
+            if self.request.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
-            if self.asked.parity:
+            if self.request.parity:
                 from ppoctl.convert.command.parity import ModelPair, check_parity
 
-                to_hf = self.asked.to == "hf"
+                to_hf = self.request.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
-                rounded_to = DTYPES[self.asked.dtype] if self.asked.dtype else None
+                rounded_to = DTYPES[self.request.dtype] if self.request.dtype else None
                 pair = ModelPair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
                 checks += check_parity(pair, self.weights)
         return checks, digests
 
     def _check_files(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
         configuration = verify.check_configuration(folder, self.shape)
-        if self.asked.to == "megatron":
+        if self.request.to == "megatron":
             megatron = MegatronWeights(TorchDist(folder), self.shape, self.source.role)
             checks, digests = verify.check_tensors(self.weights, megatron)
             return [*checks, verify.check_padding(megatron, is_written=True), configuration], digests
@@ -144,7 +144,7 @@ def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
 
 
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:
-    request, source = conversion.asked, conversion.source
+    request, source = conversion.request, conversion.source
     return {
         "source": {
             "kind": source.kind,

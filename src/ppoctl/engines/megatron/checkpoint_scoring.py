@@ -52,7 +52,7 @@ class CheckpointScorer:
         )
         microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), plan)
         with megatron_device():
-            return share_of(microbatches, run_forward(self._stages, microbatches)).said
+            return share_of(microbatches, run_forward(self._stages, microbatches)).outputs
 
     def use_head(self, weight: Tensor) -> None:
         """Replace the value head. Shape of `weight`: [1 hidden]."""

@@ -37,12 +37,12 @@ class ExcludedTokens(NamedTuple):
 class LogprobSettings(NamedTuple):
     """How to read the output layer."""
 
-    asked: OutputRequest
+    request: OutputRequest
     chunk_tokens: int
     """Number of positions whose logits exist at one time."""
     softcap: float | None = None
     """c in c tanh(logit / c), applied before the temperature (Gemma 2). None: no cap."""
-    barred: ExcludedTokens | None = None
+    excluded: ExcludedTokens | None = None
     """Ids that are excluded before the filters; a target never is. None: no id is excluded."""
 
 
@@ -110,11 +110,11 @@ def token_logprobs(
     the gradient of `hidden`, which the caller sums. Logits are never gathered: a few numbers per position are reduced
     over the ranks (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
-    assert settings.asked.full_kl == (reference is not None), "full KL and a reference must be given together"
+    assert settings.request.full_kl == (reference is not None), "full KL and a reference must be given together"
     shard = vocabulary or VocabularyShard(0, len(weight), None)
     frozen = () if reference is None else (reference.hidden, reference.weight)
     logprobs, entropy, full_kl = _TokenLogprobs.apply(hidden, weight, targets, settings, shard, *frozen)
-    request = settings.asked
+    request = settings.request
     return PositionOutputs(logprobs, entropy if request.entropy else None, full_kl if request.full_kl else None)
 
 
@@ -142,14 +142,14 @@ class _TokenLogprobs(torch.autograd.Function):
                 for full, part in zip(found, block, strict=True):
                     full[at] = part
         found = _reduced(found, shard, settings)
-        logprobs, entropy, full_kl = _distribution(found, settings.asked)
+        logprobs, entropy, full_kl = _distribution(found, settings.request)
         at_positions = (places, entropy, full_kl, found.log_z, found.other_log_z, found.smallest)
         ctx.save_for_backward(hidden, weight, *at_positions, *frozen)
         ctx.settings, ctx.rows = settings, rows
         ctx.last_logits = buffers
-        if not settings.asked.entropy:
+        if not settings.request.entropy:
             ctx.mark_non_differentiable(entropy)
-        if not settings.asked.full_kl:
+        if not settings.request.full_kl:
             ctx.mark_non_differentiable(full_kl)
         return logprobs, entropy, full_kl
 
@@ -239,7 +239,7 @@ def _slices(total: int, size: int) -> list[slice]:
 def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator[tuple[slice, slice]]:
     """Yield blocks of a few rows of a chunk, as slices of all positions and of the chunk. The block size depends only
     on the weight, including padding: ranks that compute thresholds together must process the same blocks."""
-    elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.asked.full_kl else 1)  # two models at a time
+    elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.request.full_kl else 1)  # two models at a time
     for inside in _slices(chunk.stop - chunk.start, max(1, elements // len(weight))):
         yield slice(chunk.start + inside.start, chunk.start + inside.stop), inside
 
@@ -251,7 +251,7 @@ def _statistics(
     zero = torch.zeros(len(places), dtype=torch.float32, device=places.device)
     x = _sampleable(logits[0], places, settings)
     smallest = zero
-    if settings.asked.is_filtered:
+    if settings.request.is_filtered:
         smallest = _smallest_kept(x, places, settings, shard)
         x.masked_fill_(x < smallest[:, None], LEFT_OUT)
     if x.shape[1] == 0:  # a rank with padding only
@@ -261,7 +261,7 @@ def _statistics(
     x.sub_(peak)
     picked = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
     picked = picked.where(_owned(places, x), -torch.inf)
-    if not settings.asked.entropy and len(logits) == 1:
+    if not settings.request.entropy and len(logits) == 1:
         return _Statistics(peak[:, 0], x.exp_().sum(-1), zero, picked, smallest, zero, zero, zero)
     e = x.exp()
     other_peak = other_z = apart = zero
@@ -272,14 +272,14 @@ def _statistics(
         other_z = y.exp().sum(-1)
         apart = y.neg_().add_(x).mul_(e).sum(-1)
     z = e.sum(-1)
-    moment = e.mul_(x).sum(-1) if settings.asked.entropy else zero
+    moment = e.mul_(x).sum(-1) if settings.request.entropy else zero
     return _Statistics(peak[:, 0], z, moment, picked, smallest, other_peak, other_z, apart)
 
 
 def _smallest_kept(x: Tensor, places: Tensor, settings: LogprobSettings, shard: VocabularyShard) -> Tensor:
     """Return the threshold of each position, lowered so that its target is kept."""
     group = shard.group if shard.is_split else None
-    smallest = thresholds(x, settings.asked, num_ids=shard.total, group=group)
+    smallest = thresholds(x, settings.request, num_ids=shard.total, group=group)
     target_logit = torch.full_like(smallest, -torch.inf)
     if x.shape[1]:
         logit = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
@@ -295,7 +295,7 @@ def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettin
     """Return statistics over the full vocabulary, from those of each rank's shard."""
     if not shard.is_split:
         return found
-    full_kl = settings.asked.full_kl
+    full_kl = settings.request.full_kl
     peaks = torch.stack([found.peak, found.other_peak]) if full_kl else found.peak[None].clone()
     torch.distributed.all_reduce(peaks, torch.distributed.ReduceOp.MAX, group=shard.group)
     shift = found.peak - peaks[0]
@@ -330,7 +330,7 @@ def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSe
         d KL(p || q) / dx_v = p_v (log p_v - log q_v - KL)
 
     The cap multiplies the gradient by its slope 1 - tanh^2."""
-    request = settings.asked
+    request = settings.request
     log_p = _sampleable(logits[0], at.places, settings)
     if request.is_filtered:
         log_p.masked_fill_(log_p < at.smallest[:, None], LEFT_OUT)
@@ -358,21 +358,21 @@ def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSe
 
 def _with_own_columns(settings: LogprobSettings, start: int, rows: int) -> LogprobSettings:
     """Return the settings with the excluded ids as columns of this rank's logits."""
-    if settings.barred is None:
+    if settings.excluded is None:
         return settings
-    own = settings.barred.ids - start
-    return settings._replace(barred=settings.barred._replace(ids=own[(own >= 0) & (own < rows)]))
+    own = settings.excluded.ids - start
+    return settings._replace(excluded=settings.excluded._replace(ids=own[(own >= 0) & (own < rows)]))
 
 
 def _at(settings: LogprobSettings, positions: slice) -> LogprobSettings:
     """Return the settings for some positions."""
-    barred = settings.barred
-    return settings if barred is None else settings._replace(barred=barred._replace(at=barred.at[positions]))
+    barred = settings.excluded
+    return settings if barred is None else settings._replace(excluded=barred._replace(at=barred.at[positions]))
 
 
 def _sampleable(logits: Tensor, places: Tensor, settings: LogprobSettings) -> Tensor:
     """Return the scaled logits of the model with excluded ids masked out; the target is never excluded."""
-    x, barred = _scaled(logits, settings), settings.barred
+    x, barred = _scaled(logits, settings), settings.excluded
     if barred is not None and len(barred.ids):
         left_out = barred.at[:, None] & (barred.ids != places[:, None])
         x[:, barred.ids] = x[:, barred.ids].masked_fill_(left_out, LEFT_OUT)
@@ -384,7 +384,7 @@ def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
     x = logits.to(torch.float32, copy=True)
     if settings.softcap is not None:
         x.div_(settings.softcap).tanh_().mul_(settings.softcap)
-    temperature = settings.asked.temperature
+    temperature = settings.request.temperature
     return x if temperature == 1.0 else x.div_(temperature)
 
 

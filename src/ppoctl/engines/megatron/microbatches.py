@@ -45,7 +45,7 @@ class RankOutputs:
 
     places: Int[Tensor, " m"]
     """Indices of these rows in the minibatch."""
-    said: TokenOutputs
+    outputs: TokenOutputs
 
 
 @dataclass(frozen=True)
@@ -118,4 +118,4 @@ def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Microba
 def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
     """Return the outputs of all data-parallel ranks, with rows in the minibatch's order."""
     order = torch.argsort(torch.cat([outputs.places for outputs in shares]))
-    return concatenate_outputs([outputs.said for outputs in shares]).map(lambda grid: grid[order])
+    return concatenate_outputs([outputs.outputs for outputs in shares]).map(lambda grid: grid[order])

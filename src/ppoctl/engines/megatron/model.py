@@ -138,7 +138,7 @@ class LogprobModel(PackedModel):
         # The logits of each tensor rank give a part of the gradient; backward sums the parts.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
-            packed.asked, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.barred
+            packed.request, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.excluded
         )
         return token_logprobs(hidden, weight, packed.targets, settings, vocabulary, packed.reference)
 

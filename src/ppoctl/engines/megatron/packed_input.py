@@ -46,9 +46,9 @@ class PackedInput(PackedSeqParams):
     """[n] packed positions whose outputs are read."""
     targets: Tensor
     """[n] ids that these positions predict; not used by a critic."""
-    asked: OutputRequest = field(default_factory=OutputRequest)
+    request: OutputRequest = field(default_factory=OutputRequest)
     """Outputs requested from the output layer."""
-    barred: ExcludedTokens | None = None
+    excluded: ExcludedTokens | None = None
     """Ids that could not be sampled at some of these positions. None: no id is excluded."""
     reference: FrozenOutputs | None = None
     """Inputs of the reference's output layer at the same positions, if full KL is requested."""
@@ -66,7 +66,7 @@ class ReadSettings:
     """Device, token split and requested outputs of a microbatch."""
 
     device: torch.device
-    asked: OutputRequest = field(default_factory=OutputRequest)
+    request: OutputRequest = field(default_factory=OutputRequest)
     end_token_ids: tuple[int, ...] = ()
     """Ids that end a response, if they could not be sampled at its first `asked.min_new_tokens` positions."""
     token_multiple: int = 1
@@ -107,8 +107,8 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
         key_lengths=key_lengths,
         read_at=read_at.to(device),
         targets=packed.targets[read].to(device),
-        asked=reading.asked,
-        barred=_excluded(packed, read, reading),
+        request=reading.request,
+        excluded=_excluded(packed, read, reading),
         context=share,
     )
 
@@ -116,7 +116,7 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
 def _excluded(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> ExcludedTokens | None:
     if not reading.end_token_ids:
         return None
-    early = packed.column[read] < reading.asked.min_new_tokens
+    early = packed.column[read] < reading.request.min_new_tokens
     return ExcludedTokens(early.to(reading.device), torch.tensor(reading.end_token_ids, device=reading.device))
 
 

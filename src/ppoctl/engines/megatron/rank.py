@@ -187,16 +187,16 @@ class MegatronRank(SendingRank):
                 for number, minibatch in track_items(minibatches, "minibatch")
             ]
 
-    def forward(self, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
+    def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
         self._reload("weights")
-        return self._forward(self.stages, sequences, asked)
+        return self._forward(self.stages, sequences, request)
 
-    def reference_forward(self, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
+    def reference_forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return log-probs, or scores of a reward model, of the frozen initial weights (see `ReferenceModel`)."""
         stages = self._reference.stages()
         self._reload("reference")
-        return self._forward(stages, sequences, asked)
+        return self._forward(stages, sequences, request)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield this pipeline rank's weights under Hugging Face names, as full tensors. Collective over all tensor
@@ -299,7 +299,7 @@ class MegatronRank(SendingRank):
             self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         return self.models
 
-    def _cut(self, asked: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
+    def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp
         split = self.groups.cp if parallel.context > 1 else None
         multiple = (parallel.tensor if parallel.sequence else 1) * (
@@ -307,7 +307,7 @@ class MegatronRank(SendingRank):
         )
         return MicrobatchPlan(
             batching=self.settings.batching,
-            reading=ReadSettings(self.device, asked, self._ends(asked), token_multiple=multiple, context=split),
+            reading=ReadSettings(self.device, request, self._ends(request), token_multiple=multiple, context=split),
             cost=token_cost(self.source[1]),
             rank=data.rank(),
             ranks=data.size(),
@@ -315,15 +315,15 @@ class MegatronRank(SendingRank):
             with_gradient=with_gradient,
         )
 
-    def _ends(self, asked: OutputRequest) -> tuple[int, ...]:
+    def _ends(self, request: OutputRequest) -> tuple[int, ...]:
         """Return the ids that end a response, if the request needs them."""
-        if asked.min_new_tokens == 0 or self.settings.role == "critic":
+        if request.min_new_tokens == 0 or self.settings.role == "critic":
             return ()
-        return (*end_token_ids(self.source[0]), *asked.stop_token_ids)
+        return (*end_token_ids(self.source[0]), *request.stop_token_ids)
 
-    def _with_reference(self, microbatches: list[Microbatch], asked: OutputRequest) -> list[Microbatch]:
+    def _with_reference(self, microbatches: list[Microbatch], request: OutputRequest) -> list[Microbatch]:
         """Return the microbatches; if full KL is requested, with the reference's hidden states."""
-        if not asked.full_kl:
+        if not request.full_kl:
             return microbatches
         stages = self._reference.stages()
         self._host.reload("reference")
@@ -336,16 +336,16 @@ class MegatronRank(SendingRank):
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: ModelChunks, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
+    def _forward(self, stages: ModelChunks, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         rows = torch.arange(sequences.num_seqs)
-        microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=False))
+        microbatches = cut_rows(sequences, rows, self._cut(request, with_gradient=False))
         # The reference's hidden states of a group are in memory together: one microbatch per pipeline rank.
         role, batching = self.settings.role, self.settings.batching
-        size = self.settings.parallel.pipeline if asked.full_kl else len(microbatches)
+        size = self.settings.parallel.pipeline if request.full_kl else len(microbatches)
         results: list[MicrobatchResult] = []
         with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
-                group = self._with_reference(microbatches[start : start + size], asked)
+                group = self._with_reference(microbatches[start : start + size], request)
                 results += run_forward(stages, group)
         return self._share(microbatches, results)
 

@@ -33,7 +33,7 @@ LossOf = Callable[[Microbatch, TokenOutputs], Float[Tensor, ""]]
 class MicrobatchResult:
     """Result of a microbatch, on the CPU."""
 
-    said: TokenOutputs
+    outputs: TokenOutputs
     loss: float = 0.0
 
 
@@ -85,7 +85,7 @@ def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microb
 def share_of(microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs:
     """Return the results of all microbatches as the outputs of this rank."""
     places = torch.cat([microbatch.places for microbatch in microbatches])
-    return RankOutputs(places, concatenate_outputs([result.said for result in found]))
+    return RankOutputs(places, concatenate_outputs([result.outputs for result in found]))
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:

@@ -127,22 +127,22 @@ class MegatronTrainer:
         role: Role = "critic" if self.settings.role == "critic" else "actor"
         return Companions(self.source[0], role, self.settings.dtype)
 
-    def forward(self, method: str, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
+    def forward(self, method: str, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         """Return the outputs of all ranks for all rows."""
-        shares: list[RankOutputs | None] = self.ranks.call(method, sequences, asked)
+        shares: list[RankOutputs | None] = self.ranks.call(method, sequences, request)
         return merge([share for share in shares if share is not None])
 
 
 class MegatronActor(MegatronTrainer):
     """A `ports.Actor`. The reference is in the same processes."""
 
-    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
+    def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         """Return the log-prob of each response token, and the other requested outputs."""
-        return self.forward("forward", sequences, asked)
+        return self.forward("forward", sequences, request)
 
-    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> Float[Tensor, "B R"]:
         """Return the log-prob of each response token by the frozen initial weights."""
-        return self.forward("reference_forward", sequences, asked).primary
+        return self.forward("reference_forward", sequences, request).primary
 
     def weights(self, state: State) -> NamedWeights:
         """Return all weights, to be sent to engines; `state` must be the actor's current state."""

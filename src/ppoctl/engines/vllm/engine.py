@@ -15,7 +15,7 @@ import torch
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
-from ppoctl.engines.vllm.log import where_it_says_more, write_logs_alone
+from ppoctl.engines.vllm.log import log_location, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.machine.device import on_gpu
@@ -303,7 +303,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
         return unread_router_bias(settings.model)
     return EnvironmentProblemError(
         f"vLLM could not start with `{settings.key}` `{settings.model}`: {_one_line(error)}",
-        hint=where_it_says_more(settings),
+        hint=log_location(settings),
     )
 
 
@@ -313,7 +313,7 @@ def generation_error(settings: VllmSettings, error: Exception) -> Exception:
         return error
     return EnvironmentProblemError(
         f"vLLM failed while it computed with `{settings.key}` `{settings.model}`: {_one_line(error)}",
-        hint=where_it_says_more(settings),
+        hint=log_location(settings),
     )
 
 

@@ -69,7 +69,7 @@ def _is_exported() -> bool:
     return "VLLM_LOGGING_LEVEL" in os.environ or "VLLM_LOGGING_CONFIG_PATH" in os.environ
 
 
-def where_it_says_more(settings: VllmSettings) -> str:
+def log_location(settings: VllmSettings) -> str:
     """Return a hint that leads to vLLM's log."""
     if settings.logs is None:
         return "run the same command with VLLM_LOGGING_LEVEL=INFO in front to print vLLM's log"
