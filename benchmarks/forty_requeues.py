@@ -120,15 +120,15 @@ def main() -> int:
             if rng.random() < ON_THE_RUN:
                 wait_for_attempt(lab, drill, attempts)
             time.sleep(after_s)
-            told = where(drill)
+            position = where(drill)
             strike(lab, drill, way)
             while not is_struck(lab, drill, seen):
-                print(f"     {way:<10} {after_s:4.1f} s later, {told}: not heard, and again", flush=True)
+                print(f"     {way:<10} {after_s:4.1f} s later, {position}: not heard, and again", flush=True)
                 strike(lab, drill, way)
             if lab.job(drill.jobs[-1])["JobState"] == "COMPLETED":  # before it received the signal
                 break
             ways[way] += 1
-            print(f"{ways.total():>3}  {way:<10} {after_s:4.1f} s later, {told}", flush=True)
+            print(f"{ways.total():>3}  {way:<10} {after_s:4.1f} s later, {position}", flush=True)
         last = drill.ended(seconds=3600)
         took_s = time.monotonic() - begun
         print(f"last: {last['JobState']} {last['ExitCode']}, jobs {len(drill.jobs)}, starts {starts(lab, drill)}")

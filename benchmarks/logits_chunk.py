@@ -63,18 +63,18 @@ def one_case(args: argparse.Namespace) -> None:
     targets = torch.randint(0, args.vocabulary, (args.tokens,), device=device)
 
     frozen = FrozenOutputs(hidden.detach() * 0.9, weight.detach() * 1.1) if args.full_kl else None
-    asked = OutputRequest(top_p=args.top_p, entropy=args.entropy, full_kl=args.full_kl)
+    request = OutputRequest(top_p=args.top_p, entropy=args.entropy, full_kl=args.full_kl)
 
     def run() -> None:
         if args.chunk == 0:
             plain(hidden, weight, targets).sum().backward()
             return
-        found = token_logprobs(hidden, weight, targets, LogprobSettings(asked, args.chunk), None, frozen)
+        found = token_logprobs(hidden, weight, targets, LogprobSettings(request, args.chunk), None, frozen)
         sum(one.sum() for one in found if one is not None).backward()
 
     # Warm up on a few tokens: libraries allocate their own buffers once.
     few = None if frozen is None else frozen._replace(hidden=frozen.hidden[:8])
-    token_logprobs(hidden[:8], weight, targets[:8], LogprobSettings(asked, 8), None, few).outputs.sum().backward()
+    token_logprobs(hidden[:8], weight, targets[:8], LogprobSettings(request, 8), None, few).outputs.sum().backward()
     started, started_cpu = time.perf_counter(), time.process_time()
     peak = peak_above_start(run, device)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu

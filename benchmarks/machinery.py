@@ -158,7 +158,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock.wrap(sync_module.Sync, "_checked", "proof", nested=True)
     make = components.generator
     timed = replace(
-        components, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock)
+        components, generator=lambda actor_at, notify, logs: TimedGenerator(make(actor_at, notify, logs), clock)
     )
     paths = RunPaths(folder / "run")
     new_run.create(paths, recipe, digests, command="train")

@@ -149,7 +149,7 @@ def cases(folder: Path, config: Qwen2Config, args: argparse.Namespace, device: t
     ]
 
 
-def measured_share(
+def measured_fraction(
     case: Case, kind: str, config: Qwen2Config, args: argparse.Namespace, device: torch.device
 ) -> float:
     """Print a line; return the fraction of the best matmul rate before and after."""
@@ -190,7 +190,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         config = model_of_50m(Path(name), args.vocabulary)
         shares = [
-            measured_share(case, kind, config, args, device)
+            measured_fraction(case, kind, config, args, device)
             for case in cases(Path(name), config, args, device)
             for kind in LENGTHS
         ]

@@ -115,8 +115,8 @@ def measure(folder: Path, rounds: int) -> tuple[float, float, float, float]:
         found["copied"].append(time.perf_counter() - started)
         saving.finish()
         shutil.rmtree(folder / "state")
-    alone, copied, waiting, behind = (min(found[name]) for name in ("alone", "copied", "waiting", "behind"))
-    return alone, copied, waiting - alone, behind - alone
+    alone, copied, waiting, background = (min(found[name]) for name in ("alone", "copied", "waiting", "behind"))
+    return alone, copied, waiting - alone, background - alone
 
 
 def main() -> int:
@@ -127,11 +127,11 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
-        alone, copied, waiting, behind = measure(Path(name), arguments.rounds)
+        alone, copied, waiting, background = measure(Path(name), arguments.rounds)
     print(f"update alone {alone:.2f} s")
     print(f"a save that training waits for holds it {waiting:.2f} s")
     print(f"a save behind training holds it {copied:.2f} s, {waiting / copied:.1f} times less")
-    print(f"and adds {behind:.2f} s in all")
+    print(f"and adds {background:.2f} s in all")
     return 0 if waiting / copied >= arguments.target else 1
 
 

@@ -323,11 +323,11 @@ def calls(recipe: Recipe, batch: StepBatch) -> list[Call]:
     """Return the calls of one step: values, log-probs with entropies, the reference's (with entropies, too), updates.
     If log-probs are not computed before the update, the update returns entropies."""
     sequences, ppo = sequences_bytes(batch), recipe.ppo
-    asks_before = ppo.old_logprobs == "trainer"
-    entropies = ppo.epochs if ppo.policy_loss.entropy_coef or not asks_before else 0
+    reads_before = ppo.old_logprobs == "trainer"
+    entropies = ppo.epochs if ppo.policy_loss.entropy_coef or not reads_before else 0
     return [
         Call(sequences, 1),  # which are in every node's store from then on
-        *([Call(0, 2)] if asks_before else []),
+        *([Call(0, 2)] if reads_before else []),
         *([Call(0, 2)] if batch.has_reference else []),
         Call(update_input_bytes(batch, "critic") - sequences, ppo.critic_epochs or ppo.epochs),
         Call(update_input_bytes(batch, "actor") - sequences, ppo.epochs + entropies),

@@ -140,8 +140,8 @@ class Soak:
     def reference(self, variant: str) -> dict[str, Any]:
         """Return the outcome of the undisturbed run, and the order in which its paths were created; made once."""
         case = self.folder / "reference" / variant.replace(", ", "-").replace(" ", "-")
-        told = case / "reference.json"
-        if not told.exists():
+        reference_file = case / "reference.json"
+        if not reference_file.exists():
             shutil.rmtree(case, ignore_errors=True)
             case.mkdir(parents=True)
             root, seen = case / "runs/soak", list[str]()
@@ -157,8 +157,8 @@ class Soak:
                 found["mlflow"] = soak_oracle.mlflow(case / "runs")
             # Finished samples are many files, which are all alike.
             found["order"] = [name for number, name in enumerate(seen) if ".parts/" not in name or number % 8 == 0]
-            told.write_text(json.dumps(found))
-        found = json.loads(told.read_text())
+            reference_file.write_text(json.dumps(found))
+        found = json.loads(reference_file.read_text())
         return {**found, "root": case / "runs/soak"}
 
     def half(self) -> Path:
@@ -181,14 +181,14 @@ class Soak:
         """Return the outcome of the finished run, continued to five steps."""
         whole = self.reference("every 3")["root"]
         case = self.folder / "reference" / "longer"
-        told = case / "reference.json"
-        if not told.exists():
+        reference_file = case / "reference.json"
+        if not reference_file.exists():
             shutil.rmtree(case, ignore_errors=True)
             shutil.copytree(whole, case / "runs/soak")
             ended = self.run(case, ["resume", "runs/soak", *DONE])
             assert ended.code == 0, ended.screen
-            told.write_text(json.dumps(soak_oracle.outcome(case / "runs/soak")))
-        return dict(json.loads(told.read_text()))
+            reference_file.write_text(json.dumps(soak_oracle.outcome(case / "runs/soak")))
+        return dict(json.loads(reference_file.read_text()))
 
     # -- kills
 
@@ -196,7 +196,7 @@ class Soak:
         """Disturb one run one to three times, then continue it to its end."""
         variant = rng.choices(list(VARIANTS), weights=(3, 2, 2, 2))[0]
         reference = self.reference(variant)
-        root, told, counts = case / "runs/soak", [variant], Counter[str]()
+        root, events, counts = case / "runs/soak", [variant], Counter[str]()
         command, expected = self.train(variant), {0}
         blows = rng.choices((1, 2, 3), weights=(2, 2, 1))[0]
         for number in range(MAX_COMMANDS):
@@ -207,10 +207,10 @@ class Soak:
             if ended.struck:
                 # A signal that met only the end of the process does not count.
                 counts[kind] += ended.code != 0 or kind == "reward child"
-                told.append(f"{ended.struck}: {ended.code}")
+                events.append(f"{ended.struck}: {ended.code}")
             expected = {0} | (ENDS[kind.split()[0]] if ended.struck else set())
             if ended.code not in expected:
-                raise Mismatch(f"exit {ended.code} of `ppoctl {command[0]}` after {told}: {ended.screen[-400:]}")
+                raise Mismatch(f"exit {ended.code} of `ppoctl {command[0]}` after {events}: {ended.screen[-400:]}")
             if ended.code == 0:
                 break
             hint = hinted(ended.screen)
@@ -218,14 +218,14 @@ class Soak:
             if hint is not None and hint.startswith("ppoctl "):
                 command = shlex.split(hint)[1:]
         else:
-            raise Mismatch(f"not ended after {MAX_COMMANDS} commands: {told}")
+            raise Mismatch(f"not ended after {MAX_COMMANDS} commands: {events}")
         self.hold(case, reference["outcome"], steps=4)
         if "mlflow" in reference:
             found = soak_oracle.mlflow(case / "runs")
             for part, expect in reference["mlflow"].items():
                 if json.loads(json.dumps(found[part])) != expect:
                     raise Mismatch(f"MLflow: {part} is {str(found[part])[:300]}")
-        return "; ".join(told), dict(counts)
+        return "; ".join(events), dict(counts)
 
     def moment(self, root: Path, reference: dict[str, Any], rng: random.Random) -> Any:
         """Return when to strike: at a time, or when a path appears that the reference has, too; at the latest when
@@ -279,16 +279,16 @@ class Soak:
         if damage.kind == "mode":
             how["powerless"] = True
         hurt = soak_damage.changed(root, original)
-        told = [f"{'half' if is_half else 'finished'}: {damage.what}"]
+        events = [f"{'half' if is_half else 'finished'}: {damage.what}"]
         resume = ["resume", "runs/soak", *([] if is_half else DONE)]
         for words in (["status", "runs/soak"], [*resume, "--plan"]):
-            told.append(f"{words[0]}{' --plan' * ('--plan' in words)} {self.looked(case, words, how).code}")
+            events.append(f"{words[0]}{' --plan' * ('--plan' in words)} {self.looked(case, words, how).code}")
         outcome = self.resume_to_end(case, resume, damage, how)
         if outcome == "unharmed" and soak_damage.put_back(root, original, hurt):
             outcome = (
                 "asleep"  # a resume does not read it; a command that shows it names it (`store/test_stage_runner.py`)
             )
-        told.append(outcome)
+        events.append(outcome)
         lost = damage.lost if outcome == "mended" else {}
         if "journal.jsonl" in lost:
             expected = soak_oracle.without(expected, original / "journal.jsonl", lost["journal.jsonl"])
@@ -296,7 +296,7 @@ class Soak:
         for name in lost:
             if not any(name in ended.screen for ended in self.screens):
                 raise Mismatch(f"{damage.what}: `{name}` is not named")
-        return "; ".join(told), {damage.kind: 1, outcome: 1}
+        return "; ".join(events), {damage.kind: 1, outcome: 1}
 
     def looked(self, case: Path, words: list[str], how: dict[str, Any]) -> Ended:
         ended = self.run(case, words, **how)
@@ -344,17 +344,17 @@ class Soak:
         self.screens, self.shared, began = [], soak_oracle.shared_memory(), time.monotonic()
         rng = random.Random(f"{self.seed} {name}")
         try:
-            told, counts = (self.kill if kind == "kill" else self.damage)(folder, rng)
+            summary, counts = (self.kill if kind == "kill" else self.damage)(folder, rng)
             mismatch = ""
         except Mismatch as found:
-            told, counts, mismatch = "", {}, str(found)
+            summary, counts, mismatch = "", {}, str(found)
             for path in self.tmp.glob("ppoctl-*"):
                 shutil.move(path, folder)
         struck = [ended.struck for ended in self.screens if ended.struck]
         result = {
             "case": name,
             "seed": self.seed,
-            "told": told or "; ".join(struck),
+            "told": summary or "; ".join(struck),
             "counts": counts,
             "mismatch": mismatch,
             "commands": len(self.screens),

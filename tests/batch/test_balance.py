@@ -153,7 +153,7 @@ def test_few_rows_per_rank_stay_close_to_lower_bound(num_seqs: int, ppoctl_data:
 
 
 def test_sequence_cost_matches_hand_computed_flops():
-    """Five weights, two layers of three heads of four numbers: 10 per token, 4 * 24 = 96 per pair. Of 3 tokens the
+    """Five weights, two layers of three heads of four numbers: 10 per token, 4 * 24 = 96 per pair. With 3 tokens the
     first attends to one, the second to two, the third to three: 30 + 6 * 96 = 606. One token: 10 + 96."""
     cost = TokenCost.of_decoder(parameters=5, num_layers=2, num_heads=3, head_dim=4)
     assert cost == TokenCost(flops_per_token=10.0, flops_per_pair=96.0)

@@ -337,7 +337,7 @@ def test_exit_code_table_lists_every_code_once() -> None:
 
 @pytest.mark.parametrize("command", ["ppoctl recipes keys", "ppoctl recipes metrics --json"])
 def test_closed_output_pipe_is_not_an_error(command: str) -> None:
-    """Nothing is printed, and the code is that of SIGPIPE, as in other shell tools."""
+    """Like other shell tools: no output, and the exit code of SIGPIPE."""
     read, write = os.pipe()
     os.close(read)
     found = subprocess.run(

@@ -17,7 +17,7 @@ class StopError(Exception):
     """Raised to end a run at the point that a test chose."""
 
 
-def stopped(root: Path, story: StepFunction, moment: str) -> None:
+def stopped(root: Path, step_function: StepFunction, moment: str) -> None:
     """Return a run that saves every second step, stopped in its third."""
 
     def act(number: int, name: str) -> None:
@@ -25,7 +25,7 @@ def stopped(root: Path, story: StepFunction, moment: str) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        play(root, fake_recipe(checkpoint={"every_steps": 2}), Witness(act=act), lambda recipe, step: story)
+        play(root, fake_recipe(checkpoint={"every_steps": 2}), Witness(act=act), lambda recipe, step: step_function)
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
@@ -33,19 +33,19 @@ def json_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> A
     return json.loads(capsys.readouterr().out)
 
 
-STORIES = {
+STEP_FUNCTIONS = {
     "no critic": (NO_CRITIC, "actor_update", ["states/actor/000002"]),
     "two rounds": (TWO_ROUNDS, "rollout.2", ["states/actor/000002", "states/critic/000002"]),
 }
 """The step function, the stage before which the run is stopped, and the states that it has saved."""
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", STEP_FUNCTIONS)
 def test_run_with_another_step_function_is_readable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    story, begins, states = STORIES[name]
-    stopped(tmp_path / "r", story, f"3 {begins} starts")
+    step_function, begins, states = STEP_FUNCTIONS[name]
+    stopped(tmp_path / "r", step_function, f"3 {begins} starts")
     status = json_of(capsys, "status", str(tmp_path / "r"))
     assert (status["steps_done"], status["saved_steps"]) == (2, [2])
     plan = json_of(capsys, "resume", str(tmp_path / "r"), "--plan")
@@ -59,12 +59,12 @@ def test_run_with_another_step_function_is_readable(
     assert len(shown["manifests"]) == sum(action in ("recalled", "replayed") for action in actions.values())
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", STEP_FUNCTIONS)
 def test_missing_stage_is_found_for_other_step_functions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    story, begins, _ = STORIES[name]
-    stopped(tmp_path / "r", story, f"3 {begins} starts")
+    step_function, begins, _ = STEP_FUNCTIONS[name]
+    stopped(tmp_path / "r", step_function, f"3 {begins} starts")
     (tmp_path / "r/steps/000003/10-rollout/manifest.json").unlink()
     plan = json_of(capsys, "resume", str(tmp_path / "r"), "--plan", code=8)
     missing = [item["item"] for item in plan["items"] if item["action"] == "missing"]

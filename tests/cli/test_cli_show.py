@@ -110,8 +110,8 @@ def test_kl_is_the_recorded_full_kl_or_the_logprob_gap_to_reference(root: Path) 
     length, fields = int(records.rollouts["lengths"][2]), records.logprobs.fields
     assert records.kl(2) == pytest.approx((fields["actor"] - fields["reference"])[2, :length].tolist())
     without = {name: value for name, value in fields.items() if name != "actor"}  # as if the update had used its own
-    drawn = replace(records, logprobs=replace(records.logprobs, fields=without))
-    assert drawn.kl(2) == pytest.approx(
+    without_actor = replace(records, logprobs=replace(records.logprobs, fields=without))
+    assert without_actor.kl(2) == pytest.approx(
         (records.rollouts["sampler_logprobs"] - fields["reference"])[2, :length].tolist()
     )
     whole = replace(records, logprobs=replace(records.logprobs, fields={"full_kl": fields["actor"] * 0 + 0.5}))

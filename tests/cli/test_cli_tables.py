@@ -21,10 +21,10 @@ ROWS = [
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Print:
     """`printed(60)`: the table on a terminal of that width; None: in a file."""
 
-    def printed_at(room: int | None) -> str:
-        monkeypatch.setattr("sys.stdout.isatty", lambda: room is not None, raising=False)
+    def printed_at(width: int | None) -> str:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: width is not None, raising=False)
         monkeypatch.setenv("NO_COLOR", "1")
-        monkeypatch.setenv("COLUMNS", str(room or 10))
+        monkeypatch.setenv("COLUMNS", str(width or 10))
         render.table(ROWS, HEADERS)
         return capsys.readouterr().out
 
@@ -64,10 +64,10 @@ def test_row_that_fits_or_has_no_terminal_is_a_single_line(printed: Print) -> No
     assert len(printed(None).splitlines()) == 3
 
 
-@pytest.mark.parametrize("room", range(20, 130, 7))
-def test_table_fits_the_terminal_and_loses_no_word(printed: Print, room: int) -> None:
-    lines = printed(room).splitlines()
-    assert max(map(len, lines)) <= room
+@pytest.mark.parametrize("width", range(20, 130, 7))
+def test_table_fits_the_terminal_and_loses_no_word(printed: Print, width: int) -> None:
+    lines = printed(width).splitlines()
+    assert max(map(len, lines)) <= width
     words = {word for row in ROWS for text in row for word in text.split()} - {"-"}
     assert words <= set(" ".join(lines).split())
 

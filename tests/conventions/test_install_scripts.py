@@ -52,15 +52,15 @@ def test_install_prints_line_before_each_part(tmp_path: Path, kind: str) -> None
     code, screen, calls = installed(tmp_path, kind)
     assert code == 0
     assert len(screen) >= 4
-    asked = [call for call in calls if call.startswith("uv ")]
+    uv_calls = [call for call in calls if call.startswith("uv ")]
     begun = [call.removeprefix("begun: ") for call in calls if call.startswith("begun: ")]
-    assert len(begun) == len(asked) >= 3
+    assert len(begun) == len(uv_calls) >= 3
     assert begun == screen[-len(begun) :], "a line for each call of uv, before it"
     for word in WORDS[kind]:
-        assert any(f" {word}" in call for call in asked), word
-    assert asked[-1].endswith(f"[{kind},dev]"), "the last part is whatever is left"
+        assert any(f" {word}" in call for call in uv_calls), word
+    assert uv_calls[-1].endswith(f"[{kind},dev]"), "the last part is whatever is left"
     pinned = f"--constraint {ROOT}/requirements/{kind}.txt"
-    assert all(pinned in call for call in asked)
+    assert all(pinned in call for call in uv_calls)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

@@ -1,4 +1,4 @@
-"""Every statement of docs/security.md is tested: next to each stands the test that fails if it is not true."""
+"""Every statement of docs/security.md is listed with the test that fails if it is not true."""
 
 import ast
 from pathlib import Path

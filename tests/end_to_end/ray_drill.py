@@ -153,17 +153,21 @@ def main(folder: Path, whole_run: Path, layout: dict[str, object], attempts: lis
     ends = drill(folder / "killed", recipe, attempts)
     killed, whole = outcome(folder / "killed"), outcome(whole_run)
     for part in whole:
-        assert _told(killed[part]) == _told(whole[part]), f"{part} differ:\n{killed[part]}\n{whole[part]}"
+        assert _without_sends(killed[part]) == _without_sends(whole[part]), (
+            f"{part} differ:\n{killed[part]}\n{whole[part]}"
+        )
     assert left_behind() == []
     assert segments() <= shared
     print(json.dumps(ends))
 
 
-def _told(part: object) -> object:
+def _without_sends(part: object) -> object:
     """Return a ledger line without the number of times that the sample was sent to an engine."""
     if isinstance(part, dict):
-        return {key: _told(value) for key, value in part.items() if key not in ("sends", "rollout/resent_seqs")}
-    return [_told(value) for value in part] if isinstance(part, list) else part
+        return {
+            key: _without_sends(value) for key, value in part.items() if key not in ("sends", "rollout/resent_seqs")
+        }
+    return [_without_sends(value) for value in part] if isinstance(part, list) else part
 
 
 if __name__ == "__main__":

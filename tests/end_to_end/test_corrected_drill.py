@@ -58,7 +58,7 @@ class SkewedGenerator(BigramGenerator):
 
 
 def play(root: Path, witness: Witness | None = None, *, rounding: float = 0.0) -> None:
-    def generator(actor_at: Any, say: Any, logs: Any) -> SkewedGenerator:
+    def generator(actor_at: Any, notify: Any, logs: Any) -> SkewedGenerator:
         return SkewedGenerator(actor_at, rounding)
 
     seen = witness or Witness()

@@ -70,7 +70,11 @@ WITH: dict[str, dict[str, object]] = {
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
-STORIES = {"ppo": step_function_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
+STEP_FUNCTIONS = {
+    "ppo": step_function_at,
+    "no critic": lambda _, __: NO_CRITIC,
+    "two rounds": lambda _, __: TWO_ROUNDS,
+}
 """Two step functions exist only here: the step function alone may define what a step is."""
 
 KEEPS_EACH = {
@@ -154,7 +158,7 @@ def contents(root: Path) -> dict[str, bytes | None]:
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
     folder: Path, how: str, step_function: str, half: int
 ) -> None:
-    (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(step_function, step_function_at)
+    (checkpoint, paces), choose = HOW_SAVED[how], STEP_FUNCTIONS.get(step_function, step_function_at)
     recipe = fake_recipe(
         checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
     )

@@ -38,8 +38,8 @@ class Judge:
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
         self.record("inside reward before the model scores")
-        beside = zip(texts, [texts[-1], *texts], strict=False)
-        found = [sum(id % 2 == 0 for id in text) / len(text) + 1e-3 * sum(other) for text, other in beside]
+        with_previous = zip(texts, [texts[-1], *texts], strict=False)
+        found = [sum(id % 2 == 0 for id in text) / len(text) + 1e-3 * sum(other) for text, other in with_previous]
         self.record("inside reward after the model has scored")
         return found
 

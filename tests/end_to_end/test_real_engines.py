@@ -22,7 +22,7 @@ SAMPLE = [
 updates, states. The grid has every stage and moment, and `test_kill_drill.py` has them on fakes."""
 
 
-BEHIND = [
+BACKGROUND_SAVES = [
     "1 state/actor writing",
     "1 state/critic written",
     "1 state/actor renamed",
@@ -65,7 +65,10 @@ def test_run_killed_during_engine_work_ends_the_same(tmp_path: Path, whole: Path
 
 @pytest.mark.timeout(900)
 def test_run_killed_during_asynchronous_saves_ends_the_same(tmp_path: Path, whole: Path, forked: Forked) -> None:
-    assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 1}, BEHIND)) == BEHIND
+    assert (
+        reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 1}, BACKGROUND_SAVES))
+        == BACKGROUND_SAVES
+    )
 
 
 PARTS = 4

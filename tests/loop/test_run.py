@@ -133,7 +133,7 @@ class DriftingGenerator(BigramGenerator):
 
 def test_health_rule_stops_run_if_generator_drifts(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=20, eval={"every_steps": 0})
-    drifting = replace(fake_components(recipe), generator=lambda models, say, logs: DriftingGenerator(models))
+    drifting = replace(fake_components(recipe), generator=lambda models, notify, logs: DriftingGenerator(models))
     wiring = open_run(tmp_path / "run", recipe, Witness(), components=drifting)
     with pytest.raises(HealthStopError, match=r"step 8: mismatch/gap_mean_abs is 0\.32, above 0\.3 \(`h") as raised:
         run_module.run(wiring.job)

@@ -163,7 +163,7 @@ def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypat
     paths = RunPaths(tmp_path / "fake")
     new_run.create(paths, recipe, DIGESTS, command="train")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
-    # The message of Megatron-Core's save, which knows neither the disk nor the recipe.
+    # The message of Megatron-Core's save, which names neither the free space nor the recipe.
     words = f"state cannot be written to `x`: [Errno 28] {os.strerror(errno.ENOSPC)}"
     with pytest.raises(StorageError) as caught:
         attempt(paths, BrokenScorer(StorageError(words)), recipe)

@@ -317,7 +317,7 @@ class Lab:
         """Return what jobs left running, after a while: id and command line of each process."""
         with suppress(LabError):
             self._until(lambda: not self.processes(), seconds, "jobs' processes")
-        return [_told(process) for process in self.processes()]
+        return [_described(process) for process in self.processes()]
 
     def log(self, name: str) -> str:
         """Return the log of a daemon."""
@@ -366,7 +366,7 @@ def _free_ports(count: int) -> list[int]:
     raise LabError("no free ports")
 
 
-def _told(process: psutil.Process) -> str:
+def _described(process: psutil.Process) -> str:
     try:
         return f"{process.pid} {' '.join(process.cmdline())[:150]}"
     except psutil.Error:

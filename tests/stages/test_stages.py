@@ -42,8 +42,8 @@ def test_partial_extra_metric_averages_over_scored_rows() -> None:
     rewards = collect(scores, requests("a", "b", "c"))
     assert rewards.extras == {"passed": [0.5, None, 0.0]}
     assert rewards.metrics()["reward/passed_mean"] == 0.5
-    nobody = replace(rewards, extras={"passed": [None, None, 0.0]})
-    assert "reward/passed_mean" not in nobody.metrics()
+    unmeasured = replace(rewards, extras={"passed": [None, None, 0.0]})
+    assert "reward/passed_mean" not in unmeasured.metrics()
 
 
 def test_token_scores_fill_grid_and_plain_scores_last_token() -> None:

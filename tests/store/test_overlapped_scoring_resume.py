@@ -82,8 +82,8 @@ def stopping_at(moment: str) -> Witness:
 
 
 def test_each_response_is_scored_once_right_after_generation(tmp_path: Path) -> None:
-    scorer, _, drawn = go(tmp_path / "run", Witness())
-    assert drawn[:16] == list(range(1, 17))
+    scorer, _, at_request = go(tmp_path / "run", Witness())
+    assert at_request[:16] == list(range(1, 17))
     assert len(scorer.requests) == 16 + EVALUATED
 
 
@@ -134,5 +134,5 @@ def test_scorer_on_generator_devices_waits_for_the_full_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ExactMatchScorer, "overlaps_generation", property(lambda _: False))
-    _, _, drawn = go(tmp_path / "run", Witness())
-    assert drawn[:16] == [8] * 8 + [16] * 8
+    _, _, at_request = go(tmp_path / "run", Witness())
+    assert at_request[:16] == [8] * 8 + [16] * 8

@@ -165,20 +165,20 @@ def test_script_and_job_start_use_the_same_exit_codes() -> None:
     assert list(map(int, printed.split())) == [code for code in range(256) if is_resumable(code)]
 
 
-@pytest.mark.parametrize(("most", "restart", "goes"), [(3, 2, True), (3, 3, False)])
+@pytest.mark.parametrize(("most", "restart", "is_requeued"), [(3, 2, True), (3, 3, False)])
 def test_job_is_requeued_up_to_the_limit(
-    tmp_path: Path, programs: Programs, most: int, restart: int, goes: bool
+    tmp_path: Path, programs: Programs, most: int, restart: int, is_requeued: bool
 ) -> None:
     programs.make("work", "exit 75")
     in_queue(programs, tmp_path / "run", restart=restart)
     text = script(tmp_path / "run", f"slurm.requeues={most}")
     started(text, tmp_path / "run", SLURM_RESTART_COUNT=str(restart)).communicate()
-    assert requeued(programs) == goes
+    assert requeued(programs) == is_requeued
 
 
-@pytest.mark.parametrize(("earlier", "goes"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("earlier", "is_requeued"), [(1, True), (2, False)])
 def test_job_failing_before_its_run_begins_is_tried_three_times(
-    tmp_path: Path, programs: Programs, earlier: int, goes: bool
+    tmp_path: Path, programs: Programs, earlier: int, is_requeued: bool
 ) -> None:
     programs.make("work")
     now = 8 + earlier
@@ -189,7 +189,7 @@ def test_job_failing_before_its_run_begins_is_tried_three_times(
     (tmp_path / "run" / "jobs" / "17.ended").write_text("".join(f"{line}\n" for line in ends))
     text = script(tmp_path / "run", 'slurm.setup=["exit 3"]')
     started(text, tmp_path / "run", SLURM_RESTART_COUNT=str(now)).communicate()
-    assert requeued(programs) == goes
+    assert requeued(programs) == is_requeued
 
 
 def test_job_that_was_already_restarted_is_not_requeued(tmp_path: Path, programs: Programs) -> None:
@@ -209,10 +209,10 @@ sleep 30 & wait $!
 
 
 @pytest.mark.parametrize(
-    ("name", "reason", "goes"), [("USR1", "None", True), ("TERM", "None", False), ("TERM", "TimeLimit", True)]
+    ("name", "reason", "is_requeued"), [("USR1", "None", True), ("TERM", "None", False), ("TERM", "TimeLimit", True)]
 )
 def test_signal_is_passed_to_the_command(
-    tmp_path: Path, programs: Programs, name: str, reason: str, goes: bool
+    tmp_path: Path, programs: Programs, name: str, reason: str, is_requeued: bool
 ) -> None:
     programs.make("work", LISTENS.format(name=name))
     in_queue(programs, tmp_path / "run", reason=reason)
@@ -222,7 +222,7 @@ def test_signal_is_passed_to_the_command(
     job.send_signal(getattr(signal, f"SIG{name}"))
     assert f"told {name}\n" in job.communicate(timeout=20)[0]
     assert job.returncode == 75
-    assert requeued(programs) == goes
+    assert requeued(programs) == is_requeued
     assert (tmp_path / "run" / "jobs" / "17.ended").read_text().split()[3] == name
 
 

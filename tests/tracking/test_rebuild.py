@@ -311,9 +311,9 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
 
 @pytest.mark.sampled(2)  # every second transaction of both
 @pytest.mark.parametrize("first", [1, 2])
-@pytest.mark.parametrize("is_made_anew", [False, True], ids=["first sent", "sent again"])
+@pytest.mark.parametrize("is_sent_again", [False, True], ids=["first sent", "sent again"])
 def test_kill_at_any_transaction_doubles_and_loses_nothing(
-    runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool, first: int
+    runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_sent_again: bool, first: int
 ) -> None:
     # At most two points per batch: several small transactions instead of one.
     monkeypatch.setattr("ppoctl.tracking.mlflow_payloads.POINTS_PER_BATCH", 2)
@@ -322,11 +322,11 @@ def test_kill_at_any_transaction_doubles_and_loses_nothing(
         run = RunDir(runs_dir, "k" * number)
         run.event("attempt_started")
         run.evaluation(1)
-        if is_made_anew:
+        if is_sent_again:
             rebuild(run.root, SETTINGS)
         run.stage(2, "reward", **{"reward/score_mean": 0.5, "reward/score_std": math.inf})
         run.event("attempt_ended", status="finished", exit_code=0)
-        if is_made_anew:
+        if is_sent_again:
             damage_journal(run)
         if not killed_at_commit(number, lambda root=run.root: rebuild(root, SETTINGS)):
             break

@@ -153,11 +153,11 @@ def test_program_runs_in_the_sandbox_and_language_of_the_recipe() -> None:
     truth = json.dumps({"inputs": ["a"], "outputs": ["from afar"]})
     response = "```python\nprint('here')\n```"
     assert score({"kind": "code"}, response, truth) == 0
-    with endpoint([(200, ended("from afar"))]) as (url, asked):
+    with endpoint([(200, ended("from afar"))]) as (url, requests):
         there = {"kind": "code", "sandbox": "fusion", "url": url}
         assert score(there, response, truth) == 1
         assert score({**there, "language": "rust"}, response, truth) == 1
-    assert [each["language"] for each in asked] == ["python", "rust"]
+    assert [each["language"] for each in requests] == ["python", "rust"]
 
 
 @holds("reward.parts.*.weight")

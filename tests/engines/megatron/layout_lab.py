@@ -35,7 +35,7 @@ def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtyp
     )
 
 
-def cut_otherwise(rank: MegatronRank, batching: BySequences | ByTokens) -> None:
+def set_microbatches(rank: MegatronRank, batching: BySequences | ByTokens) -> None:
     """Change how the same processes split rows into microbatches."""
     rank.settings = replace(rank.settings, batching=batching)
 
@@ -85,7 +85,9 @@ def assert_agree(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[s
         assert found_gap < bound, f"{what}: {found_gap}"
 
 
-def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerSettings, states: Path) -> float:
+def resumes_under_layout(
+    pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerSettings, states: Path
+) -> float:
     """Save after one step under a layout and load under another: weights must be bit-equal, and the next step must
     have an equal loss. Return the gap between its change of the weights and that of an uninterrupted run."""
     rollouts = lab.make_rollouts()

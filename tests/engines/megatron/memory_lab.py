@@ -191,10 +191,10 @@ class _Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        inputs = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in given and storage._cdata not in self._known:
+            if storage._cdata not in inputs and storage._cdata not in self._known:
                 self._add(storage)
         return result
 

@@ -17,8 +17,8 @@ from layout_lab import (
     STEP,
     assert_agree,
     gap,
-    goes_on,
     policy_objective,
+    resumes_under_layout,
     settings,
     three_steps,
     trainer,
@@ -131,7 +131,7 @@ def test_expert_state_loads_under_other_layout(pool, model, tmp_path, saved_unde
         settings(model("qwen3-moe"), "actor", layouts[layout], dtype) for layout in (saved_under, loaded_under)
     )
     # In bfloat16 another layout may round a close choice of experts differently.
-    assert goes_on(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.2)
+    assert resumes_under_layout(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.2)
 
 
 def test_ranks_without_rows_join_expert_token_exchange(pool, model):

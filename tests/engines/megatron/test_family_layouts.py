@@ -8,7 +8,7 @@ the splits that its own modules could get wrong.
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import CHANGE_GAP, assert_agree, goes_on, settings, three_steps, trainer
+from layout_lab import CHANGE_GAP, assert_agree, resumes_under_layout, settings, three_steps, trainer
 from safetensors.torch import load_file
 
 from ppoctl.engines.megatron.trainer import MegatronActor
@@ -92,4 +92,4 @@ def test_family_logprobs_match_transformers_and_export_is_exact(pool, model, tmp
 )
 def test_family_state_loads_under_other_layout(pool, model, tmp_path, kind, saved_under, loaded_under):
     saved, loaded = (settings(model(kind), "actor", layout) for layout in (saved_under, loaded_under))
-    assert goes_on(pool, saved, loaded, tmp_path) < CHANGE_GAP
+    assert resumes_under_layout(pool, saved, loaded, tmp_path) < CHANGE_GAP

@@ -136,7 +136,7 @@ def test_pinned_staging_copies_tensor_through_small_buffers(count):
     assert not torch.equal(copy, tensor), "a copy"
 
 
-def bytes_here(rank: MegatronRank) -> int:
+def device_bytes(rank: MegatronRank) -> int:
     """Return the bytes of weights, gradients, optimizer and reference on the device."""
     tensors = [weight for model in rank.models for weight in model.parameters()]
     tensors += rank._reference.weights()
@@ -183,12 +183,12 @@ LIVES = [(layout, dtype) for number, layout in enumerate(LAYOUTS) for dtype in D
 def test_offload_after_each_call_does_not_change_results(pool, model, tmp_path, layout, dtype):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout], getattr(torch, dtype))
     expected = lived(pool, trainer(pool, made_from), tmp_path / "stays", lambda: None)
-    assert min(pool.examine(bytes_here)) > 100_000
+    assert min(pool.examine(device_bytes)) > 100_000
     left = []
 
     def leave() -> None:
         pool.call("offload")
-        left.append(max(pool.examine(bytes_here)))
+        left.append(max(pool.examine(device_bytes)))
 
     found = lived(pool, trainer(pool, made_from), tmp_path / "leaves", leave)
     assert set(left) == {0}
@@ -198,31 +198,31 @@ def test_offload_after_each_call_does_not_change_results(pool, model, tmp_path, 
 def test_reload_restores_only_needed_tensors(model):
     actor = lab.actor(model("qwen2"))
     rank, rollouts = lab.rank_of(actor), lab.make_rollouts()
-    everything = bytes_here(rank)
+    everything = device_bytes(rank)
     weights = sum(weight.nbytes for weight in rank.models[0].parameters())
     # Float32: besides the weights there are gradients, two moments, and a step count per parameter.
     assert everything == 4 * weights + 4 * len(list(rank.models[0].parameters()))
     rank.offload()
     lab.scores(actor, rollouts)
-    assert bytes_here(rank) == weights
+    assert device_bytes(rank) == weights
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
-    assert bytes_here(rank) == everything
+    assert device_bytes(rank) == everything
     rank.offload()
     actor.reference_logprobs(rollouts, OutputRequest())
-    assert bytes_here(rank) == weights  # the reference's
+    assert device_bytes(rank) == weights  # the reference's
     rank.offload()
-    assert bytes_here(rank) == 0
+    assert device_bytes(rank) == 0
 
 
 def test_offloaded_role_can_start_again(model):
     actor = lab.actor(model("qwen2"))
     rank, rollouts, expected = lab.rank_of(actor), lab.make_rollouts(), lab.weights_of(actor)
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
-    everything = bytes_here(rank)
+    everything = device_bytes(rank)
     rank.offload()
     actor.start()
     lab.check_all(EXACT, lab.weights_of(actor), expected)
-    assert bytes_here(rank) == everything
+    assert device_bytes(rank) == everything
 
 
 def test_unstarted_role_offloads_without_error(model):

@@ -6,7 +6,7 @@ from typing import get_args
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import GRADIENT_GAP, STEP, cut_otherwise, gap, settings, trainer
+from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings, trainer
 
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import Minibatch, OutputRequest
@@ -26,7 +26,7 @@ LAYOUTS = {
 ROWS = torch.tensor([3, 0, 4, 1])
 CUTS = [BySequences(microbatch_seqs=4 // count) for count in (1, 2, 4)] + [ByTokens(max_tokens_per_microbatch=20)]
 """One, two and four microbatches, and a cap of tokens."""
-ASKED = OutputRequest(temperature=0.8)
+REQUEST = OutputRequest(temperature=0.8)
 KINDS = {
     "token_mean": PolicyClip(low=0.2, high=0.3, dual=3.0),
     "sequence_mean_token_mean": Gspo(low=0.2, high=0.3, gradient="sequence"),
@@ -51,7 +51,7 @@ def objective(kind: AggregationKind, rollouts: lab.TrainerBatch, old: torch.Tens
             Term(KlToReference(old - 0.5, old, KlPenalty("loss", "k3", coef=0.3)), mask, coef=0.3, aggregation=how),
             Term(NegativeLogLikelihood(), good, coef=0.1),
         ),
-        ASKED,
+        REQUEST,
     )
 
 
@@ -62,7 +62,7 @@ def gradients_of(pool, folder, layout, cuts, old):
     trained.start()
     found = {}
     for place, cut in enumerate(cuts):
-        pool.examine(cut_otherwise, cut)
+        pool.examine(set_microbatches, cut)
         for kind in get_args(AggregationKind):
             policy_objective = objective(kind, rollouts, old)
             trained.update(rollouts, [Minibatch(ROWS, policy_objective.totals(ROWS), UNMOVED)], policy_objective)
@@ -78,7 +78,7 @@ def whole(pool, model):
     assert isinstance(actor, MegatronActor)
     actor.start()
     rollouts = lab.make_rollouts()
-    old = actor.logprobs(rollouts, ASKED).primary + 0.2 * lab.random_weights(rollouts)
+    old = actor.logprobs(rollouts, REQUEST).primary + 0.2 * lab.random_weights(rollouts)
     found = gradients_of(pool, model("qwen2-deep"), "one process", CUTS[:1], old)
     return old, {kind: gradient for (kind, _), gradient in found.items()}
 

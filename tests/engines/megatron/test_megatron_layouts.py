@@ -13,8 +13,8 @@ from layout_lab import (
     STEP,
     assert_agree,
     gap,
-    goes_on,
     policy_objective,
+    resumes_under_layout,
     settings,
     three_steps,
     trainer,
@@ -125,7 +125,7 @@ def test_state_loads_under_other_layout(pool, model, tmp_path, saved_under, load
     saved, loaded = (
         settings(model("qwen2-deep"), "actor", layouts[layout], dtype) for layout in (saved_under, loaded_under)
     )
-    assert goes_on(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
+    assert resumes_under_layout(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
 
 
 def test_state_of_other_optimizer_kind_is_rejected_by_key(pool, model, tmp_path):

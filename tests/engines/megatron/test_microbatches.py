@@ -78,12 +78,12 @@ def test_sequence_parallelism_pads_tokens_to_rank_multiple():
     [microbatch] = cut_rows(
         lab.make_rollouts(), ROWS[:2], MicrobatchPlan(BySequences(microbatch_seqs=2), reading, COST)
     )
-    given, packed = microbatch.input, microbatch.packed
-    assert (len(packed.tokens), len(given.tokens)) == (15, 16)
-    assert given.query_lengths == given.key_lengths == (*packed.seq_lengths, 1)
-    assert given.cu_seqlens_q.tolist() == given.cu_seqlens_kv.tolist() == [0, 9, 15, 16]
-    assert torch.equal(given.tokens[:15], packed.tokens)
-    assert int(given.read_at.max()) < 15
+    packed_input, packed = microbatch.input, microbatch.packed
+    assert (len(packed.tokens), len(packed_input.tokens)) == (15, 16)
+    assert packed_input.query_lengths == packed_input.key_lengths == (*packed.seq_lengths, 1)
+    assert packed_input.cu_seqlens_q.tolist() == packed_input.cu_seqlens_kv.tolist() == [0, 9, 15, 16]
+    assert torch.equal(packed_input.tokens[:15], packed.tokens)
+    assert int(packed_input.read_at.max()) < 15
 
 
 def test_merged_rank_outputs_follow_minibatch_order():

@@ -92,9 +92,9 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
     fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))
     fleet.submit([GenerationRequest(f"d{number}", (5, 6, 7), number) for number in range(8)])
     kill(0)
-    drawn = [one for ended in iter(fleet.finished, []) for one in ended]
-    assert {one.finished.id for one in drawn} == {f"d{number}" for number in range(8)}
-    assert sorted({one.sends for one in drawn}) == [1, 2]
+    finished = [one for ended in iter(fleet.finished, []) for one in ended]
+    assert {one.finished.id for one in finished} == {f"d{number}" for number in range(8)}
+    assert sorted({one.sends for one in finished}) == [1, 2]
     assert len(events(messages)) == 2
     fleet.close()
 

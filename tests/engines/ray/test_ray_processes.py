@@ -160,8 +160,8 @@ def processes(cluster: RayCluster, group: GroupSettings) -> Iterator[RayProcesse
 
 def test_repeated_argument_is_put_into_object_store_once(processes, cluster):
     first, second = one_sequence((5, 6, 7)), one_sequence((5, 6, 7))
-    for given in (first, first, second):
-        for answer, _, _ in processes.call("who", given):
+    for argument in (first, first, second):
+        for answer, _, _ in processes.call("who", argument):
             assert (answer.tokens.tolist(), answer.prompt_tokens.tolist()) == ([[6, 7]], [5])
     kept = cluster.sent_once(second)
     processes.call("who", "hello")
@@ -419,8 +419,8 @@ def test_every_ray_error_ends_the_pending_call(group, monkeypatch, error, expect
     monkeypatch.setattr(processes_module.ray, "get", get)
     killed = []
     alive = SimpleNamespace(require_alive=lambda: None, name_of=lambda role, rank: None)
-    asked = SimpleNamespace(group=group, cluster=alive, kill=lambda: killed.append(1))
-    pending = PendingCall(asked, "update", {}, {"reference": 1})
+    group_of_call = SimpleNamespace(group=group, cluster=alive, kill=lambda: killed.append(1))
+    pending = PendingCall(group_of_call, "update", {}, {"reference": 1})
     pending.take(["reference"])
     with pytest.raises(expected, match=says):
         pending.answers()
@@ -489,9 +489,9 @@ def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
             continue
         for address in listening:
             seen.add(process.name())
-            said = call_without_token(address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"]))
-            assert said & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {said}"
-            assert said <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {said}"
+            replies = call_without_token(address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"]))
+            assert replies & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {replies}"
+            assert replies <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {replies}"
     assert {"gcs_server", "raylet"} < seen
     assert cluster.folder is not None
     assert (cluster.folder / "auth_token").stat().st_mode & 0o777 == 0o600
@@ -503,12 +503,12 @@ def call_without_token(port: int, methods: list[str]) -> set[str]:
         connection.request("POST", "/get_or_create_runtime_env")
         with connection.getresponse() as answer:
             return {str(answer.status)}
-    said = set()
+    replies = set()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         for method in methods:
             try:
                 channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5.0)
-                said.add("an answer")
+                replies.add("an answer")
             except grpc.RpcError as error:
-                said.add(error.code().name)
-    return said
+                replies.add(error.code().name)
+    return replies

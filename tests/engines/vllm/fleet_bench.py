@@ -158,7 +158,7 @@ class OneTensorTrainer:
         )
 
     def reach(self, state: State) -> None:
-        """Do nothing, where the trainer would be brought to a state."""
+        """Do nothing instead of bringing a trainer to the state."""
 
     def weights(self, state: State) -> NamedWeights:
         assert not self.has_moved_on

@@ -91,9 +91,9 @@ def test_gpu_recipes_do_not_use_eager_mode(gpu):
 def test_gpu_tensor_ranks_reduce_over_nccl(gpu):
     from vllm.engine.arg_utils import EngineArgs
 
-    given = EngineArgs(**engine_arguments(settings_of(tensor=2)))
-    assert given.disable_custom_all_reduce
-    assert (given.tensor_parallel_size, given.distributed_executor_backend) == (2, "external_launcher")
+    engine_args = EngineArgs(**engine_arguments(settings_of(tensor=2)))
+    assert engine_args.disable_custom_all_reduce
+    assert (engine_args.tensor_parallel_size, engine_args.distributed_executor_backend) == (2, "external_launcher")
     assert not EngineArgs(**engine_arguments(settings_of())).disable_custom_all_reduce
 
 

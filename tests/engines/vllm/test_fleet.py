@@ -267,7 +267,7 @@ def test_late_requests_go_to_idle_engines_first():
     ended = list(fleet.finished())
     assert fleet.open_requests == 6 - len(ended)
     fleet.submit(requests(8)[6:])
-    ended += [one for drawn in iter(fleet.finished, []) for one in drawn]
+    ended += [one for finished in iter(fleet.finished, []) for one in finished]
     assert sorted(one.finished.id for one in ended) == [draw.id for draw in requests(8)]
     assert fleet.finished() == []
 

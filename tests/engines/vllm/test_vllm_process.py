@@ -40,10 +40,10 @@ def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: 
     untied.trainer.move(0.05)
     assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
     # One small step behind: a comparison of log-probs cannot detect it.
-    behind = copy.deepcopy(untied.trainer.model)
+    older = copy.deepcopy(untied.trainer.model)
     untied.trainer.move(1e-6)
     with monkeypatch.context() as stale:
-        stale.setattr(untied.trainer, "save", behind.save_pretrained)
+        stale.setattr(untied.trainer, "save", older.save_pretrained)
         with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
             untied.generate(prompts(1), SAMPLING)
     monkeypatch.undo()
