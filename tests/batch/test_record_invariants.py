@@ -106,9 +106,9 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
 ]
 
 
-@pytest.mark.parametrize(("law", "broken"), BROKEN, ids=[invariant for invariant, _ in BROKEN])
+@pytest.mark.parametrize(("invariant", "broken"), BROKEN, ids=[invariant for invariant, _ in BROKEN])
 def test_record_rejects_broken_invariant_by_name(invariant: str, broken: Callable[[], Record]) -> None:
-    with pytest.raises(ValueError, match=f"record violates an invariant: {law}$"):
+    with pytest.raises(ValueError, match=f"record violates an invariant: {invariant}$"):
         broken()
 
 

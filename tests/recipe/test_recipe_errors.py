@@ -148,7 +148,8 @@ BROUGHT = [
     ),
     (
         "ppo.reward_scaling.enabled=false",
-        "it is a key of NeMo-RL; use `reward.scale`: on if the table is written; its value is `false`, so leave it out",
+        "it is a key of NeMo-RL; use `reward.scale`: on if the table is written; its value is `false`, so leave "
+        "it out",
         "ppoctl recipes keys reward.scale",
     ),
     (

@@ -192,9 +192,8 @@ def test_function_paths_of_parts_and_cases_start_at_recipe(tmp_path: Path) -> No
     }.items():
         recipe = tmp_path / f"{name}.toml"
         recipe.write_text(f'[reward]\nkind = "{name.rstrip("2")}"\n{table}\n')
-        (scorer,) = (
-            single for single in load([QUICKSTART, recipe], [], {}).recipe.reward.singles if single.kind == "python"
-        )  # type: ignore[attr-defined]
+        singles = load([QUICKSTART, recipe], [], {}).recipe.reward.singles
+        (scorer,) = (single for single in singles if single.kind == "python")  # type: ignore[attr-defined]
         assert isinstance(scorer, PythonScorer)
         assert scorer.function == f"{tmp_path}/mine.py:score"
         assert len(scorer.digest) == 64

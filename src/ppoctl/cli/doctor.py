@@ -69,7 +69,7 @@ def _count(found: "Sequence[Finding]") -> str:
 
 
 def _intended(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
-    """Return the recipe with the files it names that are missing. Raises RecipeError if the recipe itself is wrong."""
+    """Return the recipe with its missing files. Raises RecipeError if the recipe itself is wrong."""
     from ppoctl.doctor.recipe_checks import IntendedRun
     from ppoctl.loading.load import examine
     from ppoctl.loading.problems import as_error

@@ -95,7 +95,8 @@ def test_child_ignores_job_signals(child: ChildProcess) -> None:
 def test_busy_child_ends_with_its_parent(tmp_path: Path, how: str) -> None:
     script = (
         "import sys; from ppoctl.engines.child.process import *\n"
-        f"child = ChildProcess('it', ChildFactory('child_target:Counter', (0,), 1)); print(child.call('pid'), flush=True)\n"
+        "child = ChildProcess('it', ChildFactory('child_target:Counter', (0,), 1))\n"
+        "print(child.call('pid'), flush=True)\n"
         f"child.begin('never', {str(tmp_path / 'at work')!r})\n"
         "sys.stdin.read(); child.close(); print('closed', flush=True); sys.stdin.close()"
     )
