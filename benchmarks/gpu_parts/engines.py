@@ -68,12 +68,12 @@ def generate() -> None:
     new_tokens = 8 if TINY else 128
     for compiled in (None, False) if CUDA else (None,):
         with engine_of(settings_of(compiled=compiled)) as (engine, seconds):
-            notify("draw", start_s=seconds, eager=compiled is False)
+            notify("generate", start_s=seconds, eager=compiled is False)
             for seqs in (1, 8) if TINY else (1, 32, 256):
                 _generate(engine, seqs, new_tokens)  # kernels and graphs of this size
                 steps, took = _generate(engine, seqs, new_tokens)
                 notify(
-                    "draw",
+                    "generate",
                     seqs=seqs,
                     eager=compiled is False,
                     tokens_s=round(seqs * new_tokens / took),

@@ -39,7 +39,7 @@ _PARTS = (
     _of("memory", "pinned", 30, figures=("out_gb_s", "back_gb_s", "right")),
     _of("trainer", "rank", 130, limit_s=240, figures=("mfu", "peak_gib", "plan_peak", "leave_s", "back_s")),
     _of("engines", "start", 70, limit_s=180, needs_vllm=True, figures=("start_s", "blocks", "backend")),
-    _of("engines", "draw", 120, limit_s=240, needs_vllm=True, figures=("seqs", "tokens_s", "ms_per_step")),
+    _of("engines", "generate", 120, limit_s=240, needs_vllm=True, figures=("seqs", "tokens_s", "ms_per_step")),
     _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),
     _of("syncing", "sync", 150, limit_s=240, needs_vllm=True, figures=("dtype", "s", "gap_max", "gap_mean")),
     _of("order", "order", 150, limit_s=300, needs_vllm=True, figures=("peak_gib", "plan_gib", "stage")),

@@ -29,7 +29,7 @@ def on_fakes(monkeypatch: pytest.MonkeyPatch, components: Components) -> None:
     """Make `evaluate` use fake components."""
     monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
     monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
-    monkeypatch.setattr(engines, "read_questions", lambda recipe: components.prompts)
+    monkeypatch.setattr(engines, "read_prompts", lambda recipe: components.prompts)
     monkeypatch.setattr(engines, "open_engines", lambda *_: components)
 
 

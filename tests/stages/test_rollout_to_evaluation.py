@@ -520,7 +520,7 @@ def test_evaluation_has_one_greedy_pass_and_seeded_samples() -> None:
 def evaluation(**changes: Any) -> EvaluateStage:
     """Return the evaluation of two sets with equal prompts, two samples each."""
     keys = {
-        "drawing": SampleGeneration(Recorder(), cast(Any, Some(())), Stops(), unwatched),
+        "generation": SampleGeneration(Recorder(), cast(Any, Some(())), Stops(), unwatched),
         "scorer": EvenScorer(),
         "sets": {name: prompts(step=0) for name in ("held", "far")},
         "sampled": SamplingParams(0.8, 4),
@@ -558,7 +558,7 @@ def test_finished_eval_samples_are_keyed_by_actor_sets_and_recipe() -> None:
     drawing = SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched)
     others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
     for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
-        evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
+        evaluation(**{"generation": drawing, **changes}).run(ACTOR)
     evaluation(generation=drawing).run(State("actor", 0, 0, "second"))
     assert keys.seen[0] == keys.seen[1]
     assert len(set(keys.seen)) == 5

@@ -66,7 +66,7 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
         f"{number} {name}": torch.as_tensor(figure)
         for number, result in enumerate([*first, *rest])
         for name, figure in (vars(result) | vars(result.outputs)).items()
-        if name != "said" and figure is not None
+        if name != "outputs" and figure is not None
     }
     return {
         "gradient": gradients,

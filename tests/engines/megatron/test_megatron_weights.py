@@ -114,7 +114,7 @@ def test_tensor_of_wrong_shape_is_named_in_error(model, tmp_path):
     tensors = tensors_in(model("llama"))
     tensors["model.norm.weight"] = torch.ones(47)
     with pytest.raises(
-        EnvironmentProblemError, match=r"`model\.norm\.weight` in .* has shape \[47\]; .* says \[48\]"
+        EnvironmentProblemError, match=r"`model\.norm\.weight` in .* has shape \[47\]; .* implies \[48\]"
     ):
         lab.actor(copy_with(model("llama"), tmp_path, tensors))
 
