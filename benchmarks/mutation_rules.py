@@ -3,7 +3,7 @@
 default     a key of the recipe is not read: its default is used (without a default: 1, or another choice)
 exchange    two arguments of one type are exchanged
 pair        two values that are returned or assigned together are exchanged
-figure      a metric, or another entry of a record, is the next one of its kind
+metric      a metric, or another entry of a record, is the next one of its kind
 sign        plus for minus, times for divided by, and the reverse; a minus is lost
 bound       less for less-or-equal, equal for not equal; a constant changes; max for min
 condition   a condition is inverted; one half of an `and` or `or` is ignored
@@ -165,7 +165,7 @@ def pair(tree: ast.Module, _: Names) -> Iterator[Change]:
                 yield node.value, _exchanged(node.value, one, other)
 
 
-def figure(tree: ast.Module, _: Names) -> Iterator[Change]:
+def metric(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict) and len(node.values) > 1:
             yield from ((one, ast.unparse(other)) for one, other in pairwise(node.values))
@@ -275,7 +275,7 @@ RULES: dict[str, Rule] = {
     "default": default,
     "exchange": exchange,
     "pair": pair,
-    "figure": figure,
+    "metric": metric,
     "sign": sign,
     "bound": bound,
     "condition": condition,

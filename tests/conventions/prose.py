@@ -45,7 +45,7 @@ def _words(*words: str) -> re.Pattern[str]:
 COMPARED = "longer|more|less|fewer|later|earlier|other|different|better|worse|need|reason|way"
 RULES: dict[str, Rule] = {
     "is no": Rule(
-        re.compile(rf"(?<!there )\b(?:is|are|was|were) no(?! (?:{COMPARED})\b) [a-z`X]"),
+        re.compile(rf"(?<![Tt]here )\b(?:is|are|was|were) no(?! (?:{COMPARED})\b) [a-z`X]"),
         "is not a",
     ),
     "figure": Rule(_words("figures?"), "metric, value or number; figure only for a plot"),
@@ -66,7 +66,7 @@ RULES: dict[str, Rule] = {
     "of before": Rule(_words("of before"), "earlier, previous"),
     "so many": Rule(_words("so many(?! that)"), "N, this many"),
     "let go": Rule(_words("lets? go(?: of)?"), "release"),
-    "without a word": Rule(_words("without a word", "no word"), "without reporting an error"),
+    "without a word": Rule(_words("without a word", "left no word"), "without reporting an error"),
     "opening": Rule(
         re.compile(r"\A(?:Of(?! course)|By(?! default| hand)|What|Whatever|Who|Nothing that|The same) "),
         "begin with the subject",
@@ -83,7 +83,7 @@ RULES: dict[str, Rule] = {
 }
 
 ORDINARY = re.compile(
-    r"chart|plot|svg|png|pixel|canvas|\bpen\b|page/|"  # shapes are drawn, and a figure may be a picture
+    r"chart|plot|svg|png|pixel|canvas|\bpen\b|page/|[Pp]age draws|drawn on a terminal|Formula: |"  # shapes are drawn, and a figure may be a picture
     r"torch\.\w*draw|withdraw|"
     r"prose\.py|test_plain_english",  # the rules themselves
     re.IGNORECASE,
@@ -154,7 +154,7 @@ def _of_python(place: str, text: str) -> Iterator[Sentence]:
 def _without_tables(docstring: str) -> str:
     """A docstring without indented blocks, and without the lines that begin with a field such as `Formula:`."""
     paragraphs = [line for line in docstring.splitlines() if not re.match(r"\s{8,}|\s*[A-Z][a-z ]+: ", line)]
-    return "\n".join(paragraphs) or docstring
+    return "\n".join(paragraphs)
 
 
 def _joined(place: str, lines: list[tuple[int, str]]) -> Iterator[Sentence]:

@@ -297,7 +297,7 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
             event.listen(Session, "after_flush", wrote)
             event.listen(Session, "before_commit", count)
             work()
-        except BaseException as problem:  # noqa: BLE001 - a child must not go on as a second pytest
+        except BaseException as problem:  # noqa: BLE001 - a child must not continue as a second pytest
             sys.stderr.write(f"{problem!r}\n")
             os._exit(1)
         os._exit(0)

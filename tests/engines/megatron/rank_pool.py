@@ -202,7 +202,7 @@ def _serve(pipe: Connection) -> None:
         faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
         try:
             pipe.send((True, getattr(server, method)(*arguments)))
-        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             error.add_note(traceback.format_exc())
             pipe.send((False, error))
         faulthandler.cancel_dump_traceback_later()

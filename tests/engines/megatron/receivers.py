@@ -130,7 +130,7 @@ def _serve(pipe: Connection, defect: Defect | None) -> None:
             return
         try:
             pipe.send((True, getattr(receiver, method)(*arguments)))
-        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             pipe.send((False, error))
 
 
