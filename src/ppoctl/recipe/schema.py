@@ -121,7 +121,7 @@ class RolloutTable(Table):
     response."""
     stop_token_ids: Annotated[tuple[int, ...], RESULTS, Array] = ()
     """Token ids that end a response, in addition to the model's end-of-sequence tokens. The text of the response
-    contains neither."""
+    contains neither kind of token."""
     min_new_tokens: Annotated[int, RESULTS, NotNegative] = 0
     """Minimum number of response tokens (vLLM's `min_tokens`). Before this number is reached, generator and trainer
     mask token ids that end a response, and stop strings are ignored. Evaluations do not use this key."""
@@ -279,7 +279,7 @@ class ClusterTable(Table):
     device."""
     offload: Annotated[tuple[Literal["actor", "critic", "generator", "reward"], ...], SPEED, Array, AllOrNone] = ()
     """Roles that are offloaded from shared devices while another role runs: actor, critic and reward models move to
-    host memory; engines free their KV cache and enter vLLM's sleep mode (`enable_sleep_mode`). A role that is not
+    host memory; engines free their KV cache and enter sleep mode (vLLM's `enable_sleep_mode`). A role that is not
     listed is never offloaded. `plan` shows the memory of each stage."""
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
     """Transfer of weights to engines in other processes. shared: an engine reads the memory of the actor's ranks on
