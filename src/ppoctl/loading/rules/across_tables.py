@@ -108,7 +108,7 @@ def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
 def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
     """Check that the rows have a ground truth that the reward can compare with a response.
 
-    Rows of GSM8K contain the number after `####`, which a complete response almost never equals.
+    The ground truth of a GSM8K row is the number after `####`, which a complete response almost never equals.
     """
     for path, table in tables_of_rows(recipe):
         if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):
