@@ -197,7 +197,7 @@ def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
 
 def _off(answer: key_mappings.KeyAnswer, value: Any) -> str:
     """Return advice to leave the key out if its value is false or 0 and the feature is off by default, otherwise
-    ""."""
+    an empty text."""
     if not answer.ours or isinstance(value, Mapping) or value != 0:
         return ""
     name, chosen, _ = answer.ours[0].partition(" = ")

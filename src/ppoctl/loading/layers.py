@@ -10,7 +10,7 @@ defaults of the tables that were written. A layer adds two things to pydantic-se
 the part of its data that stronger layers do not replace.
 
 - The value of a variable is parsed like the value of `--set`. If the value is a table, it is complete: weaker layers
-do not add keys to it, and its other keys have their defaults.
+  do not add keys to it, and its other keys have their defaults.
 - If a stronger layer changes the alternative of a table (`kind`, `place`, `format`), the table is dropped from the
   weaker layers.
 - Relative paths become absolute (`recipe.paths`).

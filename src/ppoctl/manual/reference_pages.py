@@ -17,7 +17,8 @@ METRICS_HEAD = """# Metrics
 
 Every metric that a run reports. In a terminal, `ppoctl recipes metrics NAME` prints one metric, and
 `ppoctl recipes metrics policy` prints a group. [Reading curves](reading-curves.md) explains the curves of a complete
-run, and what to change if a run does not learn. `[expect]`, `checkpoint.best` and `[health]` of a recipe use these names.
+run, and what to change if a run does not learn. `[expect]`, `checkpoint.best` and `[health]` of a recipe use these
+names.
 
 If the name of a metric is a link, a guide below the table explains how to read the metric and what to do.
 
@@ -28,9 +29,9 @@ RECIPE_HEAD = """# Every key of a recipe
 
 A recipe is one TOML file, or several, of which later files override earlier ones. An unknown key is an error, and so
 is a value of another type (`"8"` is not a number). A key that is not written has the default below; `required` means
-that the key has no default. An [annotated recipe](annotated.toml) shows the usual keys. [Algorithms](algorithms.md) lists
-formulas, sources, and the systems with the same defaults. In a terminal, `ppoctl recipes keys TABLE` prints a table.
-`ppoctl recipes keys lr` looks up a word.
+that the key has no default. An [annotated recipe](annotated.toml) shows the usual keys. [Algorithms](algorithms.md)
+lists formulas, sources, and the systems with the same defaults. In a terminal, `ppoctl recipes keys TABLE` prints a
+table, and `ppoctl recipes keys lr` looks up a word.
 
 Tables of several files are merged key by key, with two exceptions: a layout (`parallel`) replaces the earlier layout
 completely, and so does a table that changes its `kind`, `place` or `format`. `--set KEY=VALUE`, or an environment
