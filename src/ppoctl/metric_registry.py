@@ -1,9 +1,9 @@
 """Every metric that a run reports: name, unit, description, value in a healthy run, and better direction.
 
 Metric names are defined only here; stages, console, health rules and the final table use these constants. A test
-compares the registry with the journals of fake runs, in both directions. Braces mark a part that the user chooses:
-`eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics the settings of a recipe report. Imports
-only the standard library.
+checks that the registry and the journals of test runs have the same metrics. Braces mark a part that the user
+chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics the settings of a recipe report.
+This module imports only the standard library.
 """
 
 import re
@@ -21,9 +21,9 @@ class Metric:
     unit: str
     description: str
     healthy: str = ""
-    """Value in a healthy run; empty: it depends on the task."""
+    """Value in a healthy run; empty: the value depends on the task."""
     better: Literal["higher", "lower"] | None = None
-    """Direction in which an actor is better; None: the metric does not compare actors."""
+    """Whether a higher or a lower value means a better actor; None: the metric does not compare actors."""
 
 
 ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(
@@ -50,10 +50,12 @@ REWARD_CLAMPED_FRAC = Metric(
     "reward/clamped_frac", "fraction", "scores outside reward.scale.from", "0, unless clamping is intended"
 )
 REWARD_CLIPPED_FRAC = Metric("reward/clipped_frac", "fraction", "rewards clipped by reward.clip", "near 0")
-REWARD_MOMENTS_MEAN = Metric("reward/moments_mean", "reward", "mean that reward.moments subtracts, if it does")
+REWARD_MOMENTS_MEAN = Metric(
+    "reward/moments_mean", "reward", "mean that reward.moments subtracts, if it subtracts a mean"
+)
 REWARD_MOMENTS_STD = Metric(
     "reward/moments_std", "reward",
-    "divisor of reward.moments; 0: all rewards so far were equal, so nothing is divided", "steady",
+    "divisor of reward.moments; 0: all rewards so far were equal, so rewards are not divided", "steady",
 )  # fmt: skip
 REWARD_UNFINISHED_MEAN = Metric(
     "reward/unfinished_mean", "reward", "mean change of the reward by reward.unfinished_factor", "near 0"
@@ -64,7 +66,7 @@ REWARD_OVERLONG_MEAN = Metric(
 REWARD_LENGTH_MEAN = Metric("reward/length_mean", "reward", "mean change of the reward by reward.length_penalty")
 REWARD_ERROR_FRAC = Metric("reward/error_frac", "fraction", "samples whose scorer failed", "0")
 REWARD_PART_MEAN = Metric(
-    "reward/{part}_mean", "score", "mean score of a part, or mean of a further metric that your own function returns"
+    "reward/{part}_mean", "score", "mean score of a reward part, or mean of a further metric of your scoring function"
 )
 REWARD_SECONDS_MEAN = Metric("reward/seconds_mean", "s", "mean time of a scorer per sample")
 REWARD_SECONDS_MAX = Metric(
@@ -82,9 +84,9 @@ REWARD_STRICT_MEAN = Metric(
     "higher",
 )  # fmt: skip
 MISMATCH_GAP_MEAN_ABS = Metric(
-    "mismatch/gap_mean_abs", "nats", "mean |trainer - sampler| log-prob of the sampled tokens", "below 0.05"
+    "mismatch/gap_mean_abs", "nats", "mean |trainer - sampler log-prob| of the sampled tokens", "below 0.05"
 )
-MISMATCH_GAP_MAX_ABS = Metric("mismatch/gap_max_abs", "nats", "largest |trainer - sampler| log-prob", "below 2")
+MISMATCH_GAP_MAX_ABS = Metric("mismatch/gap_max_abs", "nats", "largest |trainer - sampler log-prob|", "below 2")
 MISMATCH_GAP_K3 = Metric("mismatch/gap_k3", "nats", "k3 estimate of KL(sampler, trainer) per token", "below 0.01")
 MISMATCH_ESS_FRAC = Metric(
     "mismatch/ess_frac", "fraction", "effective sample size of trainer/sampler weights", "above 0.9"
@@ -94,11 +96,11 @@ KL_REFERENCE_MEAN = Metric(
 )
 MISMATCH_SEQUENCE_GAP_MEAN = Metric(
     "mismatch/sequence_gap_mean", "factor",
-    "mean over sequences of the mean over tokens of exp|trainer - sampler|, which ppo.max_sequence_gap bounds",
+    "mean over sequences of their gap, the mean over tokens of exp|trainer - sampler| (see ppo.max_sequence_gap)",
     "below 1.05",
 )  # fmt: skip
 MISMATCH_SEQUENCE_GAP_MAX = Metric(
-    "mismatch/sequence_gap_max", "factor", "largest value of a sequence, as in sequence_gap_mean", "below 1.2"
+    "mismatch/sequence_gap_max", "factor", "largest gap of a sequence, as in sequence_gap_mean", "below 1.2"
 )
 KL_COEF = Metric("kl/coef", "factor", "coefficient of the KL penalty")
 KL_CLAMPED_FRAC = Metric(
@@ -123,7 +125,7 @@ CORRECTION_REJECTED_FRAC = Metric(
     "correction/rejected_frac", "fraction", "tokens that a correction masks out of the actor's loss", "near 0"
 )
 CORRECTION_DROPPED_SEQS = Metric(
-    "correction/dropped_seqs", "sequences", "responses of which a correction masks out every token", "near 0"
+    "correction/dropped_seqs", "sequences", "responses whose tokens are all masked out by a correction", "near 0"
 )
 ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over unmasked tokens, before whitening")
 ADVANTAGE_RAW_STD = Metric(
@@ -195,8 +197,8 @@ POLICY_APPROX_KL = Metric(
     "policy/approx_kl", "nats", "KL between the actor before and after the step, per token (k3)", "below 0.05"
 )
 POLICY_CLIP_FRAC = Metric("policy/clip_frac", "fraction", "tokens whose ratio was clipped", "0.01 to 0.3")
-POLICY_CLIP_FRAC_HIGH = Metric("policy/clip_frac_high", "fraction", "tokens with A > 0 clipped above")
-POLICY_CLIP_FRAC_LOW = Metric("policy/clip_frac_low", "fraction", "tokens with A < 0 clipped below")
+POLICY_CLIP_FRAC_HIGH = Metric("policy/clip_frac_high", "fraction", "tokens with advantage > 0 clipped above")
+POLICY_CLIP_FRAC_LOW = Metric("policy/clip_frac_low", "fraction", "tokens with advantage < 0 clipped below")
 POLICY_DUAL_CLIP_FRAC = Metric(
     "policy/dual_clip_frac", "fraction", "tokens bounded by dual_clip; 0 without dual_clip", "near 0"
 )
@@ -209,8 +211,8 @@ POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )
 EVAL_PASS_AT_1 = Metric(
-    "eval/{set}/pass_at_1", "fraction", "mean score of sampled responses (mean@n), or fraction that passes", "rising",
-    "higher",
+    "eval/{set}/pass_at_1", "fraction", "mean score of sampled responses (mean@n), or fraction of them that passes",
+    "rising", "higher",
 )  # fmt: skip
 EVAL_PASS_AT_1_STDERR = Metric("eval/{set}/pass_at_1_stderr", "fraction", "standard error of pass_at_1, over prompts")
 EVAL_PASS_AT_K = Metric(
@@ -281,8 +283,8 @@ THROUGHPUT_GENERATED = Metric(
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All metrics in the order above. Times measure work (`clock`) and do not include the start of engines, trainers or
-Ray."""
+"""All metrics in the order above. Times measure work (see `clock`) and do not include the startup of engines,
+trainers or Ray."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -298,7 +300,8 @@ def named(group: str, figure: str) -> str:
 
 
 def reported(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return all metrics of a journal line, from the record and from the clock; an event has none."""
+    """Return all metrics of a journal line: the values of the record and the measured times. The line of an event has
+    none."""
     if "stage" not in line:
         return {}
     return {**line.get("figures", {}), **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
@@ -311,11 +314,12 @@ ON_THE_CONSOLE: dict[str, str] = {
     "clip": POLICY_CLIP_FRAC.name,
     "trunc": ROLLOUT_TRUNCATED_FRAC.name,
 }
-"""Metrics that the console shows for every step, by their short names there."""
+"""Metrics that the console shows for every step, by their short names on the console."""
 
 
 def find(name: str) -> Metric | None:
-    """Return the registry entry of a metric name or a short name of the console; None if there is none.
+    """Return the registry entry of a metric name or of a short name on the console; None if the registry has no such
+    entry.
 
     The name may contain any evaluation set and any number of responses.
     """
@@ -380,7 +384,7 @@ def eval_set(name: str) -> str | None:
 
 
 def unknown(name: str) -> str:
-    """Return the error message for a name that is not a metric, with a suggestion if one is close."""
+    """Return the error message for a name that is not a metric, with a suggestion if a metric has a similar name."""
     set_name = eval_set(name)
     known = [metric.name.replace("{set}", set_name or "SET") for metric in METRICS if metric is not REWARD_PART_MEAN]
     close = get_close_matches(name, known, n=1, cutoff=0.6)

@@ -1,8 +1,8 @@
 """Base class of all recipe tables, bounds and effects of keys, and the table of a parallel layout.
 
 The tables are in several packages, which all import this module. Every recipe key has exactly one effect, which a
-test checks. Stages include the RESULTS keys that they read in their fingerprint: a committed stage is reused only if
-these keys have the same values. SPEED keys (batching, placement, deadlines) and REPORTING keys are never
+test checks. The fingerprint of a stage covers the RESULTS keys that the stage reads: a committed stage is reused only
+if these keys have the same values. SPEED keys (batching, placement, deadlines) and REPORTING keys are never
 fingerprinted.
 """
 
@@ -32,7 +32,8 @@ NotNegative = Field(ge=0)
 Fraction = Field(ge=0, le=1)
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 OrAll = BeforeValidator(lambda value: None if value == "all" else value)
-"""Validators of keys whose default is not None. The word sets the key to None, for which TOML has no value."""
+"""`OrOff` and `OrAll` are validators of keys whose default is not None. The word "off" or "all" sets such a key to
+None, which TOML cannot express."""
 _WORDS = {OrOff: "off", OrAll: "all"}
 
 
@@ -53,7 +54,8 @@ class KindOr:
     __name__ = "kind"  # pydantic uses this name in errors
 
     def __call__(self, value: Any) -> str | None:
-        """Return the name of the alternative of a table, or of its written keys; None if it is not a table."""
+        """Return the name of the alternative that a table, or a mapping of written keys, selects; None for other
+        values."""
         if isinstance(value, dict):
             return str(value.get("kind", self.usual))
         return getattr(value, "kind", None)
@@ -69,7 +71,7 @@ class Table(BaseModel):
 
 
 class ParallelTable(Table):
-    """Parallel layout of one role in Megatron-Core. A written table is complete: missing keys are 1 or off."""
+    """Parallel layout of one role in Megatron-Core. If the table is written, its missing keys are 1 or off."""
 
     tensor: Annotated[int, SPEED, AtLeastOne] = 1
     """Number of ranks that split each layer (Megatron-Core's `tensor_model_parallel_size`). It must divide the
@@ -78,23 +80,23 @@ class ParallelTable(Table):
     """Number of ranks that split the sequence of layers (Megatron-Core's `pipeline_model_parallel_size`)."""
     stages_per_rank: Annotated[int, SPEED, AtLeastOne] = 1
     """Number of virtual pipeline stages on each pipeline rank (Megatron-Core's
-    `virtual_pipeline_model_parallel_size`). More than 1, the interleaved schedule, shortens the idle time at both
-    ends of a minibatch and requires more communication."""
+    `virtual_pipeline_model_parallel_size`). A value above 1 selects the interleaved schedule, which shortens the idle
+    time at both ends of a minibatch and requires more communication."""
     context: Annotated[int, SPEED, AtLeastOne] = 1
-    """Number of ranks that split the tokens of each sequence (Megatron-Core's `context_parallel_size`). Raise it if a
-    sequence is too long for one device."""
+    """Number of ranks that split the tokens of each sequence (Megatron-Core's `context_parallel_size`). Raise this
+    number if a sequence is too long for one device."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
     """Number of copies of the model, which split the rows of a minibatch (Megatron-Core's `data_parallel_size`)."""
     sequence: Annotated[bool, SPEED] = False
-    """Whether norms and residuals are split over the tensor ranks too (Megatron-Core's `sequence_parallel`). Required
-    for a model with experts if `tensor` is above 1."""
+    """Whether norms and residuals are split over the tensor ranks too (Megatron-Core's `sequence_parallel`). A model
+    with experts requires it if `tensor` is above 1."""
     expert: Annotated[int, SPEED, AtLeastOne] = 1
     """Number of ranks that share the experts of a layer (Megatron-Core's `expert_model_parallel_size`). It must
     divide the number of experts. Expert parallelism regroups the data, context and tensor ranks; it adds no
     processes."""
     expert_tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Number of ranks that split each expert (Megatron-Core's `expert_tensor_parallel_size`); it regroups the same
-    ranks. Experts are small, so 1 (each expert on one rank) suits nearly all models. Megatron-Core's default is
+    """Number of ranks that split each expert (Megatron-Core's `expert_tensor_parallel_size`); it regroups existing
+    ranks too. Experts are small, so 1 (each expert on one rank) suits nearly all models. Megatron-Core's default is
     `tensor`."""
     first_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
     """Number of layers on the first pipeline rank, which also holds the embedding (Megatron-Core's
@@ -108,7 +110,7 @@ class ParallelTable(Table):
 
     @property
     def expert_ranks(self) -> int:
-        """Number of ranks of a pipeline stage that hold one copy of all its experts."""
+        """Number of ranks that together hold one copy of all experts of a pipeline stage."""
         return self.expert * self.expert_tensor
 
     @property
@@ -137,7 +139,7 @@ class ParallelTable(Table):
         return self.stage_ranks * self.pipeline
 
     def describe(self) -> str:
-        """Return the settings that are not 1, off or absent, in words; `one process` if there are none."""
+        """Return the settings that are not 1, off or absent, in words; `one process` if every setting is."""
         changed = {name: value for name, value in self if value != type(self).model_fields[name].default}
         words = [name if value is True else f"{name} {value}" for name, value in changed.items()]
         return ", ".join(words).replace("_", " ") or "one process"

@@ -21,7 +21,8 @@ def paths_as_written(loaded: Loaded) -> dict[str, str]:
 
 
 def _pairs(written: Any, resolved: Any, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield each path below these two values, absolute and as written in a file of `folder`."""
+    """Yield (absolute path, written path) for each path in the two values; `folder` contains the file with the
+    written value."""
     if isinstance(written, Mapping) and isinstance(resolved, Mapping):
         for key in written.keys() & resolved.keys():
             yield from _pairs(written[key], resolved[key], folder)

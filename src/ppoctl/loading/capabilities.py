@@ -1,7 +1,7 @@
 """Capabilities that a recipe may require and that ppoctl does not have yet.
 
-Such a recipe is validated and planned like any other. It trains only after the user accepts, with `--without`, that
-the run does without the capability.
+Such a recipe is validated and planned like any other. Training starts only after the user accepts, with `--without`,
+that the run lacks the capability.
 """
 
 import re
@@ -42,12 +42,14 @@ _ESTIMATORS = re.compile(
 
 
 def planned_key(name: str) -> str | None:
-    """Return the description of the planned capability that an unknown key suggests; None: no capability does."""
+    """Return the description of the planned capability to which an unknown key belongs; None: it does not belong to
+    any."""
     return next((NOT_YET[capability] for capability, names in _KEYS.items() if name.lower() in names), None)
 
 
 def planned_value(path: KeyPath, value: object) -> str | None:
-    """Return the description of the planned capability that an invalid value suggests; None: no capability does."""
+    """Return the description of the planned capability to which an invalid value belongs; None: it does not belong to
+    any."""
     is_estimator = path == ("ppo", "advantages", "kind") and isinstance(value, str)
     return NOT_YET["critic-free"] if is_estimator and _ESTIMATORS.fullmatch(str(value).lower()) else None
 

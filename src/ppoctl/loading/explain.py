@@ -23,7 +23,7 @@ from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)
 
-# A line to add, for keys that have no default and whose value cannot be guessed from their type.
+# Key -> example value for the error about a missing key, if the key has no default and its type implies no value.
 EXAMPLES = {
     "name": '"my-run"',
     "steps": "100",
@@ -63,7 +63,7 @@ TERMS = {
     for term in _TERM.findall(key.field.description or "")
     if term not in _OURS
 }
-"""Name in Megatron-Core or vLLM -> key of ppoctl, as given by the docstring of the key.
+"""Name of a setting in Megatron-Core or vLLM -> key of ppoctl whose docstring contains this name.
 
 A name that is also a key of ppoctl is left out.
 """
@@ -136,7 +136,7 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     kind = details["type"]
     if kind == "missing" and not isinstance(details["loc"][-1], int):
         return [_missing(path, layers)]
-    is_ours = bool(tree.keys_at(ROOT, path))  # a key of another alternative of the table
+    is_ours = bool(tree.keys_at(ROOT, path))  # another alternative of the table has the key
     if kind == "extra_forbidden" and not is_ours and (foreign := _foreign_keys(path, details["input"], layers)):
         return foreign
     explain = _EXPLANATIONS.get(kind)
@@ -144,7 +144,7 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     choice = tree.at(ROOT, path, layers.written)
     tag = (choice.tag,) if kind == "union_tag_invalid" and isinstance(choice, tree.Choice) and choice.tag else ()
     place = layers.place((*path, *tag))
-    # A key of an alternative may be absent; then the table around it has the origin.
+    # If the key of an alternative is absent, the problem gets the origin of the table around the key.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
     hidden = _foreign_keys_of_unknown_kind(path, choice, layers) if kind.startswith("union_tag") else []
     return [Problem(place, message, _look_up(path)), *hidden]
@@ -153,7 +153,8 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
 def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
     """Return problems for an unknown key that other systems have, or one problem for a planned feature.
 
-    If the value is a table, each key inside it is a problem. Returns none if no key is known from elsewhere.
+    If the value is a table, each key inside it is a problem. The list is empty if no other system has any of the
+    keys.
     """
     inside = list(paths_in(value)) if isinstance(value, Mapping) else []
     tables = {other[:-1] for other in inside}
@@ -195,7 +196,8 @@ def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
 
 
 def _off(answer: key_mappings.KeyAnswer, value: Any) -> str:
-    """Return advice to leave the key out if its value is false or 0 and the feature is off by default; else empty."""
+    """Return advice to leave the key out if its value is false or 0 and the feature is off by default, otherwise
+    an empty text."""
     if not answer.ours or isinstance(value, Mapping) or value != 0:
         return ""
     name, chosen, _ = answer.ours[0].partition(" = ")
@@ -236,7 +238,7 @@ def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
 
 
 def _literals(table: tree.Node | None, name: str) -> list[str]:
-    """Return the values that the schema lists for a key of a table; empty: it lists none."""
+    """Return the values that the schema lists for a key of a table; empty: the schema does not list values."""
     key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
     return [str(value) for value in tree.allowed(key.field.annotation)] if key else []
 
@@ -278,7 +280,7 @@ def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     ours = TERMS.get(name, name)
     wrong = f"unknown key `{dotted(path)}`"
     joined = [dotted(known) for known, _ in tree.walk(ROOT) if "_".join(known) == "_".join(path)]
-    if joined:  # a variable has one underscore instead of the two between tables
+    if joined:  # the name of an environment variable has one underscore instead of two
         return f"{wrong}; did you mean `{joined[0]}`?"
     if ours in known_keys:
         return f"{wrong}; did you mean `{ours}`?"
@@ -309,7 +311,8 @@ def _keys_at(table: KeyPath, layers: Layers) -> list[str]:
 
 
 def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
-    """Return the message about a key that belongs to another alternative of the table; None: it does not."""
+    """Return the message about a key that belongs to another alternative of the table; None: no alternative has the
+    key."""
     choice = tree.at(ROOT, table, layers.written)
     if not isinstance(choice, tree.Choice):
         return None

@@ -9,11 +9,11 @@ strongest to the weakest (`WrittenRecipe` defines the order), and merges them. T
 defaults of the tables that were written. A layer adds two things to pydantic-settings: the origin of each value, and
 the part of its data that stronger layers do not replace.
 
-- The value of a variable is parsed like the value of `--set`. A table is the complete value of its key: weaker layers
-  contribute only defaults to it.
+- The value of a variable is parsed like the value of `--set`. If the value is a table, it is complete: weaker layers
+  do not add keys to it, and its other keys have their defaults.
 - If a stronger layer changes the alternative of a table (`kind`, `place`, `format`), the table is dropped from the
   weaker layers.
-- Relative paths become absolute (`paths`).
+- Relative paths become absolute (`recipe.paths`).
 
 Values are not checked in this module, with one exception: the site file must not set a key that changes results.
 """
@@ -61,7 +61,8 @@ BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics
 LENGTHS = {"steps", "epochs"}
 """Keys that set the length of a run. A layer that sets one of them hides both in weaker layers."""
 COMPLETE = "parallel"
-"""Name of the tables that are always complete (`ParallelTable`): writing one sets its other keys to 1 or off."""
+"""Name of the tables that are always complete (`ParallelTable`): if such a table is written, its other keys are 1 or
+off."""
 _NAMED = re.compile(r"\$\{?(\w+)")
 
 
@@ -73,15 +74,15 @@ class Layers:
     sets: tuple[str, ...]
     environ: Mapping[str, str]
     site: Path | None = None
-    """The existing site file; None: there is none."""
+    """The existing site file; None: there is no site file."""
     problems: list[Problem] = field(default_factory=list)
     written: dict[str, Any] = field(default_factory=dict)
     """All layers merged: the data that the recipe is validated from."""
     sources: list["Layer"] = field(default_factory=list)
     """The layers that were read, strongest first."""
     replaced: set[KeyPath] = field(default_factory=set)
-    """Paths of alternatives that a stronger layer changed, and of tables that it wrote completely. Weaker layers do
-    not contribute to them."""
+    """Paths of tables whose alternative a stronger layer changed, and of tables that a stronger layer wrote
+    completely. Weaker layers do not contribute to these tables."""
 
     counts_epochs: bool = False
     """Whether `steps` was counted from `epochs` (see `run_length`)."""
@@ -92,7 +93,8 @@ class Layers:
         self.written = {name: value for name, value in merged if name in merged.model_fields_set}
 
     def place(self, path: KeyPath) -> str:
-        """Return the origin of the value at a path; for a table, its origin in the strongest layer that has it."""
+        """Return the origin of the value at a path; for a table, its origin in the strongest layer that has the
+        table."""
         path = (*path[:-1], "function") if path[-1:] == ("digest",) else path
         path = ("epochs",) if path == ("steps",) and self.counts_epochs else path
         for source in self.sources:
@@ -134,7 +136,7 @@ class WrittenRecipe(BaseSettings):
 
 _ANY: dict[str, Any] = dict.fromkeys(ROOT.keys, (Any, None))
 _OF_KEYS = create_model("WrittenRecipe", __base__=WrittenRecipe, **_ANY)
-"""The class with a field for each key at the top of a recipe."""
+"""`WrittenRecipe` with a field for each key at the top of a recipe."""
 
 
 class Layer(PydanticBaseSettingsSource):
@@ -153,7 +155,7 @@ class Layer(PydanticBaseSettingsSource):
     def compose(self, data: dict[str, Any], whole: Sequence[KeyPath]) -> dict[str, Any]:
         """Return the data of this layer that stronger layers do not replace, with absolute paths.
 
-        `whole`: tables that replace those of weaker layers instead of being merged with them.
+        `whole`: paths of tables that replace the tables of weaker layers instead of being merged with them.
         """
         layers, stronger = self.layers, self.current_state
         kept: dict[str, Any] = _without_replaced(ROOT, data, stronger, layers.replaced)
@@ -163,7 +165,8 @@ class Layer(PydanticBaseSettingsSource):
             message = "`steps` and `epochs` are both set, and each sets the length of the run"
             layers.problems.append(Problem(self.place(("epochs",)), message, "remove one of the two"))
             del kept["epochs"]
-        # Must come after `kept` is computed: a complete table hides those of weaker layers, not this layer's own.
+        # This line must follow the computation of `kept`: a complete table hides the tables of weaker layers, but not
+        # the table of this layer.
         layers.replaced.update(whole)
         for pattern, key in BY_ONE_KEY.items():
             for path, table in matching(kept, pattern):
@@ -257,8 +260,8 @@ class SetLayer(SettingLayer, InitSettingsSource):
 
 
 class WrittenDefaults(PydanticBaseSettingsSource):
-    """Defaults of the tables that were written: after `--set health.kl.action=stop` the bound of that rule keeps its
-    default. A table that is written as a complete value keeps the defaults of its other keys too."""
+    """Defaults of the other keys of each written table: after `--set health.kl.action=stop`, the bound of the rule
+    `health.kl` still has its default. This also applies to a table that is written as one value."""
 
     def __call__(self) -> dict[str, Any]:
         defaults = tree.defaults_beside(ROOT, self.current_state)
@@ -271,9 +274,9 @@ class WrittenDefaults(PydanticBaseSettingsSource):
 
 
 def site_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the site file: `PPOCTL_SITE`, else `ppoctl/slurm.toml` in the user's config folder.
+    """Return the site file: `PPOCTL_SITE` if it is set, otherwise `ppoctl/slurm.toml` in the user's config folder.
 
-    Returns None if there is no such file, or if `environ` has neither `HOME` nor `XDG_CONFIG_HOME`.
+    Returns None if the file does not exist, or if `environ` has neither `HOME` nor `XDG_CONFIG_HOME`.
     """
     if SITE in environ:
         return Path(environ[SITE]).expanduser() if environ[SITE] else None
@@ -284,7 +287,7 @@ def site_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _changing_results(site: FileLayer) -> Iterator[Problem]:
-    """Yield a problem for each key of the site file that changes results; only a recipe may set these."""
+    """Yield a problem for each key of the site file that changes results; only a recipe may set such keys."""
     for path in paths_in(site.toml_data):
         if any(key.effect is Effect.RESULTS for key in tree.keys_at(ROOT, path)):
             message = f"`{dotted(path)}` changes results, which a site file must not: only the recipe defines a run"
@@ -294,13 +297,13 @@ def _changing_results(site: FileLayer) -> Iterator[Problem]:
 def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[Setting]:
     """Return the settings of variables such as `PPOCTL_ACTOR__OPTIMIZER__LR`.
 
-    Every variable with the prefix is read, so that a misspelt name is an unknown key. Variables in `named`, which a
-    value of the recipe uses, are skipped.
+    Every variable with the prefix is read, so that a misspelled name is reported as an unknown key. Variables in
+    `named` are skipped: values of the recipe refer to them.
     """
     names = [name for name in environ if name.upper().startswith(PREFIX) and name not in (*NO_KEYS, *named)]
     return [
         _setting(tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)), environ[name], f"environment {name}")
-        for name in sorted(names, key=lambda name: name.count(NESTED))  # a table before what is inside it
+        for name in sorted(names, key=lambda name: name.count(NESTED))  # a table before its keys
     ]
 
 
@@ -326,7 +329,8 @@ def _setting(path: KeyPath, text: str, where: str) -> Setting:
 
 
 def _typed(text: str, path: KeyPath) -> Any:
-    """Return the value of a setting: parsed as TOML, or as text if it is not TOML or the key takes text."""
+    """Return the value of a setting, parsed as TOML; return the text itself if it is not TOML or if the key requires
+    text."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -367,7 +371,8 @@ def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def _without_replaced(
     node: tree.Node | None, data: Any, stronger: Any, replaced: set[KeyPath], path: KeyPath = ()
 ) -> Any:
-    """Return a copy of a weaker layer's data without tables that a stronger layer replaced or changed the kind of."""
+    """Return a copy of a weaker layer's data without the tables that a stronger layer replaced or whose kind it
+    changed."""
     if not isinstance(data, dict):
         return data
     kept: dict[str, Any] = {}

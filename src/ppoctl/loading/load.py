@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 20
 """Largest size of a recipe file, in bytes. A larger file is not a recipe, and parsing it would take minutes."""
 
 Judge = Callable[[Recipe, Callable[[KeyPath], str]], list[Problem]]
-"""Function of a recipe, and of a function that returns the origin of a key; it returns the problems it finds."""
+"""Function that receives a recipe and a function from a key to its origin, and returns the problems of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Loaded:
     """Dotted key -> `file:line`, `environment PPOCTL_...`, `--set` or `default`, for every key of the recipe."""
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
-    """Notes on settings that were replaced by others, such as `epochs` by `steps`."""
+    """Notes on settings that were replaced by other settings, such as `epochs` by `steps`."""
 
     def resolved(self) -> dict[str, Any]:
         """Return the complete recipe, with defaults, as JSON values. `from_resolved` reads them back."""
@@ -54,8 +54,8 @@ class Loaded:
 def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
     """Merge the site file, `files` from left to right, the environment and `sets`, and check the result.
 
-    Raises RecipeError (exit 2) with one line per problem, or MissingAssetError (exit 3) if the first problem is
-    something that is missing on this machine.
+    Raises RecipeError (exit 2) with one line per problem, or MissingAssetError (exit 3) if the first problem is only
+    that something is missing on this machine.
     """
     loaded, problems = examine(files, sets, environ)
     if loaded is None or problems:
@@ -69,10 +69,10 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     judges: Sequence[Judge] = (violations,),
 ) -> tuple[Loaded | None, list[Problem]]:
-    """Return the recipe as `load` does, or None, together with all problems instead of an error.
+    """Return the recipe, or None if it has errors, and all problems. `load` raises these problems instead.
 
-    The recipe is returned even with problems, if each of them is only something missing on this machine. The judges
-    also receive a recipe with errors, reduced to its usable part (`partial`).
+    The recipe is also returned if each problem is only that something is missing on this machine. If the recipe has
+    errors, the judges receive its usable part (`partial`).
     """
     layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ, site_file(environ))
     unreadable = [problem for file in layers.files for problem in _unreadable(file)]
@@ -101,7 +101,7 @@ def examine(
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
-    """Return the recipe whose `Loaded.resolved` is `resolved`; it equals the original.
+    """Return the recipe whose `Loaded.resolved` is `resolved`; it equals the original recipe.
 
     Raises RecipeError if this version of ppoctl does not know one of the keys.
     """
@@ -115,7 +115,7 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
 
 
 def _unreadable(file: Path) -> list[Problem]:
-    """Return the reasons why a file cannot be read as TOML; empty: it can."""
+    """Return the reasons why a file cannot be read as TOML; empty: the file can be read."""
     try:
         if file.exists() and not file.is_file():
             return [Problem(str(file), "is not a regular file; a recipe is a `.toml` file", "ppoctl recipes list")]
@@ -142,7 +142,8 @@ def _unreadable(file: Path) -> list[Problem]:
 
 
 def _shipped(file: Path) -> str:
-    """Return the command that copies a shipped recipe of this name, or lists all if there is none."""
+    """Return the command that copies the shipped recipe of this name, or the command that lists all shipped
+    recipes."""
     folder, name = recipes_folder(), file.as_posix().removeprefix("recipes/").removesuffix(".toml")
     if folder is None or file.is_absolute() or not (folder / f"{name}.toml").is_file():
         return "ppoctl recipes list"
@@ -152,7 +153,8 @@ def _shipped(file: Path) -> str:
 def _unreadable_site(site: Path) -> list[Problem]:
     """Return the reasons why the site file cannot be read as TOML.
 
-    A missing site file was named by the variable: without the variable, `site_file` returns only an existing file.
+    If the site file is missing, the environment variable named it: otherwise `site_file` returns only an existing
+    file.
     """
     if not site.exists():
         return [Problem(f"environment {SITE}", f"`{site}`: no such file", "export PPOCTL_SITE=  # no site file")]
@@ -191,7 +193,8 @@ _CURLY = "\u201c\u201d\u201e\u2018\u2019"
 
 
 def _first_occurrence(lines: Sequence[str], line: int) -> str:
-    """Return the line of the first occurrence of a heading that is repeated, in words; empty: it is not repeated."""
+    """Return, in words, the line on which a repeated heading first occurs; empty: the line is not a repeated
+    heading."""
     written = lines[line - 1].strip() if line <= len(lines) else ""
     first = next((number for number, text in enumerate(lines[: line - 1], 1) if text.strip() == written), None)
     return f" (first at line {first})" if first and written.startswith("[") else ""

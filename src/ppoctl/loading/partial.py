@@ -1,4 +1,5 @@
-"""The usable part of a recipe with errors, so that the rules across tables are checked in the same pass."""
+"""The usable part of a recipe with errors. The rules across tables are checked on this part, so that all errors are
+reported in one pass."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from ppoctl.recipe.schema import Recipe
 
 
 def partial(written: Mapping[str, Any], error: ValidationError) -> Recipe:
-    """Return the valid part of a recipe. Reading a missing or wrong value of it raises AttributeError."""
+    """Return the valid part of a recipe. Reading a missing or wrong value from this part raises AttributeError."""
     wrong = {tree.without_tags(tree.of(Recipe), details["loc"]) for details in error.errors(include_url=False)}
     recipe = _table(tree.of(Recipe), written, (), wrong)
     assert isinstance(recipe, Recipe)
@@ -38,7 +39,7 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
 
 
 def _rewritten(key: tree.RecipeKey, value: Any) -> Any:
-    """Apply the validators of the key to the written value. Returns None if they make the value absent."""
+    """Apply the validators of the key to the written value. Returns None if the validators make the value absent."""
     for validator in key.field.metadata:
         if isinstance(validator, BeforeValidator):
             value = validator.func(value)  # type: ignore[call-arg]  # ppoctl's validators take only the value

@@ -1,4 +1,5 @@
-"""Results of the checks of a recipe: a conflict between keys, a problem with its origin, and one error for all."""
+"""Results of the checks of a recipe: a conflict between keys, a problem with its origin, and one error for all
+problems."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ppoctl.recipe.schema import Recipe, TrainedTable
 
 @dataclass(frozen=True)
 class Conflict:
-    """A contradiction between keys. The first key is the one to change."""
+    """A contradiction between keys. The user should change the first key."""
 
     message: str
     keys: tuple[KeyPath, ...]
@@ -22,11 +23,12 @@ class Conflict:
 
 
 Rule = Callable[[Recipe], Iterator[Conflict]]
-"""A rule yields each conflict between keys of a recipe that it finds."""
+"""A function that yields each conflict that it finds between keys of a recipe."""
 
 
 def rules_of(module: Mapping[str, Any]) -> tuple[Rule, ...]:
-    """Return the rules of a module in its order: the public functions whose return type is `Iterator[Conflict]`."""
+    """Return the rules of a module, in the order of their definition: the public functions whose return type is
+    `Iterator[Conflict]`."""
     return tuple(
         member
         for name, member in module.items()
@@ -44,7 +46,7 @@ def trained_roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a recipe, and one command or change that fixes it."""
+    """One error in a recipe, and one command or change that fixes it."""
 
     where: str
     """Origin of the wrong value: `file:line`, `environment NAME` or `--set`; empty: the recipe as a whole."""
@@ -58,7 +60,8 @@ class Problem:
 
     @property
     def is_missing(self) -> bool:
-        """Whether something is only missing on this machine; it may exist on the machine of the run."""
+        """Whether the problem is only that something is missing on this machine; it may exist on the machine of the
+        run."""
         return issubclass(self.kind, MissingAssetError)
 
 

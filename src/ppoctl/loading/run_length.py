@@ -21,7 +21,7 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
     """Replace `epochs` by `steps` in the written recipe. Returns a note with both numbers.
 
     Returns None if the recipe has no valid `epochs`. If the rows cannot be counted, the reason is added to
-    `layers.problems` and `epochs` remains.
+    `layers.problems` and the recipe keeps `epochs`.
     """
     epochs, per_step = _at(layers.written, "epochs"), _at(layers.written, "rollout", "prompts_per_step")
     table = _train(layers.written)
@@ -44,7 +44,7 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
 
 
 def _train(written: Any) -> AnyRows | None:
-    """Return the table of the training rows; None: it is not valid."""
+    """Return the table of the training rows; None: the table is not valid."""
     try:
         table: AnyRows = TypeAdapter(Rows).validate_python(_at(written, "data", "train"))
     except ValidationError:
@@ -53,7 +53,7 @@ def _train(written: Any) -> AnyRows | None:
 
 
 def _uncounted(table: AnyRows, place: str) -> Iterator[Problem]:
-    """Yield the reasons why rows cannot be counted, except a variable that is not set: `Layers` reports it."""
+    """Yield the reasons why rows cannot be counted, except an unset environment variable, which `Layers` reports."""
     for key, single in sources_of(table).items():
         name = dotted(("data", "train", *(("sources", key) if key else ())))
         if isinstance(single, StoredRows) and single.path is not None and single.duplicates == "keep":

@@ -12,7 +12,8 @@ from ppoctl.recipe.schema import Recipe
 def recipe_as_toml(recipe: Recipe) -> str:
     """Return the recipe as TOML text; loading it gives an equal recipe.
 
-    Absent values are omitted, because TOML has no null. If the default is not absent, they are `"off"` or `"all"`.
+    Absent values are omitted, because TOML has no null. If the default of a key is not absent, its absent value is
+    written as `"off"` or `"all"`.
     """
     values = recipe.model_dump(mode="json", by_alias=True)
     for entry in tree.values(recipe):

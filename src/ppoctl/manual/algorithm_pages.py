@@ -33,11 +33,11 @@ Formulas use the names of keys, and these symbols:
 FOREIGN_HEAD = """# Coming from another system
 
 Keys of other systems, the ppoctl keys that replace them, and the differences and pitfalls. If a recipe contains a key
-of another system, the error quotes its row of this page. A complete configuration can therefore be pasted as TOML:
+of another system, the error quotes the row of this key. A complete configuration can therefore be pasted as TOML:
 `ppoctl validate` lists the replacement of each of its keys. For a key that is not on this page, the error may suggest
 the most similar key. Defaults are those of the named versions. `make docs` generates this page from
-`src/ppoctl/recipe/other_systems`. In a terminal: `ppoctl recipes coming-from SYSTEM`. The meaning of ppoctl's keys:
-[algorithms.md](algorithms.md).
+`src/ppoctl/recipe/other_systems`. In a terminal, `ppoctl recipes coming-from SYSTEM` prints the table of one system.
+The meaning of ppoctl's keys: [algorithms.md](algorithms.md).
 
 Differences from every other system:
 

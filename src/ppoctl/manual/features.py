@@ -27,8 +27,8 @@ class Section:
     decides: str
     """The decision of the user in this section, in a few words."""
     keys: tuple[str, ...]
-    """Dotted keys. The section contains the entries at or below them, in this order, unless another section names a
-    longer part of their path."""
+    """Dotted keys. The section contains the entries at or below these keys, in this order, except entries for which
+    another section names a longer part of their path."""
 
 
 SECTIONS = (
@@ -71,16 +71,16 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class FeatureKey:
-    """One key of an entry, under all of its names: a table of both actor and critic has one entry."""
+    """One key of an entry, with all names of the key: a table that both actor and critic have is one entry."""
 
     names: tuple[str, ...]
     line: KeyLine
     docstring: DocstringFields
-    """The docstring of the key; empty if the entry is a single key, because it is the docstring of the entry."""
+    """The docstring of the key; empty if the entry is a single key, because the entry then has this docstring."""
 
 
 _COPIES: tuple[KeyPath, ...] = (("reward", "otherwise"),)
-"""Tables with the same alternatives as another table, which are skipped."""
+"""Tables that are skipped because another table has the same alternatives."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Feature:
     names: tuple[str, ...]
     """Names in a recipe: a table, an alternative (`ppo.kl.place = "loss"`), or a key."""
     is_default: bool
-    """Whether it is the default alternative of a recipe."""
+    """Whether the entry is the default alternative of a recipe."""
     docstring: DocstringFields
     keys: tuple[FeatureKey, ...]
 
@@ -122,7 +122,7 @@ class _Part:
     rank: int
     docstring: str
     is_key: bool = False
-    """Whether it is a single key; such entries come after the tables of the same rank."""
+    """Whether the entry is a single key; such entries come after the tables of the same rank."""
     is_default: bool = False
     names: dict[str, None] = field(default_factory=dict)
     keys: dict[str, list[FeatureKey]] = field(default_factory=dict)
@@ -130,7 +130,8 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Place:
-    """One occurrence of a table in the schema; `alternative` is its name in a recipe if it is one of several."""
+    """One occurrence of a table in the schema. If the table is one of several alternatives, `alternative` is the text
+    that selects it in a recipe; otherwise it is empty."""
 
     path: KeyPath
     table: tree.TableNode
@@ -178,7 +179,8 @@ def _places(table: tree.TableNode, path: KeyPath) -> Iterator[_Place]:
 
 
 def _written(choice: tree.Choice, alternative: str, path: KeyPath) -> str:
-    """Return how a recipe selects an alternative: by the key that names it, or else by a key that only it has."""
+    """Return how a recipe selects an alternative: by the key that names the alternative, or else by a key that no
+    other alternative has."""
     keys = choice.tables[alternative].keys
     others = {name for other, table in choice.tables.items() if other != alternative for name in table.keys}
     for name, key in keys.items():
@@ -188,7 +190,7 @@ def _written(choice: tree.Choice, alternative: str, path: KeyPath) -> str:
 
 
 def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *, is_own: bool) -> None:
-    """Add a key to the entry that it belongs to, which is `new` if there is none yet.
+    """Add a key to its entry, which is `new` if the entry does not exist yet.
 
     A key with its own formula, or a key that a section names, is a separate entry.
     """
@@ -223,12 +225,14 @@ def _owner(model: type[BaseModel], attribute: str) -> type:
 
 
 def _declared(model: type[BaseModel]) -> type:
-    """Return the class that declares the keys of a table; a class that only combines others declares none."""
+    """Return the class that declares the keys of a table; a class that only combines other classes does not declare
+    any."""
     return next(base for base in model.__mro__ if get_annotations(base))
 
 
 def _section_of(path: str) -> tuple[str, Section | None, int]:
-    """Return the longest section key that a path is at or below, its section, and its position there."""
+    """Return the longest section key that a path is at or below, the section of this key, and the position of the key
+    in the section."""
     candidates = [
         (key, section, rank)
         for section in SECTIONS

@@ -17,9 +17,9 @@ class Guide:
     """The guide to one metric."""
 
     read: str
-    """How to read the metric, in a sentence or two."""
+    """Explanation of how to read the metric, in one or two sentences."""
     when: tuple[tuple[str, str], ...]
-    """Observations, each with its meaning and what to do."""
+    """Pairs of an observation and its meaning, with advice on what to do."""
 
 
 def guide(metric: Metric) -> Guide | None:

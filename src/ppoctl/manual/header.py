@@ -1,4 +1,4 @@
-"""The comment at the top of a shipped recipe: its purpose, and labelled fields."""
+"""The comment at the top of a shipped recipe: the purpose of the recipe, and labelled fields."""
 
 import re
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def head_of(text: str) -> Head:
 
 
 def page(files: Mapping[str, Path]) -> str:
-    """Return the page docs/recipes.md for the recipes by name."""
+    """Return the page docs/recipes.md for `files`, the recipe files by name."""
     rows = [("recipe", "purpose, and what it demonstrates", "GPUs", "source", "published", "expects"), ("---",) * 6]
     for name, file in files.items():
         head, recipe = head_of(file.read_text("utf-8")), load([file], (), {"PPOCTL_DATA": "/data"}).recipe

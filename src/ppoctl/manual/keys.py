@@ -48,7 +48,8 @@ def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -
             yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
         else:
             lines = _of_shape(key.node, inner, value if isinstance(value, BaseModel) else None)
-            # The keys of an optional table exist only if it is written. A line that names its kind implies that.
+            # The keys of an optional table exist only if the table is written. A line that names the kind of the
+            # table implies this.
             yield from (
                 lines
                 if value is not None
@@ -64,10 +65,11 @@ def _of_shape(node: tree.Node, path: KeyPath, default: BaseModel | None) -> Iter
 
 
 def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
-    """Yield the lines of all alternatives; a line that all alternatives share is yielded once, without naming one."""
+    """Yield the lines of all alternatives; a line that all alternatives share is yielded once, without the name of an
+    alternative."""
     if choice.tag is not None:
         yield _tag_line(choice, (*path, choice.tag), default)
-    # Keys of one name may differ between alternatives in range or meaning: each variant is a separate line.
+    # Keys of the same name may differ between alternatives in range or meaning: each variant is a separate line.
     owners: dict[KeyLine, list[str]] = {}
     for name, table in choice.tables.items():
         for line in _of_table(table, path, default if isinstance(default, table.model) else None):
@@ -126,7 +128,7 @@ def _type(annotation: Any) -> str:
 
 
 def _range(key: tree.RecipeKey) -> str:
-    """Return the bounds of a key in words, and the word that makes it absent, if it has one."""
+    """Return the bounds of a key in words, and the word that makes the key absent, if the key has such a word."""
     words = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
     parts = []
     for constraint in key.field.metadata:

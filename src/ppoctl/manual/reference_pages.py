@@ -16,8 +16,9 @@ from ppoctl.recipe.schema import Recipe
 METRICS_HEAD = """# Metrics
 
 Every metric that a run reports. In a terminal, `ppoctl recipes metrics NAME` prints one metric, and
-`ppoctl recipes metrics policy` a group. [Reading curves](reading-curves.md) explains the curves of a complete run,
-and what to change if a run does not learn. `[expect]`, `checkpoint.best` and `[health]` of a recipe use these names.
+`ppoctl recipes metrics policy` prints a group. [Reading curves](reading-curves.md) explains the curves of a complete
+run, and what to change if a run does not learn. `[expect]`, `checkpoint.best` and `[health]` of a recipe use these
+names.
 
 If the name of a metric is a link, a guide below the table explains how to read the metric and what to do.
 
@@ -28,14 +29,14 @@ RECIPE_HEAD = """# Every key of a recipe
 
 A recipe is one TOML file, or several, of which later files override earlier ones. An unknown key is an error, and so
 is a value of another type (`"8"` is not a number). A key that is not written has the default below; `required` means
-that there is none. An [annotated recipe](annotated.toml) shows the usual keys. [Algorithms](algorithms.md) has
-formulas, sources, and the systems with the same defaults. In a terminal: `ppoctl recipes keys TABLE`, or a word:
-`ppoctl recipes keys lr`.
+that the key has no default. An [annotated recipe](annotated.toml) shows the usual keys. [Algorithms](algorithms.md)
+lists formulas, sources, and the systems with the same defaults. In a terminal, `ppoctl recipes keys TABLE` prints a
+table, and `ppoctl recipes keys lr` looks up a word.
 
 Tables of several files are merged key by key, with two exceptions: a layout (`parallel`) replaces the earlier layout
 completely, and so does a table that changes its `kind`, `place` or `format`. `--set KEY=VALUE`, or an environment
 variable such as `PPOCTL_PPO__EPOCHS`, overrides all files for one key. If the value is a table, it replaces the
-complete table, and its missing keys have their defaults. `--set expect={}` expects nothing.
+complete table, and its missing keys have their defaults. `--set expect={}` removes all expectations.
 `--set 'actor.parallel={pipeline=2}'` is a layout of two processes and replaces the layout in the file;
 `--set actor.parallel.pipeline=2` changes only that key of the layout.
 
@@ -84,7 +85,7 @@ class _Group:
     """Tables of the recipe with the same keys, which are documented together."""
 
     lines: Mapping[str, list[KeyLine]]
-    """Lines by the dotted name of the table; equal except for the defaults."""
+    """Lines by the dotted name of the table. The lines of all tables are equal except for the defaults."""
 
     @property
     def first(self) -> str:
@@ -134,7 +135,8 @@ def _part(group: _Group, *, is_top: bool) -> Iterator[str]:
 
 
 def _default(by_table: Mapping[str, str]) -> str:
-    """Return the default of a key; if tables differ, the most common default, then the tables with another one."""
+    """Return the default of a key; if tables differ, the most common default, then the tables with another
+    default."""
     tables: dict[str, list[str]] = {}
     for table, default in by_table.items():
         tables.setdefault(default, []).append(table.rpartition(".")[2])
@@ -144,7 +146,7 @@ def _default(by_table: Mapping[str, str]) -> str:
 
 
 def _only(line: KeyLine) -> str:
-    """Return the alternative that a key belongs to; empty if only its own table must be written."""
+    """Return the alternative that a key belongs to; empty if the key only requires that its table is written."""
     tag, _, names = line.only.partition(" = ")
     if line.only.startswith("[") or not line.only:
         return ""
@@ -165,7 +167,7 @@ _LIKE = {
     "reward.cases.*": "reward",
     "reward.otherwise": "reward",
 }
-"""Tables that have (nearly) all keys of another table: a part of a reward is a reward."""
+"""Tables that have (nearly) all keys of another table, such as the parts of a reward."""
 
 
 def _groups() -> Iterator[_Group]:

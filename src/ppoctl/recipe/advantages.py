@@ -12,8 +12,8 @@ class GaeAdvantages(Table):
     better the rest of the response turned out than the critic predicted. Masked tokens inside a response are skipped
     and are not discounted by gamma or lambda.
 
-    Formula: A_t = sum over l of (gamma lambda)^l (r_t+l + gamma V_t+l+1 - V_t+l); return G_t = A_t + V_t, with
-        gae_lambda_value in the critic's
+    Formula: A_t = sum over l of (gamma lambda)^l (r_t+l + gamma V_t+l+1 - V_t+l); return G_t = A_t + V_t, in which
+    A_t uses gae_lambda_value if it is written
     Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16; two lambdas: VC-PPO (arXiv:2503.01491)
     Default of: verl (gamma and lambda 1, whitened); NeMo-RL, TRL and trlX use lambda 0.95
     Figures: advantage/raw_mean, advantage/raw_std, value/explained_variance
@@ -28,11 +28,11 @@ class GaeAdvantages(Table):
     gae_lambda_value: Annotated[float | None, RESULTS, Fraction] = None
     """Separate lambda for the returns that the critic learns (1 in VC-PPO and VAPO); absent: `gae_lambda`."""
     length_adaptive_alpha: Annotated[float | None, RESULTS, Positive] = None
-    """Factor by which lambda of the policy's advantages depends on the response length: lambda approaches 1 as the
-    number n of unmasked tokens grows. Absent: `gae_lambda` for every response.
+    """Factor that makes lambda of the actor's advantages depend on the length of the response: lambda approaches 1 as
+    the number n of unmasked tokens grows. Absent: `gae_lambda` for every response.
 
     Formula: lambda = 1 - 1 / max(1, length_adaptive_alpha n)
-    Source: VAPO (arXiv:2504.05118), eq. 7, with 0.05; the bound is NeMo-RL's
+    Source: VAPO (arXiv:2504.05118), eq. 7, with 0.05; the lower bound of 1 is from NeMo-RL
     Default of: verl and NeMo-RL (off)
     Figures: advantage/lambda_mean
     """

@@ -1,7 +1,7 @@
 """Recipe tables of PPO as a whole and of a trained role (optimizer, batching).
 
-The tables inside `[ppo]` are in `advantages`, `kl`, `losses` and `correction`; the optimizer's are in `optimizer`.
-Import all of these classes from `schema`.
+The tables inside `[ppo]` are in the modules `advantages`, `kl`, `losses` and `correction`, and the table of the
+optimizer is in `optimizer`. Import all of these classes from `schema`.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from ppoctl.recipe_table import ParallelTable as ParallelTable
 
 
 class PpoTable(Table):
-    """The PPO algorithm: epochs, minibatches, advantages, penalty and losses.
+    """The PPO algorithm: epochs, minibatches, advantages, KL penalty and losses.
 
     Formula: sequences of a step = rollout.prompts_per_step x rollout.samples_per_prompt; updates of a step = epochs x
     sequences of a step / minibatch_seqs
@@ -37,11 +37,11 @@ class PpoTable(Table):
     critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Sequences per optimizer step of the critic. It must divide the number of sequences of a step. Absent:
     `minibatch_seqs`.
-    Default of: verl, NeMo-RL (the actor's)."""
+    Default of: verl, NeMo-RL (the actor's value)."""
     minibatch_order: Annotated[Literal["shuffled", "in_order"], RESULTS] = "shuffled"
     """Assignment of sequences to minibatches. shuffled: each epoch of each role splits a new random order of the
-    step's sequences; in_order: all epochs split the order of generation, in which the samples of a prompt are
-    adjacent.
+    step's sequences; in_order: all epochs split the sequences in the order of generation, in which the samples of a
+    prompt are adjacent.
 
     Source: Schulman et al. 2017 (arXiv:1707.06347), which shuffles
     Default of: TRL, trlX with accelerate (shuffled); verl, NeMo-RL (in_order)
@@ -51,24 +51,24 @@ class PpoTable(Table):
     advantages: AdvantagesTable = GaeAdvantages(kind="gae")
     """Computation of advantages from rewards and values."""
     truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"
-    """Treatment of a response that reached the length limit. terminal: as if it had ended there; bootstrap: the
-    critic's value of the state after the last token is added to its return; filter: the response is excluded from
-    all losses and from whitening.
-    Formula: bootstrap: G_T = r_T + gamma V_T+1 at its last token, in which V_T+1 is 0 otherwise
+    """Treatment of a response that reached the length limit. terminal: as if the response had ended there; bootstrap:
+    the critic's value of the state after the last token is added to the return of the response; filter: the response
+    is excluded from all losses and from whitening.
+    Formula: bootstrap: G_T = r_T + gamma V_T+1 at the last token T; V_T+1 is 0 for every other response
     Source: bootstrap: Pardo et al. 2018 (arXiv:1712.00378), eq. 6; filter: DAPO (arXiv:2503.14476), section 3.4
     Default of: NeMo-RL, verl, trlX, TRL (terminal)
     Figures: rollout/truncated_frac, advantage/bootstrap_mean, advantage/filtered_frac
     """
     kl: Kl = NoKl(place="none")
-    """KL penalty for moving away from the reference model."""
+    """KL penalty for the distance between the actor and the reference model."""
     policy_loss: AnyPolicyLossTable = ClippedLoss()
     """Loss of the actor."""
     old_logprobs: Annotated[OldLogprobs, RESULTS] = "trainer"
-    """Old log-probs of the sampled tokens, which are the denominator of the ratio. trainer: those of the actor,
-    computed by a forward pass before the update. sampler: those of the generator, without that pass (verl's bypass
-    mode). current: those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio); every ratio is
-    then 1, and the actor has one update per step. Without the pass, the entropy and mismatch metrics are measured
-    during the actor's update.
+    """Source of the old log-probs of the sampled tokens; the old probability is the denominator of the ratio.
+    trainer: the actor computes them in a forward pass before the update. sampler: the generator returned them, so
+    this pass is skipped (verl's bypass mode). current: the update itself computes them, so this pass is skipped
+    (NeMo-RL's force_on_policy_ratio); every ratio is then 1, and the actor has one update per step. If the pass is
+    skipped, the entropy and mismatch metrics are measured during the actor's update.
     Formula: ratio = exp(logp - old)
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 6; trainer and sampler as separate policies: Hilton et al.
     2021 (arXiv:2110.00641).
@@ -82,9 +82,9 @@ class PpoTable(Table):
     rollout_rejection: Rejection = NoRejection(kind="none")
     """Rejection of tokens or sequences whose sampler and trainer log-probs differ too much."""
     max_sequence_gap: Annotated[float | None, RESULTS, AboveOne] = None
-    """Largest allowed mean over the tokens of a sequence of exp|trainer's - sampler's log-prob| (1: they agree). A
-    sequence above this bound is masked out of the actor's loss; the critic and whitening still use it. Absent: no
-    bound.
+    """Largest allowed mean, over the tokens of a sequence, of exp|trainer's - sampler's log-prob| (1: the log-probs
+    are equal). A sequence above this bound is masked out of the actor's loss; the critic and whitening still use it.
+    Absent: no bound.
 
     Formula: in the loss if mean_t(exp(|trainer - sampler|)) <= max_sequence_gap
     Source: NeMo-RL (`seq_logprob_error_threshold`)
@@ -108,7 +108,8 @@ class BySequences(Table):
     microbatch_seqs: Annotated[int, SPEED, AtLeastOne]
     """Sequences in one forward and backward pass (Megatron-Core's `micro_batch_size`)."""
     forward_microbatch_seqs: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Sequences in one forward pass without gradient (log-probs, reference, values); absent: `microbatch_seqs`."""
+    """Sequences in one forward pass without gradient (log-probs of actor and reference, values); absent:
+    `microbatch_seqs`."""
     logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
     """Number of tokens whose logits are in memory at the same time."""
 
@@ -117,10 +118,11 @@ class ByTokens(Table):
     """Microbatches by a token budget: each contains as many complete sequences as fit."""
 
     max_tokens_per_microbatch: Annotated[int, SPEED, AtLeastOne]
-    """Maximum number of packed tokens in one forward and backward pass; a longer sequence is an error at start."""
+    """Maximum number of packed tokens in one forward and backward pass; if a sequence is longer, the run does not
+    start."""
     forward_max_tokens_per_microbatch: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Maximum number of packed tokens in one forward pass without gradient (log-probs, reference, values); absent:
-    `max_tokens_per_microbatch`."""
+    """Maximum number of packed tokens in one forward pass without gradient (log-probs of actor and reference,
+    values); absent: `max_tokens_per_microbatch`."""
     logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
     """Number of tokens whose logits are in memory at the same time."""
 
@@ -144,10 +146,10 @@ class TrainedTable(Table):
     optimizer: OptimizerTable
     """Optimizer of the role and its learning-rate schedule."""
     batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
-    """Split of the role's sequences into microbatches that fit into memory. It never changes a gradient."""
+    """Split of the role's sequences into microbatches that fit into memory. The split never changes a gradient."""
     recompute: Annotated[Recompute, SPEED] = "none"
-    """Activations that the backward pass recomputes instead of keeping them (Megatron-Core's
-    `recompute_granularity`). selective: those inside the MLP; full: all except the input of each layer (a third more
-    computation)."""
+    """Activations that are not kept in memory, but recomputed in the backward pass (Megatron-Core's
+    `recompute_granularity`). selective: the activations inside the MLP; full: all activations except the input of
+    each layer (one third more computation)."""
     parallel: ParallelTable | None = None
     """Parallel layout of the role; absent: one process for the actor, and the actor's layout for the critic."""

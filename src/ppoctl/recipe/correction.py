@@ -20,8 +20,8 @@ class NoCorrection(Table):
 
 
 class TruncatedImportance(Table):
-    """Truncated importance sampling: the loss of each token is weighted by its trainer / sampler probability, clipped
-    to [min_ratio, max_ratio].
+    """Truncated importance sampling: the loss of each token is weighted by the ratio of its trainer and sampler
+    probabilities, clipped to [min_ratio, max_ratio].
 
     Formula: w = clip(exp(trainer - sampler), min_ratio, max_ratio)
     Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training
@@ -36,16 +36,17 @@ class TruncatedImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a token."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that they average 1.
-    verl's batch normalization takes the mean before rejection, over all tokens."""
+    """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
+    1. verl's batch normalization takes the mean before rejection, over all tokens."""
 
 
 class TruncatedSequenceImportance(Table):
     """Truncated importance sampling of sequences: the loss of each token is weighted by the product of the trainer /
-    sampler probabilities of its sequence, clipped to [min_ratio, max_ratio].
+    sampler probability ratios in its sequence, clipped to [min_ratio, max_ratio].
 
     Formula: w = clip(exp(sum over the sequence of trainer - sampler), min_ratio, max_ratio)
-    Source: Yao et al. 2025, as above; verl's rollout correction
+    Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training; verl's rollout
+    correction
     Default of: verl (max_ratio 2)
     Figures: correction/weight_mean, correction/capped_frac
     """
@@ -57,37 +58,37 @@ class TruncatedSequenceImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a sequence."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that they average 1. In
-    verl, the mean is taken before rejection, over sequences, and each sequence counts once."""
+    """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
+    1. verl takes the mean before rejection, and over sequences instead of tokens."""
 
 
 class IcePop(Table):
-    """IcePop: the loss of each token is weighted by its trainer / sampler probability if this ratio is between
-    min_ratio and max_ratio, and by 0 otherwise. Tokens with weight 0 still count in the divisor of the loss, in the
-    entropy bonus and in the KL penalty.
+    """IcePop: the loss of each token is weighted by the ratio of its trainer and sampler probabilities if this ratio
+    is between min_ratio and max_ratio, and by 0 otherwise. Tokens with weight 0 still count in the divisor of the
+    loss, in the entropy bonus and in the KL penalty.
 
     Formula: w = r if min_ratio <= r <= max_ratio, else 0; r = exp(trainer - sampler)
     Source: Zhao et al. 2025, Small Leak Can Sink a Great Ship (IcePop)
-    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default. verl's variant by
-        sequence is not offered
+    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default. ppoctl does not have
+    verl's variant by sequence
     Figures: correction/weight_mean, correction/capped_frac
     """
 
     kind: Annotated[Literal["icepop"], RESULTS]
     """Importance weights that are 0 outside the bounds."""
     min_ratio: Annotated[float, RESULTS, BelowOne] = 0.5
-    """Smallest ratio with a nonzero weight (default: the paper's and verl's)."""
+    """Smallest ratio with a nonzero weight (default: the value of the paper and of verl)."""
     max_ratio: Annotated[float, RESULTS, AboveOne] = 5.0
-    """Largest ratio with a nonzero weight (default: the paper's and verl's)."""
+    """Largest ratio with a nonzero weight (default: the value of the paper and of verl)."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that they average 1.
-    verl's batch normalization takes the mean before rejection, over all tokens."""
+    """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
+    1. verl's batch normalization takes the mean before rejection, over all tokens."""
 
 
 class SequenceMask(Table):
-    """Mask of sequences by the geometric mean of their trainer / sampler probabilities. A sequence whose mean is
-    outside [min_ratio, max_ratio] is masked out of every term of the actor's loss. The tokens of the other sequences
-    are weighted by their ratio, and the loss divides by the number of remaining tokens.
+    """Mask of sequences by the geometric mean of the trainer / sampler probability ratios of their tokens. A sequence
+    whose mean is outside [min_ratio, max_ratio] is masked out of every term of the actor's loss. The tokens of the
+    other sequences are weighted by their ratio, and the loss divides by the number of remaining tokens.
 
     Formula: kept if min_ratio <= exp(mean over the sequence of trainer - sampler) <= max_ratio; w = exp(trainer -
         sampler)
@@ -103,7 +104,8 @@ class SequenceMask(Table):
     max_ratio: Annotated[float, RESULTS, AboveOne]
     """Largest geometric mean of a sequence in the loss (verl's preset: 1.001)."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the remaining tokens of the step, so that they average 1."""
+    """Whether the weights are divided by their mean over the remaining tokens of the step, so that the mean weight is
+    1."""
 
 
 CorrectionTable = Annotated[
@@ -121,8 +123,8 @@ class NoRejection(Table):
 
 class RatioRejection(Table):
     """Rejection by a statistic of the ratio r = trainer / sampler probability. Tokens or sequences outside the bounds
-    are masked out of every term of the actor's loss. Advantages and the critic still use all tokens, so that a
-    rejected token does not remove its reward. The bounds apply to r; verl's bounds for k1 apply to 1 / r.
+    are masked out of every term of the actor's loss. Advantages and the critic still use all tokens, so the reward of
+    a rejected token is not lost. The bounds apply to r; verl's bounds for k1 apply to 1 / r.
 
     Formula: kept if min_ratio <= r <= max_ratio (k1), (log r)^2 / 2 <= max (k2), r - 1 - log r <= max (k3)
     Source: verl's rollout correction (rejection sampling)
@@ -133,12 +135,13 @@ class RatioRejection(Table):
     kind: Annotated[Literal["ratio"], RESULTS]
     """Rejection by the ratio of trainer and sampler probabilities."""
     statistic: Annotated[Literal["k1", "k2", "k3"], RESULTS] = "k1"
-    """Statistic that is bounded. k1: the ratio r, bounded by min_ratio and max_ratio; k2: (log r)^2 / 2 and k3:
-    r - 1 - log r, both in nats, bounded by max."""
+    """Statistic that is bounded. k1: the ratio r, bounded by min_ratio and max_ratio; k2: (log r)^2 / 2, in nats,
+    bounded by max; k3: r - 1 - log r, in nats, bounded by max."""
     level: Annotated[Literal["token", "sequence_sum", "sequence_mean", "sequence_max"], RESULTS]
-    """Unit of rejection. token: each token by its own statistic. The other levels reject whole sequences, by the sum
-    of the statistic over the tokens (k1: the product of the ratios), by its mean (k1: the geometric mean), or by the
-    worst token."""
+    """Unit of rejection. token: each token is rejected by its own statistic. The other levels reject complete
+    sequences. sequence_sum: by the sum of the statistic over the tokens (k1: the product of the ratios).
+    sequence_mean: by the mean of the statistic (k1: the geometric mean of the ratios). sequence_max: by the statistic
+    of the worst token."""
     min_ratio: Annotated[float | None, RESULTS, BelowOne] = None
     """Smallest ratio that is kept (k1); absent: no bound."""
     max_ratio: Annotated[float | None, RESULTS, AboveOne] = None

@@ -1,4 +1,4 @@
-"""Labelled lines in docstrings of the recipe: formula, source, which systems have the default, and related metrics.
+"""Labelled lines in docstrings of the recipe: formula, source, systems with the same default, and related metrics.
 
 docs/algorithms.md and `ppoctl recipes keys` print these fields."""
 

@@ -1,4 +1,5 @@
-"""The `[eval]` table: when the actor is evaluated, how responses are generated, and what is estimated from them."""
+"""The `[eval]` table: when the actor is evaluated, how responses are generated, and which metrics are estimated from
+the responses."""
 
 from typing import Annotated, Literal
 
@@ -12,14 +13,16 @@ FunctionOrTable = BeforeValidator(lambda value: {"function": value} if isinstanc
 
 
 class EvalTable(Table):
-    """Evaluation of the actor on every set of `data.eval`: greedy, and sampled at `temperature`."""
+    """Evaluation of the actor on every set of `data.eval`, with greedy decoding and with sampling at
+    `temperature`."""
 
     every_steps: Annotated[int, REPORTING, NotNegative] = 0
-    """Steps between evaluations; 0: none between the start and the end of the run."""
+    """Steps between evaluations; 0: no evaluation between the start and the end of the run."""
     at_start: Annotated[bool, REPORTING] = True
     """Whether to evaluate before the first step."""
     at_end: Annotated[bool, REPORTING] = True
-    """Whether to evaluate after the last step in any case; false: only if `every_steps` divides its number."""
+    """Whether to evaluate after the last step in any case; false: only if its number is a multiple of
+    `every_steps`."""
     passes: Annotated[Literal["both", "greedy", "sampled"], RESULTS] = "both"
     """Passes over each set. greedy: one response per prompt, the most likely token at each position; sampled:
     `samples_per_prompt` responses at `temperature`; both: one pass of each."""
@@ -28,27 +31,28 @@ class EvalTable(Table):
     temperature: Annotated[float, RESULTS, Positive] = 1.0
     """Sampling temperature of the sampled pass."""
     top_p: Annotated[float, RESULTS, Field(gt=0, le=1)] = 1.0
-    """Top-p of the sampled pass: sample from the most likely tokens that together have this probability (see
-    `rollout.top_p`); 1: from all tokens."""
+    """Top-p of the sampled pass: each token is sampled from the most likely tokens that together have this
+    probability (see `rollout.top_p`); 1: from all tokens."""
     top_k: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Top-k of the sampled pass: sample from the k most likely tokens; absent: from all tokens."""
+    """Top-k of the sampled pass: each token is sampled from the k most likely tokens; absent: from all tokens."""
     min_p: Annotated[float, RESULTS, Field(ge=0, le=1)] = 0.0
-    """Min-p of the sampled pass: sample from tokens whose probability is at least this fraction of the highest; 0:
-    from all tokens."""
+    """Min-p of the sampled pass: each token is sampled from the tokens whose probability is at least this fraction of
+    the highest probability; 0: from all tokens."""
     max_new_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Maximum number of response tokens in an evaluation; absent: `rollout.max_new_tokens`."""
     pass_at: Annotated[tuple[int, ...], RESULTS, Array] = ()
-    """Values of k for which `pass_at_k` is reported: the expected score of the best of k responses, an unbiased
-    estimate from all `samples_per_prompt` responses. `pass_at_1`, the mean score, is always reported."""
+    """Values of k for which `pass_at_k` is reported: the expected score of the best of k responses, estimated without
+    bias from all `samples_per_prompt` responses. `pass_at_1`, the mean score, is always reported."""
     pass_score: Annotated[float | None, RESULTS] = None
     """Lowest score that passes. `pass_at_k` and `maj_at_k` then count a response as 1 or 0, and `score_mean` and
     `best_at_k` report the scores themselves. Absent: `pass_at_k` and `maj_at_k` use the score."""
     maj_at: Annotated[tuple[int, ...], RESULTS, Array] = ()
     """Values of k for which `maj_at_k` is reported: the expected score of the most frequent answer among k responses,
-    an unbiased estimate from all `samples_per_prompt` responses. Ties are broken at random. The reward must extract
+    estimated without bias from all `samples_per_prompt` responses. Ties are broken at random. The reward must extract
     answers from responses."""
     metrics: Annotated[MetricFunction | None, FunctionOrTable] = None
-    """Your own function that computes metrics from samples, as a table or as its `function` alone; absent: none."""
+    """Your own function that computes metrics from samples: a table, or the name of the function alone. Absent: no
+    function."""
     print_samples: Annotated[int, REPORTING, NotNegative] = 0
     """Number of responses of each set and pass that are printed in the log: always the responses to the first
     prompts."""

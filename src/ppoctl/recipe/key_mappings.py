@@ -1,7 +1,7 @@
 """Keys of other systems and the ppoctl keys that replace them, from the files in `other_systems`.
 
-docs/coming-from.md lists them, and the error for an unknown recipe key uses them. A key matches only the row of the
-complete key, never a row of another key with the same last name."""
+docs/coming-from.md lists them, and the error for an unknown recipe key uses them. A key matches a row only if the
+complete keys are equal; an equal last name is not enough."""
 
 import tomllib
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ BELOW = ".*"
 _FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "others")
 _ROLE = "ROLE"
 OTHERS = "other systems"
-"""Name of the table of keys that several systems have."""
+"""Name of the `System` whose keys occur in several systems."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class System:
     version: str
     about: str
     prefixes: tuple[str, ...]
-    """Prefixes of keys that may be left out, such as those of roles."""
+    """Prefixes that a user may leave out of a key, such as the prefix of a role."""
     rows: tuple[KeyMapping, ...]
     unused: tuple[Unused, ...]
 
@@ -106,7 +106,8 @@ def systems() -> tuple[System, ...]:
 def find(path: KeyPath) -> tuple[KeyAnswer, ...]:
     """Return the answer of each system that has this key.
 
-    The key matches a row or a pattern as it is written; if no system has it so, it may lack the prefix of a role.
+    The key is first compared as it is written with complete keys and patterns. If no system has it, the key is
+    compared with keys without the prefix of their role.
     """
     written = ".".join(path)
     answers = [answer for index in _indices() if (answer := index.whole.get(written) or index.pattern(written))]
@@ -116,25 +117,25 @@ def find(path: KeyPath) -> tuple[KeyAnswer, ...]:
 def nearest(path: KeyPath) -> KeyAnswer | None:
     """Return the answer to the most similar key of another system, for a key that no system has.
 
-    The most similar key has the most names in common, counted from the last name; among equals, a key without other
-    names wins. None: no key is similar, or the similar keys have different answers.
+    The most similar key has the most names in common, counted from the last name; among equally similar keys, a key
+    that has no further names is preferred. None: no key is similar, or the similar keys have different answers.
     """
     best, nearest_answers = (1, False), list[KeyAnswer]()
     for answer in (answer for index in _indices() for answer in index.whole.values()):
         their = answer.theirs.split(".")
         number = _in_common(path, their)
         closeness = (number, number == len(their))
-        # A single name that ppoctl keys have too is not evidence: `path`, `seed`, `temperature`.
+        # One common name is not evidence if ppoctl keys have this name too: `path`, `seed`, `temperature`.
         if closeness >= best and (number > 1 or path[-1] not in _our_names()):
             nearest_answers, best = [*(nearest_answers if closeness == best else []), answer], closeness
-    # If both roles have the key, the role in whose table it was written is meant.
+    # If both roles have the key, the user means the role in whose table the key is written.
     of_role = [answer for answer in nearest_answers if any(name.startswith(f"{path[0]}.") for name in answer.ours)]
     meant = (of_role if path[0] in ("actor", "critic") else []) or nearest_answers
     return meant[0] if len({answer.ours for answer in meant}) == 1 else None
 
 
 def matches(written: str, pattern: str) -> bool:
-    """Whether a pattern stands for a key. A pattern that ends in `.*` also stands for the table itself."""
+    """Whether a pattern matches a key. A pattern that ends in `.*` also matches the table itself."""
     return fnmatchcase(written, pattern) or fnmatchcase(f"{written}.", pattern)
 
 
@@ -144,7 +145,8 @@ class _Index:
 
     whole: dict[str, KeyAnswer]
     of_role: dict[str, KeyAnswer]
-    """Answers by key without the prefix of a role; a key of several roles has one answer with the keys of all."""
+    """Answers by key without the prefix of a role; a key of several roles has one answer with the ppoctl keys of all
+    these roles."""
     patterns: list[KeyAnswer]
     """Answers of rows that end in `.*`, then of the lists of unused keys."""
 
@@ -200,7 +202,7 @@ def _system(table: dict[str, Any]) -> System:
 def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[KeyMapping]:
     for key, row in table["keys"].items():
         ours = [name for name in row.get("is", "").split(", ") if name]
-        # `ROLE` is replaced by the name of each role, in both systems; other keys are used as they are.
+        # `ROLE` is replaced by the name of each role, in their key and in ours; a key without `ROLE` is not changed.
         by_role = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in _roles_of(key, roles).values())
         yield KeyMapping(table["name"], tuple(_for_roles(key, roles)), by_role, row.get("note", ""))
 

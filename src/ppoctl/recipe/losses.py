@@ -15,10 +15,11 @@ class PolicyLossTable(Table):
     aggregation: Annotated[AggregationName, RESULTS] = "token_mean"
     """Aggregation of token losses (the policy loss, the entropy bonus, KL in the loss) to one number. token_mean: the
     mean over tokens, in which long responses have more weight. sequence_mean_token_mean: the mean over sequences of
-    their token mean. sequence_mean_token_sum: the mean over sequences of their token sum. fixed_length: the mean over
-    sequences of their token sum / rollout.max_new_tokens. Tokens and sequences are counted over the whole minibatch.
-    Sequences without an unmasked token are excluded from the means. verl's sequence modes divide by all sequences of
-    the minibatch, so a rejected or masked sequence reduces its loss.
+    the mean over the tokens of a sequence. sequence_mean_token_sum: the mean over sequences of the sum over the
+    tokens of a sequence. fixed_length: the same sum, divided by rollout.max_new_tokens, averaged over sequences.
+    Tokens and sequences are counted over the whole minibatch. Sequences without an unmasked token are excluded from
+    the means. verl's sequence modes divide by all sequences of the minibatch, so a rejected or masked sequence
+    reduces verl's loss.
     Formula: token_mean: sum(m l) / sum(m); sequence_mean_token_mean: mean_i(sum_t(m l) / sum_t(m));
     sequence_mean_token_sum: mean_i(sum_t(m l)); fixed_length: mean_i(sum_t(m l) / rollout.max_new_tokens)
     Source: DAPO (arXiv:2503.14476) for token_mean, GRPO (arXiv:2402.03300) for sequence_mean_token_mean, Dr. GRPO
@@ -39,11 +40,11 @@ class PolicyLossTable(Table):
 
 
 class ClippedLoss(PolicyLossTable):
-    """PPO's clipped surrogate: a token has no gradient once its ratio has left the clip range in the direction of its
-    advantage.
+    """PPO's clipped surrogate: a token has no gradient if its ratio is above the clip range and its advantage is
+    positive, or if its ratio is below the range and its advantage is negative.
     Formula: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r = new / old probability of the token
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
-    Default of: all other systems (the kind).
+    Default of: all other systems (this kind of loss).
     Figures: policy/clip_frac, policy/ratio_max"""
 
     kind: Annotated[Literal["clip"], RESULTS] = "clip"
@@ -70,35 +71,35 @@ class GspoLoss(PolicyLossTable):
     Formula: max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r), the mean
     clamped to +-20 (verl: at most 10, NeMo-RL: no clamp)
     Source: GSPO (arXiv:2507.18071), eq. 5-7 and 13-14.
-    Default of: no system (the kind)."""
+    Default of: no system (this kind of loss)."""
 
     kind: Annotated[Literal["gspo"], RESULTS]
     """GSPO: the ratio is the geometric mean over the sequence."""
     clip_low: Annotated[float, RESULTS, Field(gt=0, lt=1)] = 3e-4
     """Lower clip of the sequence ratio, at 1 - clip_low. The default is small because a geometric mean changes
     little.
-    Default of: the paper, 5.1.
+    Default of: the paper, section 5.1.
     Figures: policy/clip_frac_low"""
     clip_high: Annotated[float, RESULTS, Positive] = 4e-4
     """Upper clip of the sequence ratio, at 1 + clip_high.
-    Default of: the paper, 5.1.
+    Default of: the paper, section 5.1.
     Figures: policy/clip_frac_high"""
     ratio_gradient: Annotated[Literal["token", "sequence"], RESULTS] = "token"
     """Gradient of the sequence ratio. token: each token gets the gradient of its own advantage (eq. 13-14). sequence:
     the gradient passes through the sequence ratio, so that all tokens of a sequence get its mean advantage (eq. 5-7).
-    The two differ if the tokens of a response have different advantages, as they have with a critic.
+    The two gradients differ if the tokens of a response have different advantages, as is usual with a critic.
     Default of: verl; NeMo-RL uses sequence."""
     aggregation: Annotated[AggregationName, RESULTS] = "sequence_mean_token_mean"
-    """Aggregation of token losses to one number, with the same options as for the other kinds.
+    """Aggregation of token losses to one number, with the same options as in the other kinds of policy loss.
     Default of: the paper, eq. 5."""
 
 
 class CispoLoss(PolicyLossTable):
-    """CISPO: the log-prob of each token, weighted by its clipped ratio as a constant. A token outside the clip range
-    keeps its gradient.
+    """CISPO: the loss of a token is its log-prob, weighted by its advantage and its clipped ratio; the ratio is
+    treated as a constant. A token outside the clip range therefore keeps its gradient.
     Formula: -A sg(clip(r, 1 - clip_low, 1 + clip_high)) log p
     Source: MiniMax-M1 (arXiv:2506.13585), eq. 4-5.
-    Default of: no system (the kind)."""
+    Default of: no system (this kind of loss)."""
 
     kind: Annotated[Literal["cispo"], RESULTS]
     """CISPO: the weight of a token is bounded, and its gradient is kept."""
@@ -116,7 +117,7 @@ class ReinforceLoss(PolicyLossTable):
     """REINFORCE: the plain policy gradient, without a ratio to the old policy.
     Formula: -A log p
     Source: Williams 1992.
-    Default of: no system (the kind)."""
+    Default of: no system (this kind of loss)."""
 
     kind: Annotated[Literal["reinforce"], RESULTS]
     """The plain policy gradient (NeMo-RL's disable_ppo_ratio)."""
@@ -139,19 +140,21 @@ class ValueLossTable(Table):
     Formula: e1 = (V - G)^2; e2 = (clip(V, V_old - clip, V_old + clip) - G)^2; l = scale max(e1, e2) / 2, or
     scale e1 / 2 without clip
     Source: PPO2 of OpenAI's baselines
-    Default of: scale: verl, OpenRLHF, trlX (NeMo-RL's base recipe uses 0.4, TRL 0.1). No clip: no other system; verl
-    and OpenRLHF use 0.5, NeMo-RL's base recipe, TRL and trlX 0.2
+    Default of: scale: verl, OpenRLHF, trlX (NeMo-RL's base recipe uses 0.4, TRL 0.1). clip absent: no other system;
+    verl and OpenRLHF use 0.5, NeMo-RL's base recipe, TRL and trlX 0.2
     Figures: value/loss, value/explained_variance, value/explained_variance_last_epoch, value/clip_frac,
     value/value_error
     """
 
     clip: Annotated[float | None, RESULTS, Positive] = None
-    """Clip of new values to the old value +- clip; the loss uses the larger of the two errors. Absent: off."""
+    """Bound of the change of a value: the new value is clipped to the old value +- clip, and the loss uses the larger
+    of the clipped and the unclipped error. Absent: no clipping."""
     scale: Annotated[float, RESULTS, Positive] = 1.0
     """Factor of the value loss."""
     aggregation: Annotated[AggregationName, RESULTS] = "token_mean"
     """Aggregation of token losses to one number, over a whole minibatch. token_mean: the mean over all unmasked
-    tokens. sequence_mean_token_mean: the mean over sequences of their token mean. sequence_mean_token_sum: the mean
-    over sequences of their token sum. fixed_length: the mean over sequences of their token sum /
-    rollout.max_new_tokens. Sequences without an unmasked token are excluded from the means.
+    tokens. sequence_mean_token_mean: the mean over sequences of the mean over the tokens of a sequence.
+    sequence_mean_token_sum: the mean over sequences of the sum over the tokens of a sequence. fixed_length: the same
+    sum, divided by rollout.max_new_tokens, averaged over sequences. Sequences without an unmasked token are excluded
+    from the means.
     Default of: PPO2, NeMo-RL, verl (token_mean)."""

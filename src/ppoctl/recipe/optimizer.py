@@ -8,7 +8,8 @@ from ppoctl.recipe_table import RESULTS, AtLeastOne, Fraction, NotNegative, Posi
 
 
 class OptimizerTable(Table):
-    """AdamW and its learning-rate schedule. Lengths are counted in optimizer steps, also with `lr_ticks = "step"`.
+    """AdamW and its learning-rate schedule. The lengths of warm-up and decay are counted in optimizer steps, also
+    with `lr_ticks = "step"`.
 
     Formula: g = gradient x min(1, grad_clip / its norm); m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
     w -= lr_t (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w)
@@ -32,17 +33,18 @@ class OptimizerTable(Table):
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], RESULTS] = "constant"
     """Shape of the learning rate after warm-up."""
     lr_ticks: Annotated[Literal["update", "step"], RESULTS] = "update"
-    """Interval at which the rate changes (a tick). update: at each optimizer step; step: once per PPO step that
-    trains the role, so that all optimizer steps of a PPO step have the same rate. Warm-up and decay then end with a
-    PPO step.
+    """Interval at which the learning rate changes (a tick). update: each optimizer step; step: each PPO step that
+    trains the role, so that all optimizer steps of a PPO step have the same learning rate. Warm-up and decay then end
+    with a PPO step.
 
     Default of: transformers, trlX, OpenRLHF (update); verl (step)
     Figures: policy/lr, value/lr
     """
     lr_warmup_updates: Annotated[int, RESULTS, NotNegative] = 0
-    """Number of optimizer steps of linear warm-up. The first rate is above 0, unless `lr_warmup_init_frac` is 0.
+    """Number of optimizer steps of linear warm-up. The first learning rate is above 0, unless `lr_warmup_init_frac`
+    is 0.
 
-    Formula: lr (t + 1) / w in tick t = 0 ... w - 1 of w
+    Formula: lr (t + 1) / w in tick t = 0 ... w - 1 of a warm-up of w ticks
     Source: Goyal et al. 2017 (arXiv:1706.02677), 2.2
     Default of: verl, TRL, trlX (0); NeMo-RL uses 10 ticks, OpenRLHF a fraction of 0.03
     Figures: policy/lr, value/lr
@@ -51,11 +53,11 @@ class OptimizerTable(Table):
     """Length of the warm-up as a fraction of the role's planned optimizer steps, rounded to a tick (verl's
     `lr_warmup_steps_ratio`, transformers' `warmup_ratio`); absent: `lr_warmup_updates`."""
     lr_warmup_init_frac: Annotated[float | None, RESULTS, Fraction] = None
-    """Rate of the first tick as a fraction of lr. The warm-up rises from it and reaches lr in the tick after the
-    warm-up. Absent: the formula of `lr_warmup_updates`. With 0, the first tick changes no weights.
+    """Learning rate of the first tick, as a fraction of lr. The learning rate rises from this value and reaches lr in
+    the tick after the warm-up. Absent: the formula of `lr_warmup_updates`. With 0, the first tick changes no weights.
 
-    Formula: lr (init + (1 - init) t / w) in tick t = 0 ... w - 1 of w
-    Source: Megatron-Core's `lr_warmup_init`, which is a rate
+    Formula: lr (init + (1 - init) t / w) in tick t = 0 ... w - 1 of a warm-up of w ticks
+    Source: Megatron-Core's `lr_warmup_init`, which is a learning rate instead of a fraction
     Default of: no system; verl and transformers begin at 0, NeMo-RL at a tenth of lr (critic: a twentieth)
     """
     lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None

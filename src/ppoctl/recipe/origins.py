@@ -29,8 +29,8 @@ def dotted(path: KeyPath) -> str:
 
 
 def quoted_text(text: str) -> str:
-    """Return a TOML string. It differs from a JSON string in two ways: no surrogate pairs, and DEL must be
-    escaped."""
+    """Return the text as a TOML string. A TOML string differs from a JSON string in two ways: it has no surrogate
+    pairs, and DEL must be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

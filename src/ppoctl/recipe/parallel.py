@@ -13,21 +13,23 @@ GPUS_PER_NODE = 8
 """Number of GPUs per node that `plan` assumes if the recipe does not specify it."""
 
 OBJECT_STORE_BYTES = 256 * 2**20
-"""Minimum size of the object store of a Ray that the run starts: rollouts and two buckets of weights pass through it.
-Ray spills the rest to disk."""
+"""Minimum size of Ray's object store if the run starts Ray. Rollouts and two buckets of weights pass through the
+store; Ray writes to disk what exceeds its size."""
 
 _FREE = ("context", "data", "sequence")
 """Keys of a layout that may differ between a state saved with `reshardable = "dp"` and the run that loads it."""
 
 
 def layouts(recipe: Recipe) -> dict[str, ParallelTable]:
-    """Return the parallel layout of each role. The critic has the actor's layout unless its table is written."""
+    """Return the parallel layout of each role. The critic has the actor's layout unless the table `critic.parallel`
+    is written."""
     actor = recipe.actor.parallel or ParallelTable()
     return {"actor": actor, "critic": recipe.critic.parallel or actor}
 
 
 def reward_models(recipe: Recipe) -> dict[KeyPath, ModelScorer]:
-    """Return the reward tables that have a model, by key path. The dotted key is the name of the model's role."""
+    """Return the reward tables that have a model, by key path. The dotted form of the path is the role name of the
+    reward model."""
     scorers = {("reward", *below): scorer for below, scorer in recipe.reward.scorers.items()}
     return {key: scorer for key, scorer in scorers.items() if isinstance(scorer, ModelScorer)}
 
@@ -52,7 +54,8 @@ def leaving(recipe: Recipe) -> tuple[str, ...]:
 
 
 def devices(recipe: Recipe) -> int:
-    """Return the number of GPUs (slots on CPUs) that all processes occupy together (`engines.ray.placement`)."""
+    """Return the number of GPUs (without GPUs: slots) that all processes occupy together
+    (`engines.ray.placement`)."""
     sizes = processes(recipe).values()
     return max(sizes) if recipe.cluster.placement == "colocated" else sum(sizes)
 

@@ -1,7 +1,7 @@
 """Recipe keys that name folders, files, models and functions, and their resolution to absolute paths.
 
-A relative path starts at the folder of the recipe file. A path that begins with an environment variable starts at the
-current directory of the command.
+A relative path is relative to the folder of the recipe file. If a path begins with an environment variable whose
+value is relative, it is relative to the current directory of the command.
 """
 
 import os
@@ -28,7 +28,8 @@ ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
 DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
 FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
 FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
-"""Paths of the keys that name a scoring or metric function. The digest of its file is a key of the same table."""
+"""Paths of the keys that name a scoring or metric function. The key `digest` of the same table has the digest of the
+function's file."""
 PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 
@@ -41,12 +42,13 @@ class PathResolver:
     """Folder at which relative paths start."""
     environ: Mapping[str, str]
     missing: Callable[[KeyPath, MissingAssetError], None]
-    """Callback for a path whose variable is not set; receives the key and the error."""
+    """Callback for a path whose environment variable is not set; it receives the key and the error."""
 
     def resolve(self, data: dict[str, Any], stronger: Mapping[str, Any]) -> None:
         """Make every path in `data` absolute, and add the digest of each function's file if it is not written.
 
-        A path that a `stronger` layer overrides is skipped: it is never read, so its variable need not be set.
+        A path that a `stronger` layer overrides is skipped: the path is never read, so its environment variable need
+        not be set.
         """
         for pattern in PATHS:
             may_be_hub = pattern in (*MODELS, *DATASETS)
@@ -67,7 +69,8 @@ class PathResolver:
                     self._resolve_function(path, table)
 
     def _resolved(self, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
-        """Return the absolute path of a folder or file; a hub id or an image in a registry is returned unchanged."""
+        """Return the absolute path of a folder or file; return a URL, a hub id or an image in a registry
+        unchanged."""
         base = self.base
         if is_url(text) or (path == IMAGE and not is_image_file(text)):
             return text
@@ -124,7 +127,7 @@ def resolved_uri(uri: str | None) -> str | None:
 
 
 def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
-    """Return the value of a key with its leading environment variable expanded, if it has one.
+    """Return the value of a key, `text`, in which an environment variable at the start is expanded.
 
     Raises MissingAssetError if the variable is not set.
     """

@@ -18,7 +18,7 @@ class RoleModel:
     dtype: str
     """Dtype of weights and activations, float32 or bfloat16."""
     key: KeyPath
-    """Key of the recipe that names the path."""
+    """Recipe key that has the path as its value."""
 
     @property
     def weight_bytes(self) -> int:
@@ -27,8 +27,8 @@ class RoleModel:
 
     @property
     def shape(self) -> ModelShape | None:
-        """The architecture from the model's config.json, or from the copy that ppoctl ships; None if neither
-        exists."""
+        """The architecture from the model's config.json, or from the copy of config.json that ppoctl ships; None if
+        neither file exists."""
         return shape_if_known(self.path)
 
 

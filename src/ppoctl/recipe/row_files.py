@@ -1,4 +1,4 @@
-"""Row files of a table: found by name, folder or glob, and counted without parsing rows."""
+"""Row files of a table, found by name, folder or glob, and the number of their rows, counted without parsing."""
 
 import glob
 import gzip
@@ -46,7 +46,7 @@ def _files_at(path: str, *, key: str) -> list[Path]:
                 f"`{key}` is `{file}`: a folder without `.jsonl` or `.parquet`", hint=f"ls {quoted(file)}"
             )
         return inside
-    if os.path.exists(file):  # noqa: PTH110 - Path.exists raises in that case too
+    if os.path.exists(file):  # noqa: PTH110 - Path.exists also raises for such a folder
         return [file]
     if glob.has_magic(path):
         if matching := sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 - the pattern is a complete path
@@ -56,14 +56,14 @@ def _files_at(path: str, *, key: str) -> list[Path]:
 
 
 def _folder_of(pattern: str) -> Path:
-    """Return the longest parent folder of a glob that has no special character."""
+    """Return the longest parent folder of a glob whose path has no special character."""
     parts = Path(pattern).parts
     return Path(*parts[: next(number for number, part in enumerate(parts) if glob.has_magic(part))])
 
 
 def rows_of(table: AnyRows) -> int | None:
-    """Return the number of rows in one epoch of a table, before any is dropped; None if they cannot be counted
-    without parsing them."""
+    """Return the number of rows in one epoch of a table, before rows are dropped; None if the rows cannot be counted
+    without parsing."""
     if isinstance(table, MixRows):
         sources = [(rows_of(source), source.weight) for source in table.sources.values()]
         known = [in_an_epoch(rows, weight) for rows, weight in sources if rows is not None]
@@ -104,8 +104,8 @@ def _rows_in(file: Path) -> int | None:
 
 
 def opened(path: Path) -> BufferedIOBase:
-    """Open a JSONL file for reading bytes, decompressed if it ends in `.gz`. Raises DataError if it cannot be
-    opened."""
+    """Open a JSONL file for reading bytes, and decompress it if its name ends in `.gz`. Raises DataError if it cannot
+    be opened."""
     try:
         return gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:

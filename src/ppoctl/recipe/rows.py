@@ -1,4 +1,4 @@
-"""Recipe tables of rows: their source, how each row becomes a prompt, and which rows are used.
+"""Recipe tables of data rows: the source of the rows, how each row becomes a prompt, and which rows are used.
 
 A table names its rows as files, as a data set or as a Python function; a mix has several sources. The package `data`
 reads the rows.
@@ -21,17 +21,18 @@ class RowTable(Table):
     system: Annotated[str, RESULTS] = ""
     """System message of each prompt; empty: none."""
     instruction: Annotated[str, RESULTS] = ""
-    """Text appended to each question after a line break, if the question is a text; empty: none."""
+    """Text appended to each question after a line break, if the question is a text and not a chat; empty: none."""
     prompt_file: Annotated[str | None, RESULTS] = None
-    """Text file of the prompt, in which `{question}` is replaced by the question; absent: the question is the
-    message. The digest of the rows in `run.json` covers this file."""
+    """Text file with a template of the user message, in which `{question}` is replaced by the question; absent: the
+    question is the user message. The digest of the rows in `run.json` covers this file."""
     template_args: Annotated[dict[str, Scalar], RESULTS] = Field(default_factory=dict)
     """Arguments of the model's chat template by name (`enable_thinking = false`)."""
     fields: Annotated[tuple[str, ...] | None, RESULTS, Array, OrAll] = ()
     """Names of further columns that are passed to the reward. "all": every column except the question and its ground
     truth."""
     max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Number of rows to read, from the first; absent: all. Dropped rows are not replaced by later rows."""
+    """Number of rows to read, starting with the first row; absent: all rows. Dropped rows are not replaced by later
+    rows."""
     long_prompts: Annotated[Literal["error", "drop", "cut"], RESULTS] = "error"
     """Treatment of a row whose prompt has more than `rollout.max_prompt_tokens` tokens. error: the run does not
     start; drop: the row is left out; cut: only the last tokens are kept (verl's `truncation = "left"`), while the
@@ -39,16 +40,17 @@ class RowTable(Table):
     duplicates: Annotated[Literal["keep", "drop"], RESULTS] = "keep"
     """Treatment of a row with the same question and ground truth as an earlier row. drop: the row is left out."""
     weight: Annotated[float, RESULTS, Positive] = 1.0
-    """Number of times that each row of this source occurs in an epoch of its mix. With a fraction, an epoch has that
-    fraction of the rows; later epochs continue the same seeded order until all rows have been used. Must be 1 outside
-    a mix."""
+    """Number of times that each row of this source occurs in an epoch of the mix. With a weight below 1, an epoch has
+    only this fraction of the rows, and later epochs continue the same seeded order until all rows have been used. The
+    weight of a table that is not a source of a mix must be 1."""
 
 
 class DatasetTable(Table):
     """A data set that the library `datasets` reads."""
 
     path: Annotated[str, RESULTS]
-    """Folder (a relative path starts at the recipe file) or hub id, which is fetched if it is not in the cache."""
+    """Folder (a relative path starts at the recipe file) or hub id of the data set, which is downloaded if it is not
+    in the cache."""
     name: Annotated[str | None, RESULTS] = None
     """Name of the configuration (`main` of `openai/gsm8k`); absent: the only configuration."""
     split: Annotated[str, RESULTS] = "train"
@@ -63,14 +65,14 @@ class StoredRows(RowTable):
 
     path: Annotated[str | Paths | None, RESULTS] = None
     """File, folder (its row files, sorted by name) or glob, or an array of these in reading order. `$NAME` at the
-    start is an environment variable; a relative value starts at the current directory of the command. Other relative
-    paths start at the recipe file. Absent: `dataset` names the rows."""
+    start is an environment variable; if its value is a relative path, the path starts at the current directory of the
+    command. Other relative paths start at the recipe file. Absent: `dataset` names the source of the rows."""
     dataset: DatasetTable | None = None
     """Data set that the library `datasets` reads, instead of `path`."""
 
     @property
     def named(self) -> str:
-        """The source of the rows as the recipe names it."""
+        """The source of the rows, as it is written in the recipe."""
         if isinstance(self.path, tuple):
             return ", ".join(self.path)
         return self.path or (self.dataset.path if self.dataset else "nothing")
@@ -107,8 +109,8 @@ class VerlRows(StoredRows):
 
 
 class DialogueRows(StoredRows):
-    """Rows with a `chosen` and a `rejected` dialogue (HH-RLHF). The prompt is their common beginning, up to the
-    user's last turn; the two responses are the fields `chosen` and `rejected`. There is no ground truth."""
+    """Rows with a `chosen` and a `rejected` dialogue (HH-RLHF). The prompt is the common beginning of both dialogues,
+    up to the user's last turn; the two responses are the fields `chosen` and `rejected`. There is no ground truth."""
 
     format: Annotated[Literal["dialogues"], RESULTS]
     """JSONL or parquet with `chosen` and `rejected`: texts with `Human:` and `Assistant:`, or chats."""
@@ -129,7 +131,7 @@ class PythonRows(RowTable):
 
     @property
     def named(self) -> str:
-        """The source of the rows as the recipe names it."""
+        """The source of the rows, as it is written in the recipe."""
         return self.function
 
 
@@ -146,7 +148,7 @@ class MixRows(Table):
     format: Annotated[Literal["mix"], RESULTS]
     """Several sources."""
     sources: dict[str, SingleRows] = Field(min_length=1)
-    """Sources by name, each a table of any other format."""
+    """Sources by name. Each source is a table of any format except `mix`."""
 
     @property
     def named(self) -> str:

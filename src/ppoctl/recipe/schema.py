@@ -1,4 +1,4 @@
-"""The recipe: one frozen class per TOML table, one docstring per key. The classes only hold values.
+"""The recipe: one frozen class per TOML table, one docstring per key. The classes only contain values.
 
 Alternatives are tagged tables (`kind = "..."`). `None` is used only if the absence of a key has a meaning. Conflicts
 between keys are errors (`loading.rules`) and are never corrected. Every key declares its effect (`recipe_table`).
@@ -83,12 +83,14 @@ class ModelTable(Table):
 
 
 class RolloutTable(Table):
-    """Sampling of responses. These settings also define the distribution of log-probs: in `logprobs` and in updates,
-    the trainer scales and filters logits as the generator does. A ratio therefore compares equal distributions.
+    """Sampling of responses. These settings also define the distribution of log-probs: in the stage `logprobs` and in
+    updates, the trainer scales and filters logits as the generator (vLLM) does. Both probabilities of a ratio
+    therefore have the same temperature and filters.
 
     Formula: logits / temperature, at the first min_new_tokens positions without the ids that end a response; then
-        min_p, top_k, top_p in this order (vLLM's); a sampled id is always kept. The reference is scored at the same
-        temperature and unfiltered, so that KL from it is at least -log(its probability of the kept ids)
+        min_p, top_k, top_p in this order (vLLM's); a sampled id is always kept. The reference's log-probs use the
+        same temperature and no filter, so that the KL from the reference is at least -log(its probability of the kept
+        ids)
     Source: top-p: Holtzman et al. 2020 (arXiv:1904.09751); min-p: Nguyen et al. 2024 (arXiv:2407.01082)
     Default of: all systems (no filter); the trainers of verl and trlX score the full distribution even if the
         generator filters
@@ -99,35 +101,36 @@ class RolloutTable(Table):
     samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
     """Number of responses per prompt; sequences in a step = prompts_per_step x samples_per_prompt."""
     max_prompt_tokens: Annotated[int, RESULTS, AtLeastOne]
-    """Maximum number of prompt tokens. `long_prompts` of the rows sets the treatment of a longer prompt (default: an
-    error at start)."""
+    """Maximum number of prompt tokens. `long_prompts` of the rows sets the treatment of a longer prompt (default: the
+    run does not start)."""
     max_new_tokens: Annotated[int, RESULTS, AtLeastOne]
     """Maximum number of response tokens (vLLM's `max_tokens`). A response that reaches this limit is truncated."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
-    """Sampling temperature: both the generator and the trainer divide logits by it."""
+    """Sampling temperature: both the generator and the trainer divide logits by this value."""
     top_p: Annotated[float, RESULTS, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of most likely tokens whose total probability is at least this value; 1: from all
-    tokens. Evaluations have their own filters (`[eval]`)."""
+    """Top-p: each token is sampled from the smallest set of most likely tokens whose total probability is at least
+    this value; 1: from all tokens. Evaluations have their own filters (`[eval]`)."""
     top_k: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Sample from the k most likely tokens, and from tokens as likely as the last of them; absent: from all
-    tokens."""
+    """Top-k: each token is sampled from the k most likely tokens, and from further tokens that are as likely as the
+    k-th; absent: from all tokens."""
     min_p: Annotated[float, RESULTS, Field(ge=0, le=1)] = 0.0
-    """Sample from tokens whose probability is at least this fraction of the highest probability; 0: from all
-    tokens."""
+    """Min-p: each token is sampled from the tokens whose probability is at least this fraction of the highest
+    probability; 0: from all tokens."""
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
-    """Texts that end a response when they are generated (vLLM's `stop`). End-of-sequence tokens always end it."""
+    """Texts that end a response when they are generated (vLLM's `stop`). End-of-sequence tokens always end a
+    response."""
     stop_token_ids: Annotated[tuple[int, ...], RESULTS, Array] = ()
-    """Token ids that end a response, in addition to the model's end-of-sequence tokens. Neither appear in its
-    text."""
+    """Token ids that end a response, in addition to the model's end-of-sequence tokens. The text of the response
+    contains neither kind of token."""
     min_new_tokens: Annotated[int, RESULTS, NotNegative] = 0
-    """Minimum number of response tokens (vLLM's `min_tokens`). Until then, generator and trainer mask token ids that
-    end a response, and stop strings are ignored. Not used in evaluations."""
+    """Minimum number of response tokens (vLLM's `min_tokens`). Before this number is reached, generator and trainer
+    mask token ids that end a response, and stop strings are ignored. Evaluations do not use this key."""
     max_window_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Maximum number of prompt and response tokens together, also in evaluations. After a long prompt, a response may
     have fewer than `max_new_tokens` tokens. Absent: no such limit."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
-    """Seconds between writes of the finished samples of an unfinished rollout or evaluation. A kill loses at most the
-    samples of this interval."""
+    """Seconds between writes of the finished samples of an unfinished rollout or evaluation. If the run is killed, at
+    most the samples of one interval are lost."""
 
 
 class GeneratorTable(Table):
@@ -147,52 +150,52 @@ class GeneratorTable(Table):
     max_concurrent_seqs: Annotated[int, SPEED, AtLeastOne] = 256
     """Maximum number of sequences that an engine decodes at the same time (vLLM's `max_num_seqs`)."""
     compile: Annotated[bool | None, SPEED] = None
-    """Whether to compile the model and capture CUDA graphs (turns off vLLM's `enforce_eager`): slower start, faster
-    decoding. Absent: on for a GPU, off for a CPU."""
+    """Whether to compile the model and capture CUDA graphs (which turns off vLLM's `enforce_eager`): startup is
+    slower, decoding is faster. Absent: on for a GPU, off for a CPU."""
     batch_invariant: Annotated[bool, SPEED] = False
     """Whether a GPU computes each sequence with the same rounding, independently of the other sequences in the batch
     (vLLM's `VLLM_BATCH_INVARIANT`): slower decoding, bitwise repeatable responses. Ignored on CPU."""
     async_scheduling: Annotated[bool | None, SPEED] = None
-    """Whether to prepare the next decoding step while the GPU computes the current one. Absent: vLLM's choice on a
-    GPU, never on a CPU."""
+    """Whether to prepare the next decoding step while the GPU computes the current one. Absent: vLLM decides on a
+    GPU; off on a CPU."""
     model_runner: Annotated[Literal["v1", "v2"] | None, SPEED] = None
     """Model runner of vLLM (`VLLM_USE_V2_MODEL_RUNNER`), as a workaround if one of them has a bug; absent: vLLM's
     choice."""
     canary_tolerance: Annotated[float | None, SPEED, Positive] = None
     """Largest allowed difference, in nats, between generator and trainer log-probs of the canary prompt after a
-    weight transfer. Absent: 1e-3 for float32, 0.5 on the mean for bfloat16."""
+    weight transfer. Absent: 1e-3 for float32; 0.5 for bfloat16, as a bound on the mean difference."""
 
 
 class CheckpointTable(Table):
     """Saving and retention of states. Records are committed after every stage in any case."""
 
     every_steps: Annotated[int, SPEED, AtLeastOne] = 1
-    """Steps between saves of actor and critic. Between saves the records are a redo log: a resume replays the updates
-    of at most this many steps."""
+    """Steps between saves of actor and critic. Between two saves, the records are a redo log: a resume replays the
+    updates of at most this many steps."""
     asynchronous: Annotated[bool, SPEED] = True
-    """Whether states are written while the next step runs. This requires host memory for one more copy of actor and
-    critic, weights and optimizer. False: training waits until they are on disk."""
+    """Whether states are written while the next step runs. This requires host memory for one more copy of the weights
+    and the optimizer of actor and critic. False: training waits until the states are on disk."""
     reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
     """Layouts under which the saved state of a distributed optimizer can be loaded. full: any layout with a
-    distributed optimizer; a save gathers the state in host memory of the first data rank. dp: the same layout with
-    any number of data ranks; each rank writes its own shard. The state of a non-distributed optimizer can always be
-    loaded under every layout without a distributed optimizer."""
+    distributed optimizer; a save gathers the state in the host memory of the first data rank. dp: the same layout
+    with any number of data ranks; each rank writes its own shard. The state of a non-distributed optimizer can always
+    be loaded under every layout without a distributed optimizer."""
     keep_last: Annotated[int | None, SPEED, Field(ge=2), OrAll] = 2
     """Number of healthy checkpoints (actor and critic) to keep; the last healthy checkpoint is never deleted. "all"
     keeps every checkpoint; records of steps are still kept for the last two steps only. A checkpoint that was saved
     because the run was stopped is not counted, and is deleted when a later checkpoint is saved."""
     best: Annotated[str | None, REPORTING] = None
-    """Metric by which the best actor is kept in addition, as weights only; absent: none. The kept actor is the one
-    that was measured: for training metrics the actor at the start of the step, for evaluations the actor after the
-    step."""
+    """Metric that selects the best actor, whose weights are kept in addition; absent: no best actor is kept. The kept
+    actor is the actor that was measured: for training metrics the actor at the start of the step, for evaluations the
+    actor after the step."""
     best_keep: Annotated[int, REPORTING, AtLeastOne] = 1
-    """Number of best actors to keep; of equal ones, the later is kept (NeMo-RL's `keep_top_k`, which counts complete
-    states)."""
+    """Number of best actors to keep; if two have equal values, the later actor is kept (NeMo-RL's `keep_top_k`, which
+    counts complete states)."""
     best_direction: Annotated[Literal["higher", "lower"] | None, REPORTING] = None
     """Direction in which the metric is better; absent: the direction that `ppoctl recipes metrics` shows."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
-    """Interval, in steps, of rollouts that stay readable after the folder of their step is no longer needed; 0:
-    none."""
+    """Steps between rollouts that remain readable after the folder of their step is no longer needed; 0: no rollout
+    remains."""
 
 
 class HealthRule(Table):
@@ -215,8 +218,8 @@ class HealthTable(Table):
     """Bounds of a healthy run. The fraction of failed scores has a separate hard limit, `reward.max_error_frac`."""
 
     kl: HealthRule = HealthRule(max=0.5)
-    """Bounds on policy/approx_kl: how far one step moved the actor (nats per token); 0 if `ppo.old_logprobs` is
-    "current"."""
+    """Bounds on policy/approx_kl, the KL between the actor before and after a step (nats per token); 0 if
+    `ppo.old_logprobs` is "current"."""
     reference_kl: HealthRule = HealthRule()
     """Bounds on kl/reference_mean, if the run has a reference."""
     entropy: HealthRule = HealthRule()
@@ -231,8 +234,8 @@ class HealthTable(Table):
     """Bounds on reward/score_std: if all scores of a step are equal, there is nothing to learn from."""
     mismatch_k3: HealthRule = HealthRule(max=0.1, action="stop", for_steps=2)
     """Bounds on mismatch/gap_k3 (nats per token), the difference between sampler and trainer. A few tokens can
-    dominate it, so the rule acts after two steps. A step is checked at its end, after its update; `resume --back-to`
-    returns to an earlier step."""
+    dominate this metric, so the rule acts after two steps. The rule is checked at the end of a step, after the
+    updates; `resume --back-to` returns to an earlier step."""
     mismatch_abs: HealthRule = HealthRule(max=0.3, action="stop")
     """Bounds on mismatch/gap_mean_abs (nats per token), which a few tokens cannot dominate. docs/gpu.md lists values
     for bfloat16."""
@@ -263,26 +266,27 @@ Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 AllOrNone = BeforeValidator(
     lambda value: ["actor", "critic", "generator"] * value if isinstance(value, bool) else value
 )
-"""Validator of a list of roles that run directories of earlier versions have as true or false."""
+"""Validator of a list of roles. Run directories of earlier versions contain true or false instead of the list."""
 
 
 class ClusterTable(Table):
-    """Processes and devices, on this machine or in a running Ray. Ray is not used if every role has one process and
-    all share a device: actor and critic are then in the process of the command, and vLLM in another process.
-    Otherwise each role runs in processes of Ray."""
+    """Processes and devices, on this machine or in a running Ray cluster. Ray is not used if every role has one
+    process and all roles share a device: actor and critic are then in the process of the command, and vLLM is in
+    another process. Otherwise each role runs in processes of Ray."""
 
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has its own
     device."""
     offload: Annotated[tuple[Literal["actor", "critic", "generator", "reward"], ...], SPEED, Array, AllOrNone] = ()
     """Roles that are offloaded from shared devices while another role runs: actor, critic and reward models move to
-    host memory; engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed is never
-    offloaded. `plan` shows the memory of each stage."""
+    host memory; engines free their KV cache and enter sleep mode (vLLM's `enable_sleep_mode`). A role that is not
+    listed is never offloaded. `plan` shows the memory of each stage."""
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
-    """Transfer of weights to engines in other processes. shared: engines read memory of the actor's ranks on their
-    node (CUDA IPC on GPUs); nodes without such a rank use Ray's object store. store: one rank sends all weights
-    through Ray's object store; without Ray, engines read host memory of the rank. broadcast: over a process group
-    (NCCL on GPUs, gloo on CPUs), if roles have separate devices."""
+    """Transfer of weights to engines in other processes. shared: an engine reads the memory of the actor's ranks on
+    the same node (CUDA IPC on GPUs); on a node without such a rank, it reads Ray's object store. store: one rank
+    sends all weights through Ray's object store; without Ray, engines read the host memory of this rank. broadcast:
+    the weights are broadcast over a process group (NCCL on GPUs, gloo on CPUs); this requires roles with separate
+    devices."""
     weights_bucket_mib: Annotated[int, SPEED, AtLeastOne] = 64
     """Size, in MiB, of a bucket of weights that is sent to the engines. A few buckets are in memory at the same time,
     and a larger tensor is sent alone. The driver calls every rank and engine for each bucket, so larger buckets are
@@ -291,15 +295,16 @@ class ClusterTable(Table):
     """CPU threads of trainer and generator, shared by the processes of a role; absent: all cores available to this
     process."""
     ray_address: Annotated[str | None, SPEED] = None
-    """Address (`host:port`) of a running Ray; absent: the run starts its own Ray if it needs one."""
+    """Address (`host:port`) of a running Ray cluster; absent: the run starts Ray itself if it requires Ray."""
     start_deadline_s: Annotated[float, SPEED, Positive] = 300.0
-    """Seconds for the processes of a role to start and connect. After that the run stops (exit 3)."""
+    """Deadline, in seconds, for the processes of a role to start and connect. After the deadline the run stops (exit
+    3)."""
     call_deadline_s: Annotated[float, SPEED, Positive] = 3600.0
-    """Seconds for a role to return from one call. After that the role is considered hung: the run stops (exit 6) and
-    reports which process waits at which point."""
+    """Deadline, in seconds, for a role to return from one call. After the deadline the role is considered hung: the
+    run stops (exit 6) and reports which process waits at which point."""
     draw_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """Deadline, in seconds, of one engine call, which generates 16 to 64 tokens of each of its sequences; absent:
-    `call_deadline_s`."""
+    """Deadline, in seconds, of one call of an engine, which generates 16 to 64 tokens for each sequence of the call;
+    absent: `call_deadline_s`."""
     forward_deadline_s: Annotated[float | None, SPEED, Positive] = None
     """Deadline, in seconds, of a forward pass over rollouts (log-probs of actor or reference, values); absent:
     `call_deadline_s`."""
@@ -310,7 +315,7 @@ class ClusterTable(Table):
 
 
 class Expectation(Table):
-    """Bound that a metric of the run must meet; a run that does not meet it ends with exit 5."""
+    """Bounds that a metric of the run must meet; a run that does not meet them ends with exit 5."""
 
     at_step: Annotated[int | None, REPORTING, NotNegative] = None
     """Step whose value is checked; absent: the last step."""
@@ -328,19 +333,20 @@ class Recipe(Table):
     name: Annotated[str, REPORTING, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Name of the run directory, `runs/NAME`."""
     seed: Annotated[int, RESULTS, NotNegative] = 42
-    """Seed of the run. Each random number is derived from a hash of the seed and of the place of its use."""
+    """Seed of the run. Each random number is derived from a hash of the seed and of the place where the number is
+    used."""
     steps: Annotated[int, REPORTING, AtLeastOne, Field(le=1_000_000)]
     """Number of PPO steps of the run. A higher number continues a finished run."""
     epochs: Annotated[int | None, REPORTING, AtLeastOne] = None
     """Number of passes over the training rows, instead of `steps`. It is converted to complete steps when the recipe
-    is read, and the run keeps it as `steps`. Rows left over by an epoch begin the next epoch; rows left over by the
-    last epoch are not used."""
+    is read, and the run keeps it as `steps`. Rows of an epoch that do not fill a step are used in the first step of
+    the next epoch; such rows of the last epoch are not used."""
     requires: Annotated[tuple[str, ...], REPORTING, Array] = ()
     """Features that the run requires and ppoctl does not have yet, by their names in docs/limits.md (`lora`,
     `tools`). `validate` and `plan` report them; `train` rejects the recipe."""
     without: Annotated[tuple[str, ...], REPORTING, Array] = ()
-    """Names of `requires` that the run does without; `train --without NAME` adds a name. The results are then not
-    those of the original recipe."""
+    """Names in `requires` that the run trains without; `train --without NAME` adds a name. The results can then
+    differ from the results of the original recipe."""
     model: ModelTable
     data: DataTable
     rollout: RolloutTable

@@ -1,7 +1,7 @@
 """The recipe schema as a tree: the keys of each table, alternative tables, and the effect of each key.
 
-Names are those of TOML (`from`, not `from_`). A path is a tuple of names; `"*"` stands for any name that the user
-chooses (evaluation sets, metric names, variables).
+Names are written as in TOML (`from`, not `from_`). A path is a tuple of names; `"*"` stands for any name that the
+user chooses (evaluation sets, metric names, variables).
 """
 
 import types
@@ -78,7 +78,7 @@ class TableNode:
 
 @dataclass(frozen=True)
 class Choice:
-    """Alternative tables. `tag` is the key that selects one; None: the keys that are written select it."""
+    """Alternative tables. `tag` is the key that selects an alternative; None: the keys that are written select it."""
 
     tag: str | None
     tables: Mapping[str, TableNode]
@@ -86,7 +86,7 @@ class Choice:
     """The alternative of a table in which `tag` is not written; None: `tag` is required."""
 
     def chosen(self, written: Mapping[str, Any]) -> str | None:
-        """Return the name of the alternative that the written keys select; None if they select none."""
+        """Return the name of the alternative that the written keys select; None if they do not select any."""
         if self.tag is not None:
             value = written.get(self.tag)
             return value if isinstance(value, str) else None
@@ -98,7 +98,8 @@ class Choice:
         return None
 
     def table(self, written: Mapping[str, Any]) -> "TableNode | None":
-        """Return the alternative that the written keys select, or else the usual one.
+        """Return the alternative that the written keys select; if they do not select any, return the usual
+        alternative.
 
         None: there is no usual alternative, or the written name is unknown.
         """
@@ -107,7 +108,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class NamedTables:
-    """A table whose keys are names that the user chooses; each names a table or a value."""
+    """A table whose keys are names that the user chooses. The value of each key is a table or a single value."""
 
     each: "Node"
 
@@ -188,7 +189,8 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, RecipeKey]]:
 
 
 def keys_at(node: Node, path: KeyPath) -> list[RecipeKey]:
-    """Return the keys at a path, one for each alternative that has it; any name matches if the user chooses names."""
+    """Return the keys at a path, one for each alternative that has the path. If the user chooses the names of a
+    table, any name matches."""
     if not path:
         return []
     if isinstance(node, Choice):
@@ -211,8 +213,8 @@ class Value:
     key: RecipeKey
     value: Any
     usual: Any
-    """The value if the key is not written: from the default of the parent table if that has the same class, otherwise
-    the default of the key."""
+    """The value if the key is not written: the value in the default of the parent table if this default has the same
+    class, otherwise the default of the key."""
 
     @property
     def shown(self) -> Any:
@@ -243,7 +245,8 @@ def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iter
 def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of the written tables, key by key.
 
-    A table that is written partly keeps the default of its other keys. A table that is not written is not included.
+    If only some keys of a table are written, the other keys have their defaults. A table that is not written is not
+    included.
     """
     defaults: dict[str, Any] = {}
     for name, key in table.keys.items():
@@ -267,7 +270,7 @@ def _defaults_inside(node: Node, written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_tags(node: Node, loc: tuple[str | int, ...]) -> KeyPath:
-    """Return the path in the TOML file of a location that pydantic reports.
+    """Return the path in the TOML file for an error location of pydantic.
 
     A location of pydantic also contains the name of each selected alternative.
     """

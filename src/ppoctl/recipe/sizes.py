@@ -56,23 +56,24 @@ def warmup_updates(recipe: Recipe, role: str) -> int:
 
 
 def reward_tokens(table: ModelScorer, shape: ModelShape) -> int:
-    """Return the maximum tokens of a text that a reward model reads, and of the texts in one of its batches."""
+    """Return the maximum number of tokens in a text for a reward model; a batch of texts has the same maximum."""
     return table.max_tokens or min(USUAL_TOKENS, shape.max_positions)
 
 
 def longest_sequence(recipe: Recipe) -> int:
-    """Return the maximum tokens of a sequence in a forward pass; the last response token is predicted, never read."""
+    """Return the maximum number of tokens of a sequence in a forward pass, which does not read the last response
+    token."""
     return window_tokens(recipe.rollout, recipe.rollout.max_new_tokens) - 1
 
 
 def window_tokens(rollout: RolloutTable, new_tokens: int) -> int:
-    """Return the maximum tokens of a prompt and a response of at most `new_tokens` tokens together."""
+    """Return the maximum number of tokens of a prompt together with a response of at most `new_tokens` tokens."""
     window = rollout.max_prompt_tokens + new_tokens
     return window if rollout.max_window_tokens is None else min(window, rollout.max_window_tokens)
 
 
 def generator_window(recipe: Recipe) -> int:
-    """Return the maximum tokens of a prompt and its response together, in rollouts and evaluations."""
+    """Return the maximum number of tokens of a prompt together with its response, in rollouts and evaluations."""
     return window_tokens(recipe.rollout, max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0))
 
 

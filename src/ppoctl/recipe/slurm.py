@@ -1,4 +1,5 @@
-"""The `[slurm]` table: the resources that a job requests, and the setup of its script. No key changes results."""
+"""The `[slurm]` table: the resources that a job requests, and the setup in its batch script. No key changes
+results."""
 
 import math
 import re
@@ -42,7 +43,7 @@ Container = Annotated[BareNodes | Pyxis | Apptainer, Field(discriminator="kind")
 
 
 class SlurmTable(Table):
-    """A Slurm job (`--on slurm`): the resources that it requests, and the setup of its script."""
+    """A Slurm job (`--on slurm`): the resources that the job requests, and the setup in its batch script."""
 
     partition: Annotated[str | None, SPEED] = None
     """Partition (`--partition`); absent: the cluster's default."""
@@ -68,7 +69,8 @@ class SlurmTable(Table):
     """Further options of `sbatch` by long name, such as `exclude = "node7"`; an empty text: an option without
     value."""
     warn_s: Annotated[int, SPEED, Field(ge=30)] = 300
-    """Seconds before the time limit at which Slurm signals the job (`--signal=B:USR1@...`), so that it can save."""
+    """Seconds before the time limit at which Slurm signals the job (`--signal=B:USR1@...`), so that the run can
+    save."""
     requeue: Annotated[bool, SPEED] = True
     """Whether the job is requeued after the time limit, a preemption or a node failure (`--requeue`)."""
     requeues: Annotated[int, SPEED, NotNegative] = 100
@@ -76,9 +78,9 @@ class SlurmTable(Table):
     container: Container = BareNodes(kind="none")
     """Container of the command."""
     setup: Annotated[tuple[str, ...], SPEED, Array] = ()
-    """Shell lines before the command, such as `module load cuda`."""
+    """Shell lines that run before the command, such as `module load cuda`."""
     environment: Annotated[dict[str, str], SPEED] = Field(default_factory=dict)
-    """Environment variables of the command. Secrets belong in the file of `secrets`."""
+    """Environment variables of the command. Secrets belong in the file that `secrets` names."""
     pass_on: Annotated[tuple[str, ...], SPEED, Array] = ()
     """Names of variables that are passed from the submitting shell to the job, in addition to HOME and PATH."""
     secrets: Annotated[str | None, SPEED] = None

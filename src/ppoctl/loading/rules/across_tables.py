@@ -93,7 +93,8 @@ def check_actor_trains(recipe: Recipe) -> Iterator[Conflict]:
 def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
     """Check that advantages are whitened over more than one sequence.
 
-    With lambda and gamma 1, the advantages of one sequence have one sign; whitening would flip the sign of some.
+    With lambda and gamma 1, the advantages of one sequence have one sign; whitening would flip the sign of some
+    advantages.
     """
     sequences = sequences_per_step(recipe)
     if recipe.ppo.advantages.whiten and sequences == 1:
@@ -105,9 +106,9 @@ def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
-    """Check that the reward finds a ground truth that it can compare with.
+    """Check that the rows have a ground truth that the reward can compare with a response.
 
-    Rows of GSM8K contain the number after `####`, which a complete response almost never equals.
+    The ground truth of a GSM8K row is the number after `####`, which a complete response almost never equals.
     """
     for path, table in tables_of_rows(recipe):
         if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):

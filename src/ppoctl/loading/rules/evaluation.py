@@ -1,4 +1,5 @@
-"""Rules about `[eval]`: estimates have enough responses, and only metrics that a pass reports are named.
+"""Rules about `[eval]`: estimates have enough responses, and a recipe names only metrics that a pass of the
+evaluation reports.
 
 See `across_tables`.
 """
@@ -15,7 +16,8 @@ from ppoctl.recipe.schema import Recipe
 _SAMPLES: KeyPath = ("eval", "samples_per_prompt")
 _PASSES: KeyPath = ("eval", "passes")
 _MOST_VOTES = 1000
-"""Most responses whose votes are counted: binomials of larger numbers exceed the range of floats."""
+"""Maximum number of responses for `eval.maj_at`: binomial coefficients of larger numbers exceed the range of
+floats."""
 
 
 def check_eval_sample_counts(recipe: Recipe) -> Iterator[Conflict]:

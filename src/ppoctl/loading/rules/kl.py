@@ -21,7 +21,7 @@ def check_loss_penalty_has_gradient(recipe: Recipe) -> Iterator[Conflict]:
 def check_adaptive_coef_positive(recipe: Recipe) -> Iterator[Conflict]:
     """Check that the adaptive coefficient stays positive.
 
-    In one step it shrinks at most by the fraction 0.2 x sequences / horizon.
+    In one step the coefficient shrinks at most by the fraction 0.2 x sequences / horizon.
     """
     kl, sequences = recipe.ppo.kl, sequences_per_step(recipe)
     if not isinstance(kl, NoKl) and kl.adaptive is not None and sequences >= 5 * kl.adaptive.horizon_seqs:
@@ -48,8 +48,8 @@ def check_adaptive_coef_has_kl(recipe: Recipe) -> Iterator[Conflict]:
 def check_estimator_unbiased_with_filters(recipe: Recipe) -> Iterator[Conflict]:
     """Check that k2 and k3 estimate the KL without bias.
 
-    Sampling filters such as top_p bias them, because the reference is not filtered. As a fixed loss they still have
-    the right gradient.
+    Sampling filters such as top_p bias these estimators, because the reference's distribution is not filtered. In a
+    loss with a fixed coefficient, k2 and k3 still have the right gradient.
     """
     kl, rollout = recipe.ppo.kl, recipe.rollout
     if isinstance(kl, NoKl) or (kl.place == "loss" and kl.adaptive is None) or kl.estimator not in ("k2", "k3"):

@@ -179,7 +179,8 @@ def check_expert_ranks(recipe: Recipe) -> Iterator[Conflict]:
 def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
     """Check that experts on several tensor ranks use sequence parallelism.
 
-    Without it, each tensor rank would send every token to the experts, and its gradient would be counted repeatedly.
+    Without sequence parallelism, each tensor rank would send every token to the experts, and the gradient of a token
+    would be counted several times.
     """
     for role, table, model, shape in _with_shapes(recipe):
         if shape.experts is not None and table.tensor > 1 and not table.sequence:
@@ -198,7 +199,8 @@ LAYOUT_RULES = rules_of(globals())
 def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
     """Return the `--set` option that changes one key of a layout.
 
-    If the critic has the actor's layout, the option gives it a separate table with all its unusual keys.
+    If the critic has the actor's layout, the option writes a separate table for the critic, with all keys that differ
+    from their defaults.
     """
     if key[0] != "critic" or recipe.critic.parallel is not None:
         return f"--set {'.'.join(key)}={as_toml(value)}"
@@ -212,7 +214,7 @@ def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
 def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
     """Yield the parallel tables that the recipe writes, each with the key of its role.
 
-    A critic with the actor's layout is skipped: its problems are those of the actor.
+    A critic with the actor's layout is skipped, because its layout would cause the same problems again.
     """
     for role in ("actor", "critic"):
         table = getattr(getattr(recipe, role, None), "parallel", None)
@@ -228,7 +230,7 @@ def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
 def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel]]:
     """Yield the parallel tables that the recipe writes, each with its role and the model of the role.
 
-    If a critic of another model has the actor's layout, the actor's table is yielded for it too.
+    If a critic of another model has the actor's layout, the actor's table is yielded for the critic too.
     """
     written = dict(_written(recipe))
     if ("actor",) in written and recipe.model.critic is not None:

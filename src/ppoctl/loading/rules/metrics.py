@@ -25,7 +25,7 @@ _CLIPS = {
     "cispo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
     "reinforce": (),
 }
-"""Kind of policy loss -> its metrics about clipping. `clip` has all of them."""
+"""Kind of policy loss -> its metrics about clipping. `clip` has all of these metrics."""
 
 
 _REWARD_KEYS = {
@@ -37,7 +37,8 @@ _REWARD_KEYS = {
     metric_registry.REWARD_OVERLONG_MEAN.name: ("overlong", None),
     metric_registry.REWARD_LENGTH_MEAN.name: ("length_penalty", None),
 }
-"""Metric -> the key of `[reward]` that makes a run report it, and the value with which it is not reported."""
+"""Metric -> the key of `[reward]` that makes a run report the metric, and the value of the key with which a run does
+not report it."""
 _COEF_KEYS = {
     metric_registry.POLICY_ENTROPY_LOSS.name: "entropy_coef",
     metric_registry.POLICY_NLL_LOSS.name: "positive_nll_coef",
@@ -146,9 +147,9 @@ def _is_of_another_clip(metric: str, recipe: Recipe) -> bool:
 
 
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
-    """Yield the reasons why a reading of an answer is not reported in addition to the score.
+    """Yield the reasons why the strict or lenient reading of an answer is not reported in addition to the score.
 
-    Only the reading that is not the score is reported.
+    One of the two readings is the score itself, so only the other reading has a metric.
     """
     scorer, *others = recipe.reward.singles
     if others or isinstance(recipe.reward, SumReward) or not isinstance(scorer, Gsm8kScorer):
@@ -258,7 +259,7 @@ METRIC_RULES = rules_of(globals())
 
 
 def is_lower_better(checkpoint: CheckpointTable) -> bool:
-    """Return whether the lower value is better: `checkpoint.best_direction`, else as in the registry."""
+    """Return whether the lower value is better, by `checkpoint.best_direction` or else by the metric registry."""
     metric = metric_registry.find(checkpoint.best or "")
     return (checkpoint.best_direction or (metric.better if metric is not None else None)) == "lower"
 
@@ -279,7 +280,8 @@ def _needs_the_actors_update(recipe: Recipe, name: str) -> bool:
 
 
 def _is_reported_by_actor_update(recipe: Recipe, name: str) -> bool:
-    # `ppo.old_logprobs` decides which log-probs exist before the update; metrics of the others come from the update.
+    # `ppo.old_logprobs` decides which log-probs exist before the update; metrics of other log-probs come from the
+    # update.
     from_update = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
     kl = recipe.ppo.kl
     if not isinstance(kl, NoKl) and kl.estimator == "full" and kl.place == "loss" and kl.adaptive is None:

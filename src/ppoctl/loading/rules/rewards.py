@@ -1,4 +1,5 @@
-"""Rules about reward shaping and truncated responses: each step has an effect, and each range contains a value.
+"""Rules about reward shaping and truncated responses: each setting of reward shaping has an effect, and each range
+contains a value.
 
 See `across_tables`.
 """
@@ -70,7 +71,7 @@ def check_truncated_factor_used(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_truncated_factor_sign(recipe: Recipe) -> Iterator[Conflict]:
-    """Check that the factor does not raise a reward: a negative reward times a factor below 1 is higher."""
+    """Check that `unfinished_factor` does not raise a reward: a negative reward times a factor below 1 is higher."""
     reward, keys = recipe.reward, [KeyPath(("reward", "unfinished_factor"))]
     if reward.unfinished_factor >= 1:
         return

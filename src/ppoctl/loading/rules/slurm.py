@@ -83,7 +83,8 @@ def check_gpu_type(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_single_line(recipe: Recipe) -> Iterator[Conflict]:
-    """Check that values are one line: a second line would be a command of the script, or end its options."""
+    """Check that values are one line: a second line would be a command of the batch script, or would end the options
+    of sbatch."""
     table = recipe.slurm
     names = ("partition", "account", "qos", "memory", "time", "constraint")
     values: list[tuple[KeyPath, str | None]] = [(("slurm", name), getattr(table, name)) for name in names]
@@ -184,7 +185,7 @@ def check_mounts(recipe: Recipe) -> Iterator[Conflict]:
 SLURM_RULES = rules_of(globals())
 
 _SAME_VALUE = ("partition", "account", "qos", "nodes", "cpus-per-task", "mem", "time", "constraint")
-"""Options whose value has the same form as the value of the key."""
+"""Options of sbatch whose value has the same form as the value of the `[slurm]` key."""
 
 
 def _instead(option: str, value: str) -> str | None:
@@ -202,7 +203,8 @@ def _instead(option: str, value: str) -> str | None:
 def _names_a_secret(name: str) -> bool:
     """Return whether the name of a variable suggests a secret.
 
-    Names of paths do not. Only complete words count, so `TOKENIZERS_PARALLELISM` does not either.
+    The name of a path variable (`..._FILE`) does not suggest a secret. Only complete words count, so
+    `TOKENIZERS_PARALLELISM` does not suggest one.
     """
     words = name.upper().removeprefix("PG").split("_")  # for PGPASSWORD
     return not _SECRET_WORDS.isdisjoint(words) and words[-1] not in _PLACE_WORDS
