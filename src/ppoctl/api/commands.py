@@ -1,7 +1,7 @@
 """`train`, `rollout`, `resume` and `evaluate` from Python.
 
-They run the same checks as the commands and write the same run directory. An error that ends a command is raised here
-as a `PpoctlError` with a message, a hint and the exit code of the command.
+The functions run the same checks as the commands and write the same run directory. If an error would end the command,
+the function raises a `PpoctlError` with the message, the hint and the exit code of the command.
 """
 
 import threading
@@ -24,7 +24,7 @@ RUNS = "runs"
 """Default folder of run directories, relative to the working directory."""
 
 RecipeArgument = str | Path | Iterable[str | Path]
-"""A recipe file, or several files of which later ones override earlier ones."""
+"""A recipe file, or several recipe files. Later files override earlier files."""
 Keys = Mapping[str, Any] | None
 """Recipe keys with dots, and their values, as in `--set`: `{"ppo.kl.coef": 0.01}`."""
 
@@ -59,7 +59,7 @@ def train(
 def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUNS, force: bool = False) -> Run:
     """Generate and score the responses of the first step, and return the run.
 
-    `train` with the same recipe continues from them. Raises every error of `ppoctl rollout`.
+    `train` with the same recipe continues from these responses. Raises every error of `ppoctl rollout`.
     """
     from ppoctl.cli import preflight
     from ppoctl.wire.prestart import prestarted_engine
@@ -74,7 +74,9 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
 
 
 def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> Run:
-    """Resume a run, wherever it stopped, and return it. Changed keys apply from the first step without a rollout.
+    """Resume a run from the point where it stopped, and return the run.
+
+    Changed keys apply from the first step without a rollout.
 
     Raises StorageError if artifacts of the run are missing or corrupt, and every error of `ppoctl resume`.
     """
@@ -102,7 +104,7 @@ class Evaluated:
     state: str
     """Id of the actor state that was evaluated."""
     figures: Mapping[str, float]
-    """Metrics by their names in a run's journal, such as `eval/heldout/pass_at_1`."""
+    """Metric name, as in the journal of a run -> value. Example of a name: `eval/heldout/pass_at_1`."""
     rows: list[dict[str, Any]]
     """Generated and scored samples, one row per sample."""
 
@@ -116,9 +118,9 @@ class Evaluated:
 def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Keys = None) -> Evaluated:
     """Evaluate a checkpoint on the evaluation sets of the recipe, as `train` does.
 
-    `checkpoint` is a run, one of its `states/actor/STEP` folders, or a model folder (which requires a recipe).
+    `checkpoint` is a run, a `states/actor/STEP` folder of a run, or a model folder. A model folder requires a recipe.
 
-    Raises RecipeError if it is none of these, and every error of `ppoctl eval`.
+    Raises RecipeError if `checkpoint` is none of these, and every error of `ppoctl eval`.
     """
     from ppoctl.runs.eval_target import find_checkpoint
     from ppoctl.wire.prestart import prestarted_engine
@@ -135,9 +137,9 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
 
 @contextmanager
 def _screen_and_gate(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
-    """Open a screen on stderr, and a gate that signals close.
+    """Open a screen on stderr, and a gate that stops the work after a signal.
 
-    Python delivers signals to the main thread only, so in another thread nothing closes the gate.
+    Python delivers signals to the main thread only. In any other thread, a signal does not stop the work.
     """
     from ppoctl.shutdown.signals import SignalGate, signal_gate
     from ppoctl.tracking.screen import open_screen

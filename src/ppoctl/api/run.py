@@ -1,6 +1,6 @@
 """A run directory as pyarrow tables; `.to_pandas()` converts them to data frames.
 
-The directory is only read, and the run may be running.
+The run directory is only read, so the run may still be running.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Recipe of the newest steps, every key with its value."""
+        """Recipe of the newest steps, with the value of every key."""
         from ppoctl.store import run_dir
 
         recipes = run_dir.recipes(self.layout)
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Id, time of creation, versions, and digests of the sources."""
+        """Id of the run, its time of creation, versions, and digests of its sources."""
         from ppoctl.store import run_dir
 
         return run_dir.facts(self.layout)
@@ -64,7 +64,7 @@ class Run:
         return as_table([{"step": step, **rows[step]} for step in sorted(rows)])
 
     def journal(self) -> list[dict[str, Any]]:
-        """Return the journal in order: one entry per committed artifact and per event."""
+        """Return the journal in the order of writing: one entry for each committed artifact and each event."""
         from ppoctl.store.journal import read_lines
 
         return read_lines(self.layout.journal)
@@ -85,10 +85,10 @@ class Run:
         return steps_with_rollouts(self.layout)
 
     def samples(self, step: int | None = None) -> "pyarrow.Table":
-        """Return one row per response of a step; None: the last step with rollouts.
+        """Return one row per response of a step. If `step` is None, this is the last step with rollouts.
 
-        Columns are prompt, reward and, per token, ids, log-probs, values, advantages and KL from the reference, as
-        far as the step has computed them. Raises RecipeError if the step has no rollouts.
+        Columns are prompt and reward and, for each token, id, log-probs, value, advantage and KL from the reference.
+        Values that the step has not computed are missing. Raises RecipeError if the step has no rollouts.
         """
         from ppoctl.runs.samples import read_samples
         from ppoctl.store.arrow_tables import as_table
@@ -98,7 +98,7 @@ class Run:
         return as_table([vars(sample) for sample in read_samples(self.layout, step)])
 
     def evaluations(self) -> "pyarrow.Table":
-        """Return one row per sample of every evaluation, with the step after which it was made."""
+        """Return one row per sample of every evaluation, with the step after which the evaluation ran."""
         from ppoctl.store.arrow_tables import as_table
         from ppoctl.store.samples import evaluation_rows, steps_with_evaluation
 

@@ -1,4 +1,4 @@
-"""A picture of vertically stacked panels, as shapes in pixels. The SVG and the PNG are made from it."""
+"""A picture of vertically stacked panels, as shapes in pixels. SVG and PNG files are created from the picture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from ppoctl.chart.panel import Panel, aligned
 from ppoctl.chart.scale import Scale, label, scale, ticks
 
 COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7b3294", "#c51b7d", "#8c6d31", "#444444", "#17a2b8")
-"""Colours of the runs, distinguishable with red-green colour blindness."""
+"""Colours of the runs. People with red-green colour blindness can distinguish them."""
 INK, GREY, PALE = "#222222", "#666666", "#dddddd"
 SIZE = 12
 """Font size in pixels."""
 
 WIDTH, PANEL_HEIGHT = 860, 200
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 42, 30
-"""Margins of a panel, in pixels, for the labels, and on top for the title with the names of events below it."""
+"""Margins of a panel for the labels, in pixels. The top margin contains the title and the names of events."""
 LINE = 20
 """Height of a line of the legend, in pixels."""
 
@@ -65,7 +65,7 @@ class Picture:
 
 
 def picture(panels: Sequence[Panel], runs: Sequence[str]) -> Picture:
-    """Return all panels stacked over the same steps, with the legend on top."""
+    """Return a picture of all panels, stacked over a common step axis, with the legend on top."""
     steps = scale(*map(float, aligned(panels)))
     shapes: list[Shape] = []
     legend = LINE * len(runs)
@@ -115,7 +115,7 @@ def _panel(panel: Panel, steps: Scale, top: float) -> list[Shape]:
 def _events(
     events: Sequence[tuple[int, str]], x: Callable[[float], float], low_y: float, high_y: float
 ) -> list[Shape]:
-    """Return a thin line for each step, with the names of its events if they do not overlap other text."""
+    """Return a thin line for each step with events. The events are named if their names do not overlap other text."""
     shapes: list[Shape] = []
     free_from = 0.0
     for step in sorted({step for step, _ in events}):

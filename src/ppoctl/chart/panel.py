@@ -26,7 +26,7 @@ class Panel:
     unit: str
     curves: tuple[Curve, ...]
     is_rare: bool = False
-    """Whether the metric is measured at some steps only. Its points are marked."""
+    """Whether the metric is measured only at some steps. The points of such a metric are marked."""
     events: tuple[tuple[int, str], ...] = ()
     """Step and name of each event of a run."""
 
@@ -46,7 +46,7 @@ class Panel:
 def curve(run: int, points: Sequence[Point], smooth: int = 1) -> Curve:
     """Return the curve of the recorded points, without values that are not finite.
 
-    With `smooth` above 1, each value is the mean of the last `smooth` values, up to its own step.
+    If `smooth` is above 1, each value is replaced by the mean of the last `smooth` values, including itself.
     """
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     values = [value for _, value in finite]
@@ -55,6 +55,6 @@ def curve(run: int, points: Sequence[Point], smooth: int = 1) -> Curve:
 
 
 def aligned(panels: Sequence[Panel]) -> tuple[int, int]:
-    """Return the first and the last step of a picture of stacked panels."""
+    """Return the first and the last step of the common axis of stacked panels."""
     spans = [panel.steps for panel in panels]
     return min(low for low, _ in spans), max(high for _, high in spans)

@@ -1,4 +1,7 @@
-"""A picture as PNG, drawn by Pillow, which vLLM installs. It has twice the size in pixels, so that it is sharp."""
+"""A picture as a PNG file, drawn by Pillow, which is installed with vLLM.
+
+The file has twice as many pixels as the picture in each direction, so that it is sharp.
+"""
 
 from io import BytesIO
 
@@ -7,9 +10,9 @@ from PIL import Image, ImageDraw, ImageFont
 from ppoctl.chart.drawing import SIZE, Dot, Line, Picture, Text
 
 SCALE = 2
-"""Pixels of the file for each pixel of the picture."""
+"""Pixels of the file for each pixel of the picture, in each direction."""
 FINER = 2
-"""Factor by which lines are drawn larger and then scaled down, because Pillow does not antialias them."""
+"""Factor by which lines are drawn larger and then scaled down, because Pillow does not antialias lines."""
 
 
 def png(picture: Picture) -> bytes:

@@ -1,4 +1,4 @@
-"""Scales of axes: the position of a value, and the round numbers to label."""
+"""Scales of axes: the position of a value on an axis, and the round numbers that are labelled."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Scale:
 
 
 def scale(low: float, high: float) -> Scale:
-    """Return a scale that contains both values; if they are equal, the value is in the middle."""
+    """Return a scale that contains both values. If the values are equal, they are in the middle of the scale."""
     if low < high:
         return Scale(low, high)
     margin = abs(low) / 10 or 1.0
@@ -27,7 +27,7 @@ def scale(low: float, high: float) -> Scale:
 def ticks(on: Scale, most: int, *, whole: bool = False) -> list[float]:
     """Return at most `most` round numbers on the scale, at equal distances of 1, 2 or 5 times a power of ten.
 
-    `whole`: only integers.
+    If `whole` is True, the numbers are integers.
     """
     step = 10.0 ** math.floor(math.log10((on.high - on.low) / max(most, 1)))
     factors = [factor * 10.0**power for power in range(3) for factor in (1, 2, 5)]

@@ -1,4 +1,4 @@
-"""A picture as SVG. Text remains text, so that it can be searched and a browser uses its own fonts."""
+"""A picture as SVG. Text remains text, so that a reader can search the text and a browser can choose the fonts."""
 
 from xml.sax.saxutils import escape, quoteattr
 
@@ -6,7 +6,7 @@ from ppoctl.chart.drawing import SIZE, Dot, Line, Picture, Shape
 
 
 def svg(picture: Picture, title: str) -> str:
-    """Return the content of the SVG file. `title` is the text for screen readers."""
+    """Return the content of the SVG file. `title` is the text that screen readers read."""
     size = f'width="{picture.width}" height="{picture.height}" viewBox="0 0 {picture.width} {picture.height}"'
     font = f'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="{SIZE}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {font}>'

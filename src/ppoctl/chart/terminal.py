@@ -1,4 +1,7 @@
-"""Charts as lines of text: braille dots, or one character per run if braille or colour is not available."""
+"""Charts as lines of text, drawn with braille dots.
+
+If braille or colour is not available, each run is drawn with a separate character.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,27 +11,27 @@ from ppoctl.chart.panel import Panel, Point
 from ppoctl.chart.scale import Scale, label, scale, ticks
 
 MARKS = "*+ox#@%&"
-"""Characters of the runs if there is no colour."""
+"""Character of each run, if there is no colour."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character, by row and column of its dots."""
 _BRAILLE = 0x2800
 
 Paint = Callable[[int, str], str]
-"""Function that colours a text for a run, given by its index."""
+"""Function that returns a text in the colour of a run. The run is given by its index."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """Size and abilities of the terminal."""
+    """Size of the terminal, and whether it has braille and colour."""
 
     width: int
     height: int
-    """Lines of the plot itself."""
+    """Height of the plot in lines, without title and axis."""
     margin: int = 0
-    """Minimum number of characters for the labels of values, so that stacked plots are aligned."""
+    """Minimum width of the labels of values, in characters. A common width aligns stacked plots."""
     unicode: bool = True
     paint: Paint | None = None
-    """None: no colour, so that each of several runs gets its own character."""
+    """Function that colours text. None: there is no colour, so each of several runs has a separate character."""
 
 
 def mark(style: Style, run: int, runs: int) -> str:
@@ -59,12 +62,12 @@ def chart(panel: Panel, steps: tuple[int, int], style: Style) -> list[str]:
 
 
 def margin(panels: Sequence[Panel], height: int) -> int:
-    """Return the number of characters that the labels of all these panels require."""
+    """Return the width, in characters, that the labels of values of all these panels require."""
     return max((len(text) for panel in panels for text in _labels(panel, height).values()), default=0)
 
 
 def _labels(panel: Panel, height: int) -> dict[int, str]:
-    """Return the labels of values, by line."""
+    """Return line number -> label of a value."""
     values = scale(*panel.values)
     return {_row(values, tick, height): label(tick) for tick in ticks(values, max(2, height // 3))}
 
@@ -78,7 +81,7 @@ def _row(on: Scale, value: float, height: int) -> int:
 
 
 def _below(across: Scale, columns: int) -> str:
-    """Return the line with the labels of steps, without labels that would overlap."""
+    """Return the line with the labels of steps. Labels that would overlap another label are left out."""
     text = [" "] * columns
     for tick in ticks(across, max(2, columns // 10), whole=True):
         digits = label(tick)
@@ -90,16 +93,16 @@ def _below(across: Scale, columns: int) -> str:
 
 @dataclass
 class _Canvas:
-    """Cells of a plot: the dots that are set in each, and the run that set the last one."""
+    """Cells of a plot: the dots that are set in each cell, and the run that set the last dot of the cell."""
 
     columns: int
     height: int
     is_braille: bool
     cells: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """Row and column -> run and dots."""
+    """(row, column) of a cell -> (run, dots)."""
 
     def draw(self, run: int, points: Sequence[Point], across: Scale, up: Scale, *, joined: bool) -> None:
-        """Draw a curve. `joined`: draw lines between its points."""
+        """Draw a curve. If `joined` is True, draw lines between the points of the curve."""
         wide, high = (2, 4) if self.is_braille else (1, 1)
         places = [
             (
@@ -121,7 +124,7 @@ class _Canvas:
         """Yield the cells as lines of text."""
         for row in range(self.height):
             cells = [self.cells.get((row, column), (None, 0)) for column in range(self.columns)]
-            parts = groupby(cells, key=lambda cell: cell[0])  # one colour sequence for neighbours
+            parts = groupby(cells, key=lambda cell: cell[0])  # one colour sequence for neighbouring cells
             yield "".join(self._text(run, [dots for _, dots in part], paint) for run, part in parts).rstrip()
 
     def _text(self, run: int | None, dots: Sequence[int], paint: Paint | None) -> str:

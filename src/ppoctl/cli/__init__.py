@@ -1,1 +1,1 @@
-"""The commands that a user types, one file each; `render` is the only place that prints."""
+"""The commands that a user types, one module for each command. Only the module `render` prints."""

@@ -81,7 +81,9 @@ app.add_typer(recipes.app, name="recipes")
 @app.callback(invoke_without_command=True)
 def _global_options(
     version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors; valid anywhere.")] = False,  # noqa: ARG001
+    debug: Annotated[  # noqa: ARG001
+        bool, typer.Option("--debug", help="Print the tracebacks of errors. Valid before or after the command.")
+    ] = False,
 ) -> None:
     if version:
         from importlib.metadata import version as version_of
@@ -92,15 +94,17 @@ def _global_options(
 
 def main() -> None:
     """Run the shell command `ppoctl`."""
-    # torch reads both variables at its first import. Without the first, its C++ code warns about NUMA binding at
-    # every engine start. Without the second, waiting threads spin, which makes a busy machine ten times slower.
+    # torch reads both variables at its first import. Without the first, the C++ code of torch warns about NUMA
+    # binding at every engine start. Without the second, waiting threads spin, and a busy machine is ten times slower.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _open_closed_streams()
     try:
         code = run(sys.argv[1:])
     except BrokenPipeError:  # the reader of stdout has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the error again at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise Python reports the error again at exit
         code = 128 + signal.SIGPIPE
     _leave(code)
 
@@ -108,7 +112,7 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open /dev/null for each standard stream that the caller closed.
 
-    Otherwise a file of the run would get the free descriptor, and receive what libraries print.
+    Otherwise the next file that the run opens would get the free descriptor and receive the output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -122,7 +126,7 @@ def _open_closed_streams() -> None:
 def _leave(code: int) -> NoReturn:
     """Exit the process; if torch is loaded, run only the exit handlers first.
 
-    Tearing down the modules of torch and vLLM takes seconds, and frees only what the operating system frees anyway.
+    Tearing down the modules of torch and vLLM takes seconds. The operating system frees their memory in any case.
     """
     if "torch" not in sys.modules:
         sys.exit(code)
@@ -135,7 +139,7 @@ def _leave(code: int) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Every error of a command is handled here."""
     own = list(arguments)[: list(arguments).index("--")] if "--" in arguments else list(arguments)
-    # Read before parsing, so that a parse error is printed in the requested form, too.
+    # `--json` is looked up before parsing, so that a parse error is printed in the requested form, too.
     debug, as_json = "--debug" in own, "--json" in own and not {"--help", "-h"} & {*own}
     if not as_json:
         return _run(arguments, debug=debug, as_json=False)
@@ -251,7 +255,7 @@ def _usage(error: Any, words: Sequence[str]) -> _Failure:
 
 
 def _usage_message(error: Any) -> str:
-    """Return typer's message; pydantic's errors about numbers are replaced by messages that contain the number."""
+    """Return typer's message. For an invalid number, return a message that contains the number."""
     text = str(error.format_message())
     for details in getattr(error.__cause__, "errors", list)():
         if (words := _NUMBER_ERRORS.get(details["type"])) is not None:

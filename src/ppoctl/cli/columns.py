@@ -1,7 +1,8 @@
 """Layout of table rows on a terminal.
 
-A table that is too wide is wrapped at word boundaries: the last column first, then the widest columns. If that is not
-enough, names are broken after `/`. If the columns still do not fit, each row is printed as a block.
+If a table is too wide, its cells are wrapped at word boundaries: in the last column first, then in the widest
+columns. If the table is still too wide, names are broken after `/`. If the columns still do not fit, each row is
+printed as a block of lines.
 """
 
 import re
@@ -14,9 +15,9 @@ NAMES = re.compile(r"\s*\S+?(?:/|(?=\s|$))")
 SHORT = 12
 """Columns up to this width are never wrapped: `22.9 MiB`, `3h 07m`."""
 READABLE = 24
-"""Minimum width of the last column, which contains sentences, while other columns can still be wrapped."""
+"""Minimum width of the last column while other columns can still be wrapped. The last column contains sentences."""
 LONGEST = 30
-"""Longest word that the last column is widened for. Longer words, mostly paths, run over its edge."""
+"""Length of the longest word that the last column is widened for. Longer words, mostly paths, exceed the column."""
 INDENT = 4
 """Spaces before a continuation line of a block."""
 
@@ -26,8 +27,8 @@ Texts = Sequence[Sequence[str]]
 def widths_in(line_width: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | None:
     """Return the width of each column, in characters, so that a line has at most `line_width` characters.
 
-    `texts` are all rows with the headers. `breaks` matches the pieces that a cell may be broken into. None means that
-    the table does not fit.
+    `texts` contains the headers and all rows. `breaks` matches the pieces that a cell may be broken into. The result
+    is None if the table does not fit.
     """
     columns = list(zip(*texts, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -47,7 +48,7 @@ def widths_in(line_width: int, texts: Texts, breaks: re.Pattern[str]) -> list[in
 
 
 def wrapped(text: str, width: int, breaks: re.Pattern[str] = WORDS) -> list[str]:
-    """Return the text in lines of at most `width` characters; a longer piece gets its own line."""
+    """Return the text in lines of at most `width` characters. A longer piece has a line to itself."""
     if len(text) <= width:
         return [text]
     lines, line = [], ""
@@ -63,7 +64,7 @@ def wrapped(text: str, width: int, breaks: re.Pattern[str] = WORDS) -> list[str]
 def laid_out(
     texts: Sequence[str], widths: Sequence[int], right: Sequence[bool], breaks: re.Pattern[str]
 ) -> list[str]:
-    """Return one row as lines. `right`: whether each column is right-aligned."""
+    """Return one row as lines. `right`: for each column, whether it is right-aligned."""
     last = len(widths) - 1
     cells = [
         wrapped(text, width, WORDS if number == last else breaks)

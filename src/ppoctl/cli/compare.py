@@ -1,4 +1,4 @@
-"""`ppoctl compare`: the differences of two runs and of their samples, or of two evaluations."""
+"""`ppoctl compare`: the differences between two runs and between their samples, or between two evaluations."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ def compare(
         bool,
         typer.Option(
             "--eval",
-            help="Compare evaluations. Each is a run (its newest), an 80-eval folder, or a file from `eval --out`.",
+            help="Compare evaluations: the newest of each run, or `80-eval` folders, or files from `eval --out`.",
         ),
     ] = False,
     shown: Annotated[
@@ -34,13 +34,15 @@ def compare(
     ] = 10,
     exit_code: Annotated[
         bool,
-        typer.Option("--exit-code", help="Exit with 10 if samples (with --eval: scores) differ, else with 0."),
+        typer.Option(
+            "--exit-code", help="Exit with code 10 if samples (with --eval: scores) differ, else with code 0."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> int | None:
-    """Compare two runs, or two evaluations. Runs: recipe, sources, versions, metrics, and samples in ledger order up
-    to the first difference. With --eval, evaluations are compared prompt by prompt: the difference, its confidence
-    interval and p-value."""
+    """Compare two runs, or two evaluations. For runs, prints the differences in recipe, sources, versions and
+    metrics, and the first sample that differs, in ledger order. With --eval, compares evaluations prompt by prompt,
+    and prints the difference of their scores with its confidence interval and p-value."""
     if evaluations:
         differ = _compare_evaluations(run, other, shown, as_json=json)
     else:
@@ -49,7 +51,7 @@ def compare(
 
 
 def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
-    """Print the differences of two runs, and return whether their samples differ."""
+    """Print the differences between two runs, and return whether the samples of the runs differ."""
     from ppoctl.cli import differences
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
@@ -84,7 +86,10 @@ def _print_samples(found: "Comparison", run: Path, other: Path) -> None:
 
 
 def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) -> bool:
-    """Print the differences of two evaluations, and return whether a score differs or is in only one of them."""
+    """Print the differences between two evaluations.
+
+    Returns whether a score differs, or is in only one of the two evaluations.
+    """
     from ppoctl.store import eval_samples
     from ppoctl.store.compare_evaluations import compare_evaluations, not_compared
 

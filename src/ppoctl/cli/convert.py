@@ -14,7 +14,7 @@ from ppoctl.errors import RecipeError
 def _found(source: str) -> str:
     """Return the run `runs/q1` for `q1`, unless a local path is called `q1`; return other names as they are.
 
-    A name that is neither may be a hub id.
+    A name that is neither a run nor a local path may be a hub id.
     """
     run = found_run(Path(source))
     return str(run) if is_run(run) and not Path(source).exists() else source
@@ -65,19 +65,22 @@ def convert_ckpt(
     shard_gib: Annotated[
         float, typer.Option("--shard-gib", metavar="GIB", help="Maximum size of a weight file, in GiB.")
     ] = 4.0,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip all checks; the report lists this.")] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Skip all checks. The report lists the skipped checks.")
+    ] = False,
     no_parity: Annotated[
         bool,
         typer.Option(
-            "--no-parity", help="Compare the tensors, but not the model's outputs, which requires its memory."
+            "--no-parity",
+            help="Compare only tensors. Skip the comparison of outputs, which loads the model into memory.",
         ),
     ] = False,
     allow_pickle: AllowPickle = False,
     json: JsonOption = False,
 ) -> None:
-    """Convert a checkpoint between Hugging Face and Megatron format, and verify it. The output is read back, compared
-    with SOURCE tensor by tensor, and must give the same outputs on fixed prompts. If anything fails,
-    nothing is left at OUT."""
+    """Convert a checkpoint between Hugging Face and Megatron format, and verify it. The converted checkpoint is read
+    back and compared with SOURCE, tensor by tensor. Both models must return the same outputs for fixed prompts. If a
+    step fails, OUT is not created."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
     from ppoctl.store.folders import require_new

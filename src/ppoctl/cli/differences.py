@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ppoctl.store.run_paths import RunPaths
 
 ValuePair = tuple[Any, Any]
-"""A value in both runs; None for a run that does not have it."""
+"""The value of a key in each of the two runs. None: the run does not have the key."""
 Point = tuple[int, float]
 
 
@@ -22,10 +22,10 @@ class MetricDifference:
 
     name: str
     step: int | None
-    """The last step at which both runs have the metric; None if there is no such step."""
+    """The last step at which both runs have the metric. None: there is no such step."""
     at_step: ValuePair
     best: tuple[Point | None, Point | None]
-    """Step and value of each run's best; None if the metric has no better direction."""
+    """Step and value of the best value of each run. None: neither higher nor lower values are better."""
 
     @property
     def differs(self) -> bool:
@@ -34,9 +34,10 @@ class MetricDifference:
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences of two runs, by name: recipe keys at their newest steps, digests of sources, versions.
+    """Differences between two runs, by name: recipe keys, digests of sources, versions.
 
-    `metrics` has the key metrics and evaluations, whether they differ or not.
+    Recipe keys are compared at the newest step of each run. `metrics` contains all key metrics and
+    evaluations, including metrics that do not differ.
     """
 
     keys: dict[str, ValuePair]
@@ -46,7 +47,7 @@ class Differences:
 
 
 def differences(left: "RunPaths", right: "RunPaths") -> Differences:
-    """Return the differences of two runs.
+    """Return the differences between two runs.
 
     Raises RecipeError if a folder is not a run, StorageError if its recipe or journal is damaged.
     """
@@ -86,7 +87,7 @@ def _metric(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
     step = max(left.keys() & right.keys(), default=None)
     metric = find(name)
     better = {"higher": 1, "lower": -1, None: 0}[metric.better if metric else None]
-    # The earliest of equal values is the best; nan, which is not equal to itself, is excluded.
+    # If several values are equal, the earliest is the best. nan is excluded: it is not equal to itself.
     points = [[point for point in each if point[1] == point[1]] if better else [] for each in series]
     best = [max(each, key=lambda point: (better * point[1], -point[0]), default=None) for each in points]
     at_step = (None, None) if step is None else (left[step], right[step])
@@ -94,7 +95,7 @@ def _metric(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
 
 
 def as_json(found: Differences) -> dict[str, Any]:
-    """Return the differences as a part of a JSON object, each value as a pair (left, right)."""
+    """Return the differences as fields of a JSON object. Each difference is a pair (left, right)."""
     from ppoctl.errors import without_secrets
 
     def safe(value: Any) -> Any:

@@ -24,8 +24,9 @@ def doctor(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the checks that passed.")] = False,
     json: JsonOption = False,
 ) -> int | None:
-    """Check whether this machine can run ppoctl. Driver, packages, GPUs, limits and disks: prints what is wrong and
-    the command that fixes it, and how many checks passed. Changes nothing. Exit code 3 if a check fails."""
+    """Check whether this machine can run ppoctl. Checks driver, packages, GPUs, limits and disks. Prints each
+    problem with the command that fixes it, and the number of checks that passed. Changes nothing. Exits with code 3
+    if a check fails."""
     from ppoctl.doctor.examine import findings
     from ppoctl.machine.host_info import this_machine
 
@@ -38,7 +39,10 @@ def doctor(
 
 
 def print_findings(found: "Sequence[Finding]", *, verbose: bool, json: bool) -> int | None:
-    """Print the findings that are not ok (`verbose`: all), and a count. Returns the exit code if one is wrong."""
+    """Print the findings that are not ok (`verbose`: all findings), and their counts.
+
+    Returns an exit code if a finding is wrong, otherwise None.
+    """
     bad = [finding for finding in found if finding.verdict == "wrong"]
     error = None
     if bad:
@@ -69,7 +73,10 @@ def _count(found: "Sequence[Finding]") -> str:
 
 
 def _intended(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
-    """Return the recipe with its missing files. Raises RecipeError if the recipe itself is wrong."""
+    """Return the recipe, and the files that the recipe names but this machine lacks.
+
+    Raises RecipeError if the recipe itself is wrong.
+    """
     from ppoctl.doctor.recipe_checks import IntendedRun
     from ppoctl.loading.load import examine
     from ppoctl.loading.problems import as_error

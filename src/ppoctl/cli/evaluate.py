@@ -38,8 +38,8 @@ def evaluate(
     test_only: TestOnly = False,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate a checkpoint on the evaluation sets. Prints greedy and sampled pass@1 with standard errors, computed
-    as in `train`."""
+    """Evaluate a checkpoint on the evaluation sets. Prints greedy and sampled pass@1 with standard errors, which are
+    computed as in `train`."""
     checkpoint, files = _arguments(words or (), ckpt)
     _require_known(checkpoint, files)
     if out is not None:
@@ -60,7 +60,7 @@ def _print_result(checkpoint: Path, evaluation: Any, out: Path | None, *, as_jso
         render.table([(name, f"{value:.4g}") for name, value in metrics.items()], ("metric", "value"))
         render.line()
         render.line(f"state: {evaluation.stamp}")
-    # Samples are written last: metrics that took hours must be printed even if writing fails.
+    # Samples are written last, so that metrics that took hours are printed even if writing the samples fails.
     if out is not None:
         from ppoctl.store import eval_samples
 
@@ -84,7 +84,7 @@ def _arguments(words: Sequence[Path], ckpt: Path | None) -> tuple[Path, list[Pat
 
 
 def _require_known(path: Path, files: Sequence[Path]) -> None:
-    """Raise RecipeError if the path cannot be evaluated. Runs before the imports, which take seconds."""
+    """Raise RecipeError if the path cannot be evaluated. This check runs before the imports, which take seconds."""
     if not any((path / name).is_file() for name in (*_RUN_FILES, _MODEL_FILE)):
         raise RecipeError(
             f"`{path}` is neither a run, a saved actor state nor a model folder",

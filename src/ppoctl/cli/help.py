@@ -1,4 +1,4 @@
-"""Layout of `--help`: a complete sentence for each command in the list, and examples below each command."""
+"""Layout of `--help`: a complete sentence for each command in the list, and examples below the help of a command."""
 
 import inspect
 import re
@@ -67,7 +67,7 @@ EXAMPLES: dict[str, str] = {
     "recipes algorithms": "ppoctl recipes algorithms > algorithms.md",
     "recipes coming-from": "ppoctl recipes coming-from verl",
 }
-"""Examples by command, printed below its help."""
+"""Command -> examples that are printed below the help of the command."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
@@ -80,14 +80,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help shows no types and no braces."""
+    """A command whose help shows neither option types nor braces."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the arguments without braces, which a reader might type."""
+        """Return the arguments without braces, because a reader might type the braces."""
         return [re.sub(r"^\{(.*)\}|^\[(\[.*\])\]", r"\1\2", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, in the order in which they are declared."""
+        """Write the arguments and options, in the order in which the command declares them."""
         by_kind: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
@@ -99,7 +99,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """Commands with a complete sentence each, on two lines if necessary, and examples below their own help."""
+    """Command group whose list shows a complete sentence for each command, on two lines if necessary."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands. typer would truncate each sentence at the edge of the terminal."""

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from ppoctl.store.journal import JournalLine
 
 BROKEN = "broken"
-"""State of a run that cannot be read."""
+"""State that is listed for a run that cannot be read."""
 
 SHOWN_OF_A_SET = ("pass_at_1", "score_mean", "greedy_pass_at_1", "greedy_score_mean")
-"""Metrics that can represent an evaluation set in the list: the first of these that the set has."""
+"""Metrics of an evaluation set, by priority. The list shows the first metric that the set has."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One run in the list. Only the size and the age of a broken run are known."""
+    """One run in the list. For a broken run, only size and age are known."""
 
     run: Path
     state: str
@@ -39,8 +39,8 @@ class Listed:
     job: str | None = None
     """Slurm's id of the running or pending job."""
     may_be_at_work: bool = False
-    """Whether the run may be running: Slurm does not answer about its jobs, or its attempt is on another host and
-    wrote to the journal recently."""
+    """Whether the run may be running: Slurm does not answer about the jobs of the run, or the newest attempt is on
+    another host and wrote to the journal recently."""
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "name": self.run.name, "run": str(self.run)}
@@ -51,12 +51,12 @@ class Listed:
 
     @property
     def evaluated(self) -> str:
-        """The last evaluation as text: `NAME VALUE, ...`."""
+        """Values of the last evaluation as text: `NAME VALUE, ...`."""
         return ", ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items()) or "-"
 
     @property
     def where(self) -> str:
-        """Host and process id of the running attempt, and the job."""
+        """Host and process id of the running attempt, and the id of the job."""
         process = None if self.host is None else f"{self.host}:{self.pid}"
         return ", ".join(filter(None, [process, self.job and f"job {self.job}"])) or "-"
 
@@ -70,10 +70,10 @@ class _Read:
 
 
 def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[Listed], str | None]:
-    """Return the runs as rows, and why Slurm did not answer about their jobs.
+    """Return the runs as rows, and the reason why Slurm did not answer about their jobs.
 
-    The reason is None if Slurm answered, or was not queried. Slurm has `wait_s` seconds to answer; None means its
-    default.
+    The reason is None if Slurm answered or was not queried. `wait_s` is the timeout for Slurm in seconds; None means
+    the default timeout.
     """
     import time
 
@@ -163,7 +163,7 @@ def _size(run: Path) -> int:
 
 
 def _touched_at(run: Path) -> float:
-    """Return when a run without journal lines was last written to, in Unix seconds."""
+    """Return the time, in Unix seconds, at which a run without journal lines was last written to."""
     from ppoctl.store.run_paths import RunPaths
 
     paths = RunPaths(run)

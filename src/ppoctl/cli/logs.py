@@ -1,6 +1,6 @@
 """`ppoctl logs`: print the logs of a run, attempt by attempt, or follow them until the run ends.
 
-Works on a login node: reads files of the run directory, and queries Slurm.
+The command works on a login node: it only reads files of the run directory and queries Slurm.
 """
 
 import time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.25
 ASK_EVERY_S = 10.0
-"""Minimum seconds between two queries of Slurm for remaining jobs."""
+"""Minimum seconds between two queries that ask Slurm for the remaining jobs of the run."""
 
 LogLine = dict[str, Any]
 
@@ -69,7 +69,7 @@ def logs(
 
 
 class _LogReader:
-    """Log files that were requested, each with the position up to which it was printed."""
+    """The requested log files, each with the position up to which the file was printed."""
 
     def __init__(self, paths: "RunPaths", what: str, attempt: int | None, lines: int | None) -> None:
         self.paths = paths
@@ -94,7 +94,7 @@ class _LogReader:
         for path, tail in self.tails.items():
             for texts in tail.new():
                 self._print(path, texts)
-            if path not in files:  # a file of an earlier attempt, which does not grow any more
+            if path not in files:  # the file belongs to an earlier attempt and does not grow any more
                 self._print(path, tail.rest())
 
     def finish(self) -> None:
@@ -120,7 +120,7 @@ def _follow(reader: _LogReader) -> None:
         if (new_size_bytes := journal.stat().st_size) != size_bytes:
             size_bytes, events = new_size_bytes, [line for line in intact(journal) if "event" in line]
         may_query = time.monotonic() >= query_at
-        # Checked before the files are read, or lines written in between would be lost.
+        # This is checked before the files are read. Otherwise lines that are written in between would be lost.
         is_over = _is_over(reader.paths, events, may_query=may_query)
         query_at = time.monotonic() + ASK_EVERY_S if may_query else query_at
         reader.look()

@@ -1,4 +1,4 @@
-"""Contexts shared by long commands: a screen that shows progress, and a gate that signals close."""
+"""Contexts for long commands: a screen that shows progress, and a gate that stops the work after a signal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
-    """Context in which the engine of the recipe starts, in parallel with loading libraries and reading data."""
+    """Return a context in which the vLLM engine starts while libraries are loaded and data is read."""
     from ppoctl.wire import prestart
 
     return prestart.prestarted_engine(recipe)
@@ -23,7 +23,7 @@ def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
 
 @contextmanager
 def screen(*, verbose: bool = False, quiet: bool = False) -> "Iterator[Screen]":
-    """Context of a screen on stderr. It shows messages of `render`, but not the output of libraries."""
+    """Open a screen on stderr. The screen shows messages of `render`, but not the output of libraries."""
     from ppoctl.tracking.library_output import LIBRARY_OUTPUT
     from ppoctl.tracking.screen import open_screen
 
@@ -39,9 +39,9 @@ def screen(*, verbose: bool = False, quiet: bool = False) -> "Iterator[Screen]":
 def working(
     resume_command: str, *, verbose: bool = False, quiet: bool = False
 ) -> "Iterator[tuple[Screen, SignalGate]]":
-    """Context of work that a signal can stop: a screen, and a gate that prints to it.
+    """Open a screen, and a gate that stops the work after a signal and prints its messages on the screen.
 
-    `resume_command` is what a user types to continue later.
+    `resume_command` is the command that a user types to continue later.
     """
     from ppoctl.shutdown.signals import signal_gate
 

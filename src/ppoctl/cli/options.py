@@ -13,7 +13,7 @@ from ppoctl.errors import quoted
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder is a run directory: it has a run.json, or a journal if its run.json is lost."""
+    """Whether the folder is a run directory: it has a run.json or, if the run.json is lost, a journal."""
     return any((folder / name).is_file() for name in ("run.json", "journal.jsonl"))
 
 
@@ -27,17 +27,20 @@ def run_folders(parent: Path) -> list[Path]:
 
 
 def _subfolders(parent: Path) -> Iterator[Path]:
-    """Yield the folders in a folder; none if it cannot be read.
+    """Yield the subfolders of a folder, or nothing if the folder cannot be read.
 
-    Names that begin with a dot are skipped: these runs are being created or removed.
+    Folders whose names begin with a dot are skipped: they are runs that are being created or removed.
     """
     with suppress(OSError):
         yield from (path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
 
 
 def found_run(path: Path) -> Path:
-    """Return `runs/q1` for `q1` if only the former is a run, and the same for a path inside a run; else the path."""
-    below_runs = RUNS / path  # the path itself if it is absolute
+    """Return `runs/q1` for `q1` if `runs/q1` is a run and `q1` is not; otherwise return the path.
+
+    A path inside a run, such as `q1/states`, is treated alike.
+    """
+    below_runs = RUNS / path  # if the path is absolute, this is the path itself
     return (
         below_runs
         if (is_run(below_runs) and not is_run(path)) or (below_runs.exists() and not path.exists())
@@ -46,7 +49,7 @@ def found_run(path: Path) -> Path:
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return completions of RUN: names of runs, or paths if the user has begun to type a path."""
+    """Return shell completions for RUN: names of runs, or paths if the user has begun to type a path."""
     is_path = incomplete.startswith(f"{RUNS}/")
     return [str(run if is_path else run.relative_to(RUNS)) for run in run_folders(RUNS)]
 
@@ -69,7 +72,7 @@ def key_names(incomplete: str) -> list[str]:
 
 
 def _settings(incomplete: str) -> list[str]:
-    """Return completions of `--set`: `KEY=`, without the value."""
+    """Return shell completions for `--set`: `KEY=`, without the value."""
     from ppoctl.manual.keys import key_lines
 
     return sorted({f"{line.key}=" for line in key_lines() if line.key.startswith(incomplete)})
@@ -156,10 +159,10 @@ Without = Annotated[
 
 
 def with_accepted(sets: Sequence[str] | None, without: Sequence[str] | None) -> list[str]:
-    """Return the settings of `--set`, with `--without` as another one, so that the run's recipe records it."""
+    """Return the settings of `--set`, with `--without` as a further setting, so that the run's recipe records it."""
     return [*(sets or ()), *([f"without={json.dumps(list(without))}"] if without else [])]
 
 
 def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:
-    """Return the command line that repeats a command which was stopped before a run existed."""
+    """Return the command line that repeats a command which was stopped before it created a run."""
     return " ".join(["ppoctl", command, *map(quoted, words), *(f"--set {quoted(item)}" for item in sets)])

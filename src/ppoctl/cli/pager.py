@@ -1,4 +1,4 @@
-"""Long output through the user's pager, if stdout is a terminal."""
+"""Pager for long output, used if stdout is a terminal."""
 
 import os
 import shlex
@@ -11,9 +11,9 @@ from typing import IO
 
 
 class _Piped(TextIOBase):
-    """A stream to a pager, which presents itself to writers as the terminal.
+    """An output stream that is connected to a pager. To code that writes to it, the stream looks like a terminal.
 
-    `flush` sends nothing: a pager that exits if all text fits on the screen must receive the text in one piece.
+    `flush` does nothing. A pager that exits if all text fits on the screen must receive the text in one piece.
     """
 
     def __init__(self, pipe: IO[str]) -> None:
@@ -32,7 +32,7 @@ class _Piped(TextIOBase):
 
 @contextmanager
 def paged(*, wanted: bool = True) -> Iterator[None]:
-    """Context in which output goes through `$PAGER`, or `less -FRX`.
+    """Send the output of the context through `$PAGER`, or through `less -FRX` if the variable is not set.
 
     Output is printed directly if stdout is not a terminal or the program cannot be started.
     """
@@ -47,7 +47,7 @@ def paged(*, wanted: bool = True) -> Iterator[None]:
         with suppress(BrokenPipeError):
             program.stdin.close()
         while program.poll() is None:
-            with suppress(KeyboardInterrupt):  # Ctrl-C is for the pager, which continues
+            with suppress(KeyboardInterrupt):  # Ctrl-C is meant for the pager, which continues to run
                 program.wait()
 
 

@@ -1,4 +1,4 @@
-"""`ppoctl plan`: what a run requires, before anything starts: six lines, or all of it with `--full`."""
+"""`ppoctl plan`: what a run requires, computed before it starts. Prints six lines, or all numbers with `--full`."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -27,13 +27,14 @@ def plan(
         bool, typer.Option("--full", help="Also print batch sizes, schedules, data, and memory by role and stage.")
     ] = False,
     sbatch: Annotated[
-        bool, typer.Option("--sbatch", help="Print the batch script that `train --on slurm` submits, and stop.")
+        bool, typer.Option("--sbatch", help="Only print the batch script that `train --on slurm` submits.")
     ] = False,
     runs: Runs = summary.RUNS,
     json: JsonOption = False,
 ) -> int | None:
-    """Print what a run requires, and start nothing. Six lines: memory, GPUs, disk, updates, checkpoints, and what was
-    not checked. Exit code 7 if the run does not fit the memory that --gpu-gib or --here name."""
+    """Print what a run requires, without starting the run. Prints six lines: memory, GPUs, disk, updates,
+    checkpoints, and what was not checked. Exits with code 7 if the run does not fit in the memory of --gpu-gib
+    or --here."""
     from ppoctl.plan.memory.estimate import misfit
     from ppoctl.plan.run_plan import plan as plan_of
 

@@ -27,11 +27,11 @@ _COMPONENTS = {
     "forward pass, in addition": "forward",
     "peak": "peak",
 }
-"""Label on the screen -> attribute of a rank."""
+"""Label on the screen -> attribute of `RankBytes`."""
 
 
 def print_memory(recipe: "Recipe", memory: "Memory") -> None:
-    """Print the memory of the largest rank of each role, of generator and driver, and whether each stage fits."""
+    """Print whether each stage fits, and the memory of generator, driver and the largest rank of each role."""
     from ppoctl.plan.memory.estimate import too_small_a_cache
 
     render.line()
@@ -81,7 +81,7 @@ def _cells(room: int | None, stage: "StageBytes") -> tuple[str, str]:
 
 
 def _print_items(heading: str, pool: "Pool") -> None:
-    """Print every item of a pool, its bytes, and the stages in which it is in memory."""
+    """Print every item of a memory pool: its bytes, and the stages during which it is in memory."""
     sizes = Counter[tuple[str, str]]()
     for item in pool.items:
         sizes[item.name, _when(pool, item)] += item.bytes
@@ -98,7 +98,7 @@ def _when(pool: "Pool", item: "MemoryItem") -> str:
 
 
 def _print_too_much(memory: "Memory") -> None:
-    """Print the largest items of the fullest stage if it does not fit, and the keys that reduce them."""
+    """If the fullest stage does not fit, print its largest items and the keys that reduce them."""
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
     stage = fullest.fullest
     if fullest.room is None or stage.bytes <= fullest.room:
@@ -155,7 +155,7 @@ def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
 
 
 def _leaving(roles: Sequence[str], device: str) -> str:
-    """Which roles are offloaded between their stages."""
+    """Return a sentence that lists the roles which are offloaded between their stages."""
     if not roles:
         return "no role is offloaded"
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""The six lines of `ppoctl plan`: whether the run fits, what it takes, and what was not checked."""
+"""The six lines of `ppoctl plan`: whether the run fits, what the run requires, and what was not checked."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
-    """Print the six lines. `on_gpus`: memory was estimated for GPUs of a known size, not for CPUs."""
+    """Print the six lines. `on_gpus`: whether memory was estimated for GPUs of a known size, or for CPUs."""
     steps, sequences = planned.batch.steps, planned.batch.sequences_per_step
     render.heading(f"{planned.name}: {steps} PPO steps of {sequences} sequences")
     rows = [

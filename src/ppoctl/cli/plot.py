@@ -1,4 +1,4 @@
-"""`ppoctl plot`: plot metrics of runs over their steps, on the terminal or as a picture."""
+"""`ppoctl plot`: plot metrics of runs over steps, on the terminal or as a picture."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "bright_red", "green", "magenta", "yellow", "blue", "white", "bright_cyan")
 PLAIN_WIDTH = 80
 PLAIN_HEIGHT = 10
-"""Lines of a plot if stdout is not a terminal."""
+"""Height of a plot, in lines of text, if stdout is not a terminal."""
 LEAST_HEIGHT, MOST_HEIGHT = 5, 16
 AROUND = 4
-"""Lines of a panel in addition to the plot: title, axis, labels of the axis, and an empty line."""
+"""Number of lines of a panel in addition to the plot: title, axis, labels of the axis, and an empty line."""
 
 
 @dataclass(frozen=True)
 class _Plotted:
-    """One run: its name in the legend, its metrics and its events."""
+    """One run to plot: its name in the legend, its metrics and its events."""
 
     name: str
     metrics: "Mapping[str, Sequence[Point]]"
@@ -49,8 +49,8 @@ def plot(
     ] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Plot metrics of runs over their steps. Default: reward, evaluations, KL, explained variance and entropy;
-    --metric selects others (`ppoctl recipes metrics` lists them). --json prints the series."""
+    """Plot metrics of runs over steps. By default, plots reward, evaluations, KL, explained variance and entropy.
+    --metric selects other metrics (`ppoctl recipes metrics` lists all metrics). --json prints the values."""
     if out is not None and out.suffix not in (".svg", ".png"):
         raise RecipeError(f"`{out}` does not end with .svg or .png", hint=f"--out {quoted(out.with_suffix('.svg'))}")
     plotted = _read(runs)
@@ -69,7 +69,7 @@ def plot(
 
 
 def _read(runs: Sequence[Path]) -> list[_Plotted]:
-    """Return the runs to plot, named by their paths if two have the same name.
+    """Return the runs to plot. If two runs have the same name, the runs are named by their paths.
 
     Raises RecipeError if a run has no metrics.
     """
@@ -115,7 +115,7 @@ def _chosen(runs: Sequence[_Plotted], requested: Sequence[str] | None) -> list[s
 
 
 def _default_metrics(recorded: set[str]) -> list[str]:
-    """Return the metrics to plot if none is requested: the default ones among the recorded ones."""
+    """Return the metrics to plot if the user requests none: the default metrics that a run has recorded."""
     from ppoctl import metric_registry
 
     passed = sorted(name for name in recorded if metric_registry.find(name) is metric_registry.EVAL_PASS_AT_1)
@@ -171,7 +171,7 @@ def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
 def _png(image: "Picture") -> bytes:
     try:
         from ppoctl.chart.png import png
-    except ModuleNotFoundError as error:  # an environment without vLLM, for planning and submitting only
+    except ModuleNotFoundError as error:  # an environment without vLLM has no Pillow
         message = "a PNG requires Pillow, which is not installed"
         raise EnvironmentProblemError(
             message, hint="--out with a name that ends in .svg, or: pip install pillow"

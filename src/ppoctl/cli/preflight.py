@@ -22,8 +22,8 @@ def examined(
 ) -> "tuple[Loaded, list[str]]":
     """Return the recipe, and notes on its model and data.
 
-    Raises all problems as one error. Unless `strict`, an asset that is only missing on this machine gives a note.
-    `device` is what the generator will compute on, `cpu` or `gpu`.
+    Raises one error that lists all problems. Unless `strict` is True, an asset that is missing only on this machine
+    is a note and not a problem. `device` is the device of the generator (vLLM): `cpu` or `gpu`.
     """
     from ppoctl.loading.load import examine
     from ppoctl.loading.problems import as_error
@@ -59,7 +59,7 @@ def examined(
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
     """Return a recipe that has passed all checks, for `train` and `rollout`.
 
-    Raises all problems as one error. With `force`, memory and disk are not checked.
+    Raises one error that lists all problems. With `force`, memory and disk are not checked.
     """
     from ppoctl.store.folders import require_writable
 
@@ -75,7 +75,7 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
 def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
     """Return a recipe that has passed the checks for a Slurm job.
 
-    Folders and disk are checked. Memory and GPUs are not, because those of the job's nodes are not known here.
+    Folders and disk are checked. Memory and GPUs are not checked: this machine does not know the nodes of the job.
     """
     from ppoctl.store.folders import require_writable
 
@@ -95,8 +95,9 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
 def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
     """Check the run directory, the GPUs, free disk and memory; with `force`, only the directory and the GPUs.
 
-    Raises StorageError if the directory cannot be written or its disk is too small; EnvironmentProblemError if the
-    compute mode of a GPU excludes the run's processes; OutOfMemoryError if the memory is too small.
+    Raises StorageError if the directory is not writable or its disk has too little free space. Raises
+    EnvironmentProblemError if the compute mode of a GPU excludes the processes of the run, and OutOfMemoryError if
+    the memory is too small.
     """
     from ppoctl.preflight.fit import require_fit
     from ppoctl.preflight.gpus import require_gpus
@@ -127,7 +128,7 @@ def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bo
 
 
 class Reading:
-    """Progress of computing a digest: always shown on a terminal, otherwise printed every few seconds."""
+    """Progress of computing the digest of a file. On a terminal it is always shown; otherwise every few seconds."""
 
     EVERY_S = 4.0
 

@@ -103,7 +103,7 @@ def keys(
         str,
         typer.Argument(
             metavar="[KEY]",
-            help="Only this key and keys below it; else keys with this text in their name or meaning.",
+            help="Only this key and the keys below it, or all keys with this text in their name or meaning.",
             autocompletion=key_names,
         ),
     ] = "",
@@ -111,7 +111,8 @@ def keys(
     json: JsonOption = False,
 ) -> None:
     """Print every key that a recipe may have. Columns: type, default, range, effect of a change, meaning. Keys of the
-    algorithm also have a formula, its source, and the origin of the default. With --page: docs/recipe.md."""
+    algorithm also have a formula, the source of the formula, and the origin of the default. --page prints
+    docs/recipe.md."""
     from dataclasses import asdict
 
     from ppoctl.loading.explain import similar
@@ -153,8 +154,8 @@ def metrics(
     page: Page = False,
     json: JsonOption = False,
 ) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name. For a single metric, also how to read it,
-    what to do when it is unhealthy, and the settings that affect it. With --page: docs/metrics.md."""
+    """Print every metric that `[expect]` and `checkpoint.best` may name. For a single metric, also prints how to read
+    it, what to do when it is unhealthy, and the settings that affect it. --page prints docs/metrics.md."""
     from ppoctl.manual.features import features
     from ppoctl.manual.guides import guide
     from ppoctl.metric_registry import METRICS, find, unknown
@@ -206,8 +207,8 @@ def _print_metric(metric: "Metric") -> None:
 
 @app.command(cls=Command)
 def algorithms(json: JsonOption = False) -> None:
-    """Print the page of algorithms (docs/algorithms.md). Every setting has its formula, its source, and the origin of
-    its default."""
+    """Print the page of algorithms (docs/algorithms.md). Every setting has a formula, the source of the formula, and
+    the origin of the default."""
     from ppoctl.manual.algorithm_pages import algorithms
     from ppoctl.manual.features import features
 
@@ -222,7 +223,7 @@ def coming_from(
     system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this system, e.g. `verl`.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Print the ppoctl keys for keys of other systems, with pitfalls (docs/coming-from.md)."""
+    """Print which ppoctl keys replace the keys of other systems, with pitfalls (docs/coming-from.md)."""
     from dataclasses import asdict
 
     from ppoctl.loading.explain import similar
@@ -240,7 +241,7 @@ def coming_from(
 
 
 def _print_features(chosen: Sequence["Feature"], prefix: str = "") -> None:
-    """Print the sections of these features on the page of algorithms, below the table of their keys."""
+    """Print the sections of the algorithms page for these features, below the table of their keys."""
     from ppoctl.manual.algorithm_pages import rendered_rows as lines_of
 
     for feature in chosen:
@@ -276,13 +277,13 @@ def shipped() -> dict[str, Path]:
 
 
 def find(name: str) -> Path:
-    """Return the file of a shipped recipe. Raises RecipeError, which suggests a similar name, if there is none."""
+    """Return the file of a shipped recipe. For an unknown name, raises RecipeError with a similar name."""
     known, wanted = shipped(), name.removesuffix(".toml")
     if wanted in known:
         return known[wanted]
     from ppoctl.loading.explain import similar
 
-    # Scripts of other systems have the recipe's name with `run_` before it and `.sh` after it.
+    # Scripts of other systems have names such as `run_NAME.sh`, where NAME is the name of the recipe.
     bare = wanted.rpartition("/")[2].removeprefix("run_").removesuffix(".sh")
     inside = next((each for each in known if each.rpartition("/")[2] == bare), None)
     near = f"; did you mean `{inside}`?" if inside else similar(name, list(known))

@@ -35,8 +35,9 @@ def _wrapped(text: str, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for control characters (except line breaks), which a terminal would obey, and for
-    characters that stdout cannot encode."""
+    """Return the text with escapes instead of control characters, except line breaks: a terminal would obey them.
+
+    Characters that stdout cannot encode are escaped, too."""
     safe = "".join(
         char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )
@@ -45,7 +46,7 @@ def printable(text: str) -> str:
 
 
 def print_stderr(text: str) -> None:
-    """Print a line of messages to stderr: progress, notes, the next command to type."""
+    """Print one message line to stderr: progress, a note, or the next command to type."""
     if _through is None:
         print(text, file=sys.stderr, flush=True)
         return
@@ -54,12 +55,12 @@ def print_stderr(text: str) -> None:
 
 
 _through: Callable[[str], None] | None = None
-"""Receiver of message lines in place of stderr, while a screen is open."""
+"""Function that receives message lines while a screen is open. Without a screen, messages go to stderr."""
 
 
 @contextmanager
 def talking_through(take: Callable[[str], None]) -> Iterator[None]:
-    """Context in which `take` receives the message lines."""
+    """Pass message lines to `take`, instead of stderr, within the context."""
     global _through
     before, _through = _through, take
     try:
@@ -69,7 +70,7 @@ def talking_through(take: Callable[[str], None]) -> Iterator[None]:
 
 
 def passing(text: str = "") -> None:
-    """Print progress on a line of the terminal that the next call replaces. Prints nothing without a terminal."""
+    """Print progress on a line of the terminal, which the next call replaces. Without a terminal, print nothing."""
     if on_terminal() and _through is None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
@@ -80,7 +81,7 @@ def on_terminal() -> bool:
 
 
 def agreed(question: str) -> bool:
-    """Ask the user a question on the terminal. True for `y` or `yes`, False for any other answer."""
+    """Ask the user a question on the terminal, and return whether the answer was `y` or `yes`."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -99,9 +100,9 @@ _parts: dict[str, Any] | None = None
 
 @contextmanager
 def one_object() -> Iterator[None]:
-    """Context of a command with `--json`, which prints one object at its end, including an error.
+    """Collect the output of a command with `--json` in one object, which is printed when the command ends.
 
-    Nothing else reaches stdout: output of libraries goes to stderr.
+    An error is added to the object, too. Output of libraries goes to stderr, so that stdout contains only the object.
     """
     global _parts
     _parts = {}
@@ -114,7 +115,7 @@ def one_object() -> Iterator[None]:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with text, `"nan"` or `"inf"`, for numbers that JSON does not have."""
+    """Return the value with the texts `"nan"`, `"inf"` in place of numbers that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -123,9 +124,9 @@ def _finite(value: Any) -> Any:
 
 
 def error(message: str) -> None:
-    """Print an error, wrapped as in `prose`.
+    """Print an error message, wrapped as in `prose`.
 
-    Each line of the message is one error; an indented line continues the error above it.
+    Each line of the message is a separate error. An indented line continues the error above it.
     """
     for text in message.splitlines() or [""]:
         if text.startswith(" "):
@@ -180,9 +181,9 @@ def _blocks(rows: Sequence[Sequence[str]], headers: Sequence[str], room: int) ->
 
 
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
-    """Return the text with green pieces for weights above 0 and red ones below, stronger with the size of the weight.
+    """Return the text with green pieces for weights above 0 and red pieces for weights below 0.
 
-    Without colour, the text is plain.
+    A larger absolute weight gives a stronger colour. If stdout has no colour, the text is plain.
     """
     if not colour(sys.stdout):
         return "".join(pieces)
@@ -211,9 +212,9 @@ def is_terminal() -> bool:
 
 
 def clipped(text: str, cells: int | None) -> str:
-    """Return the text shortened to `cells` columns of a terminal, with `..` at its end if it was shortened.
+    """Return the text shortened to `cells` columns of a terminal. A shortened text ends with `..`.
 
-    None keeps the whole text.
+    If `cells` is None, the text is not shortened.
     """
     from rich.cells import cell_len, set_cell_size
 
@@ -223,7 +224,7 @@ def clipped(text: str, cells: int | None) -> str:
 
 
 def colour(stream: TextIO) -> bool:
-    """Whether to write colour to this stream: a terminal, not disabled by `NO_COLOR` or `TERM=dumb`."""
+    """Whether to write colour to this stream: it is a terminal, and neither `NO_COLOR` nor `TERM=dumb` is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -13,18 +13,25 @@ from ppoctl.cli.options import JsonOption, SeveralRuns
 def report(
     runs: SeveralRuns,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file. Default: NAME.html in this folder.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="HTML file to write. Default: NAME.html in the working directory."
+        ),
     ] = None,
     steps: Annotated[
         int,
         typer.Option(
-            "--steps", min=0, metavar="COUNT", help="Include samples of COUNT steps per run; 0: no samples."
+            "--steps",
+            min=0,
+            metavar="COUNT",
+            help="Include samples of COUNT steps of each run; 0 includes no samples.",
         ),
     ] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Write one HTML file of a run, or of several runs compared. It contains curves, time use, samples with their
-    tokens, the recipe and the attempts, and requires no network. Only an earlier report is overwritten."""
+    """Write an HTML report of one run, or a comparison of several runs. The file contains curves, time use, samples
+    with their tokens, the recipe and the attempts, and requires no network. An existing file is overwritten only if
+    it is a report."""
     from ppoctl.report.write import write_report
 
     written = write_report(runs, out, steps=steps)

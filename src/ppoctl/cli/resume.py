@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 AllowMissing = Annotated[
     bool,
     typer.Option(
-        "--allow-missing", help="Move damaged artifacts, and those that depend on them, to discarded/; redo them."
+        "--allow-missing",
+        help="Move damaged artifacts, and artifacts that depend on them, to discarded/, and recompute them.",
     ),
 ]
 BackTo = Annotated[
@@ -50,7 +51,10 @@ def resume(
     allow_missing: AllowMissing = False,
     save_only: Annotated[
         bool,
-        typer.Option("--save-only", help="Save the newest states again, for any layout, and stop without training."),
+        typer.Option(
+            "--save-only",
+            help="Save the newest states again, loadable by any parallel layout, and stop without training.",
+        ),
     ] = False,
     rollout_only: Annotated[
         bool, typer.Option("--rollout-only", help="Generate and score the rollouts of the next step, and stop.")
@@ -65,7 +69,8 @@ def resume(
     quiet: Quiet = False,
     json: JsonOption = False,
 ) -> int | None:
-    """Resume a run, wherever it stopped. Changed keys (--set) apply from the first step that has no rollout yet."""
+    """Resume a run from the point where it stopped. Changed keys (--set) apply from the first step without a
+    rollout."""
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
@@ -94,7 +99,7 @@ def resume(
 
                 only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
                 ended = commands.resume(paths, table, sets or (), gate, only=only, screen=screen)
-    # Printed after the screen is closed: until then libraries may write to stdout.
+    # The JSON object is printed after the screen is closed: until then, libraries may write to stdout.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
@@ -115,7 +120,7 @@ def _discard_before_job(paths: "RunPaths", back_to: int | None, *, allow_missing
 
 
 def _finished_job_code(paths: "RunPaths") -> int | None:
-    """Return the exit code for a job that has nothing to do; None if it has, or outside of a job."""
+    """Return the exit code of a job that has nothing to do. None: there is something to do, or this is not a job."""
     from ppoctl.slurm.allocation import allocation
     from ppoctl.slurm.job_start import register_start
 
@@ -134,7 +139,7 @@ def _require_idle(paths: "RunPaths", *, take_over: bool = False) -> None:
 
 
 def _result_if_done(paths: "RunPaths") -> "RunResult | None":
-    """Return the result of a run whose steps are all done, after printing a note; None if something is left to do.
+    """If all steps of the run are done, print a note and return the result; otherwise return None.
 
     Raises StorageError if artifacts of the run are missing or corrupt.
     """
@@ -155,7 +160,7 @@ def _result_if_done(paths: "RunPaths") -> "RunResult | None":
     recipe = recorded[max(recorded)]
     steps = recipe.steps
     more = f"; more steps: ppoctl resume {quoted(paths.root)} --set steps={2 * steps}"
-    # An unmet run ends with an error, and its hint is that command.
+    # An unmet run ends with an error whose hint is the same command.
     render.print_stderr(
         "all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else "")
     )
@@ -193,7 +198,7 @@ def _show_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_mis
 
 
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
-    """Print what a resume would do, with the keys that would change."""
+    """Print what a resume would do, including the recipe keys that it would change."""
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
@@ -220,7 +225,7 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
 
 
 def _to_come(table: "ResumePlan", steps: int) -> range:
-    """Return the steps that have not begun."""
+    """Return the steps that have not been started."""
     begun = max((int(item.name.split("/")[1]) for item in table.items if item.name.startswith("steps/")), default=0)
     return range(max(begun, table.start) + 1, steps + 1)
 

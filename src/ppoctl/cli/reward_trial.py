@@ -22,7 +22,7 @@ def tried(recipe: "Recipe", rows: int) -> "list[Report]":
 
 
 def print_reports(reports: "Sequence[Report]") -> None:
-    """Print each report: a line for each kind of response, the findings, and the scoring time."""
+    """Print each report: one line for each kind of response, then the findings and the scoring time."""
     for report in reports:
         render.heading(
             f"{report.scorer}: {report.rows} rows, {sum(line.rows for line in report.responses)} responses"

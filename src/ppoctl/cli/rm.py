@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def rm(
     runs: SeveralRuns,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; required without a terminal.")] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Delete without asking. Required if there is no terminal.")
+    ] = False,
     keep_tracking: Annotated[
         bool, typer.Option("--keep-tracking", help="Delete only the run directory; keep its MLflow run.")
     ] = False,
@@ -43,8 +45,8 @@ def rm(
     ]
     deleted = []
     for row, kept in zip(rows, tracked, strict=True):
-        # MLflow first: its runs can be restored, and the folder identifies them. After a kill in between, the same
-        # command deletes the rest.
+        # MLflow runs are deleted first: MLflow can restore them, and the folder identifies them. If the command is
+        # killed in between, the user can repeat it to delete the rest.
         ids = [] if kept is None else kept.delete()
         _remove(row.run)
         deleted.append({"run": str(row.run), "bytes": row.bytes, "mlflow": ids})
@@ -58,8 +60,8 @@ def rm(
 def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     """Return a row for each run, without duplicates.
 
-    Raises RecipeError if a folder is not a run, RunAliveError if a run may be running, StorageError if its parent
-    folder is not writable.
+    Raises RecipeError if a folder is not a run, RunAliveError if a run may be running, and StorageError if the parent
+    folder of a run is not writable.
     """
     from ppoctl.store import run_dir
     from ppoctl.store.folders import require_writable

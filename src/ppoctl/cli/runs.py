@@ -33,7 +33,9 @@ def runs(
     sort: Annotated[
         By,
         typer.Option(
-            "--sort", metavar="ORDER", help="name, age, reward, eval or size; newest, best or largest first."
+            "--sort",
+            metavar="ORDER",
+            help="Sort by name, age, reward, eval or size. Newest, best or largest runs come first.",
         ),
     ] = "age",
     state: Annotated[
@@ -41,7 +43,8 @@ def runs(
         typer.Option("--state", metavar="WORD,...", help="Only runs in these states, e.g. running,killed."),
     ] = None,
     named: Annotated[
-        Path | None, typer.Option("--runs", metavar="FOLDER", help="Folder of run directories, as an option.")
+        Path | None,
+        typer.Option("--runs", metavar="FOLDER", help="Folder of run directories. Use either --runs or FOLDER."),
     ] = None,
     wait: Wait = None,
     json: JsonOption = False,

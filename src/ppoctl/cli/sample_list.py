@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 Sort = Literal["row", "reward", "length", "advantage", "flipped"]
 
 AROUND = 5
-"""Lines of a screen that are not samples: headers, notes, and the shell prompt."""
+"""Number of lines on a screen that are not samples: headers, notes, and the shell prompt."""
 LEAST_RESPONSE = 16
-"""Minimum width of a response, in characters. Other columns are dropped to make it fit."""
+"""Minimum width of the response column, in characters. Other columns are left out to make the response fit."""
 DROPPED = ("finish", "outcome", "sample", "set", "advantage", "tokens")
-"""Columns to drop on a narrow terminal, in this order."""
+"""Columns that are left out on a narrow terminal, in this order."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,23 @@ class Form:
     sort: Sort = "row"
     reverse: bool = False
     limit: int | None = None
-    """Maximum number of lines; None: as many as fit on the terminal, or all without a terminal."""
+    """Maximum number of lines. None: as many as fit on the terminal or, without a terminal, all lines."""
     grep: str | None = None
-    """Text to find in the response. The first line that contains it is shown; None: the first line."""
+    """Text to find in a response. The list shows the first line that contains the text. None: the first line."""
     says_step: bool = False
     """Whether each line shows its step, even if all samples have the same step."""
 
 
 @dataclass(frozen=True)
 class _Flips:
-    """Data of prompts for sorting by `flipped`."""
+    """Values of each prompt that the order `flipped` sorts by."""
 
     by_question: "dict[Question, float]"
     before: "dict[Question, Before]"
 
 
 def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form: Form, *, as_json: bool) -> None:
-    """Print the rows that pass the filter."""
+    """Print a list of the rows that pass the filter."""
     from ppoctl.store.sample_list import flips, ordered
 
     kept = [row for row in rows if wanted.takes(row)]
@@ -118,7 +118,7 @@ def _before(earlier: "Before | None") -> str:
 
 
 def _width(columns: Sequence[Column], rows: "Sequence[SampleRow]") -> int:
-    """Return the width of these columns on the terminal, in characters, with the gap after each."""
+    """Return the width of these columns on the terminal, in characters, including the gap after each column."""
     return sum(2 + max(len(name), *(len(render.cell(cell(row))) for row in rows)) for name, cell in columns)
 
 

@@ -93,7 +93,8 @@ def _print_head(
 def _weights(found: "ShownSample", by: TokenMetric) -> list[float]:
     """Return a number for each token: above 0 for green, below 0 for red.
 
-    All are 0 if the step is unfinished and has no advantages. Raises RecipeError if another metric was not recorded.
+    All numbers are 0 if the metric is the advantage and the unfinished step has not computed it yet. Raises
+    RecipeError if another metric was not recorded.
     """
     recorded = {"advantage": found.advantages, "value": found.values, "kl": found.kl}
     values = recorded[by]

@@ -14,19 +14,31 @@ if TYPE_CHECKING:
     from ppoctl.store.sample_list import SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
-# These names equal those of `batch.scores`; a test compares them.
+# These names equal the names in `batch.scores`. A test compares them.
 Finish = Literal["terminated", "truncated"]
 Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
 Extreme = Literal["worst", "best"]
 
 Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list. Default: as many as fit.")
+    int | None,
+    typer.Option(
+        "--limit",
+        metavar="N",
+        min=1,
+        help="Maximum number of lines of the list. Default: as many as fit on the terminal.",
+    ),
 ]
 PromptOption = Annotated[
-    str | None, typer.Option("--prompt", metavar="ID", help="Only this prompt; in all steps, unless --step is given.")
+    str | None,
+    typer.Option("--prompt", metavar="ID", help="Only samples of this prompt, in all steps unless --step is given."),
 ]
 EvalSet = Annotated[
-    str | None, typer.Option("--eval-set", metavar="SET", help="Only this evaluation set, or SET/greedy.")
+    str | None,
+    typer.Option(
+        "--eval-set",
+        metavar="SET",
+        help="Only samples of this evaluation set, or of its greedy responses (SET/greedy).",
+    ),
 ]
 AtLeast = Annotated[
     float | None, typer.Option("--min-reward", metavar="SCORE", help="Only samples with at least this score.")
@@ -46,7 +58,7 @@ SortOption = Annotated[
     typer.Option(
         "--sort",
         metavar="ORDER",
-        help="row, reward, length, advantage or flipped (prompts whose score varies); highest first.",
+        help="Order: row, reward, length, advantage or flipped (prompts whose score varies). Highest first.",
     ),
 ]
 FinishOption = Annotated[
@@ -60,7 +72,9 @@ Scored = Annotated[
         help="Only samples with this scoring outcome: ok, timeout, error, unreachable or refused.",
     ),
 ]
-EvaluationOption = Annotated[bool, typer.Option("--eval", help="List the samples of an evaluation instead.")]
+EvaluationOption = Annotated[
+    bool, typer.Option("--eval", help="List the samples of an evaluation instead of a step.")
+]
 Colour = Annotated[
     sample_screen.TokenMetric,
     typer.Option("--colour", metavar="METRIC", help="Metric that colours the tokens: advantage, value or kl."),
@@ -87,7 +101,9 @@ def show(
     set_: EvalSet = None,
     by: Colour = "advantage",
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print without $PAGER.")] = False,
-    manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifests of the step instead.")] = False,
+    manifest: Annotated[
+        bool, typer.Option("--manifest", help="Print the manifests of the step instead of samples.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show samples with their scores, and with the value and advantage of each token. Shows one sample in full; with

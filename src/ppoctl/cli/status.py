@@ -1,6 +1,6 @@
-"""`ppoctl status`: the state of a run, from its files and from Slurm's data on its jobs.
+"""`ppoctl status`: the state of a run, read from the files of the run and from Slurm's data on its jobs.
 
-Works on a login node, and on any machine that can read the folder.
+The command works on a login node, and on any other machine that can read the run directory.
 """
 
 import time
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_ATTEMPTS = 8
-"""Number of newest attempts whose time use is printed; `--json` has all."""
+"""Number of newest attempts whose time use is printed. `--json` prints the time use of all attempts."""
 
 
 def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> None:
@@ -57,7 +57,7 @@ def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> Non
 
 
 def _print_metrics(run: Path, report: dict[str, Any]) -> None:
-    """Print the key metrics, and the command for all others, which would not fit on a screen."""
+    """Print the key metrics, and the command that prints all other metrics, which would not fit on a screen."""
     metrics = report["figures"]
     shown = key_figures(metrics).values()
     render.table([(name, f"{metrics[name]:.4g}") for name in shown], (f"step {report['steps_done']}", "value"))
@@ -66,8 +66,10 @@ def _print_metrics(run: Path, report: dict[str, Any]) -> None:
 
 
 def _time_use(spent: "Sequence[dict[str, Any]]") -> tuple[list[tuple[object, ...]], tuple[str, ...]]:
-    """Return rows and headers of the time use of the newest attempts and of all attempts; GPU-hours if GPUs were
-    used."""
+    """Return rows and headers with the time use of the newest attempts and of all attempts together.
+
+    If GPUs were used, the rows include GPU-hours.
+    """
     from ppoctl.clock import duration
 
     total = {key: sum(times[key] for times in spent) for key in spent[0] if key != "attempt"}
@@ -105,7 +107,10 @@ def _print_next_command(run: Path, report: dict[str, Any]) -> None:
 
 
 def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
-    """Return the object that `status --json` prints. Slurm has `wait_s` seconds to answer; None: its default."""
+    """Return the object that `status --json` prints.
+
+    `wait_s` is the timeout for Slurm in seconds; None means the default timeout.
+    """
     from ppoctl.metric_registry import reported
     from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import attempts_as_known, run_state

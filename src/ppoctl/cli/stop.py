@@ -27,7 +27,9 @@ def stop(
     run: RunArgument,
     after: Annotated[
         Literal["stage", "step", "now"],
-        typer.Option("--after", help="What to finish first: the stage, the step, or nothing (now)."),
+        typer.Option(
+            "--after", help="What to finish before the stop: the current stage, the current step, or nothing (now)."
+        ),
     ] = "stage",
     wait: Wait = None,
     json: JsonOption = False,
@@ -61,7 +63,7 @@ def stop(
 
 
 def _messages(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterator[str]":
-    """Yield a line for each action that was taken, for what will happen, and for how to check it."""
+    """Yield lines that describe the actions that were taken, what will happen next, and how to check it."""
     from ppoctl.store.jobs import resume_command
 
     if done.asked is not None:

@@ -1,4 +1,4 @@
-"""`--on slurm` of every command that has it: submit a job, and print how to follow, stop and resume it."""
+"""The option `--on slurm` of several commands: submit a job, and print how to follow, stop and resume it."""
 
 import re
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """Options of a submission."""
+    """Options of a job submission."""
 
     def __init__(self, *, test_only: bool, chain: int, as_json: bool, force: bool = False) -> None:
         self.test_only = test_only
@@ -69,7 +69,7 @@ class Submission:
         self._print_run(submitted, paths)
 
     def _options(self, *, rollout_only: bool = False, save_only: bool = False) -> list[str]:
-        """Return the options of this command that the job's command has, too."""
+        """Return the options of this command that are passed on to the command in the job."""
         options = {"--force": self.force, "--rollout-only": rollout_only, "--save-only": save_only}
         return [option for option, is_set in options.items() if is_set]
 
@@ -147,9 +147,9 @@ def _require_unchanged(paths: "RunPaths", recipe: "Recipe") -> None:
 
 
 def _with_date(reply: str) -> str:
-    """Return Slurm's reply with its start time, in Unix seconds, replaced by a date.
+    """Return Slurm's reply, with a date in place of the start time in Unix seconds.
 
-    ppoctl calls Slurm with times in Unix seconds, because its other queries require them.
+    ppoctl sets Slurm's time format to Unix seconds, because other queries of ppoctl require them.
     """
     start = re.search(r"(?<= to start at )\d+", reply)
     if start is None:
@@ -159,7 +159,7 @@ def _with_date(reply: str) -> str:
 
 
 def _short(path: Path) -> Path:
-    """Return the path relative to the working directory, if it is below it."""
+    """Return a path below the working directory as a relative path, and any other path as it is."""
     folder = Path.cwd()
     return path.relative_to(folder) if path.is_relative_to(folder) else path
 

@@ -16,7 +16,7 @@ RUNS = Path("runs")
 
 
 def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
-    """Return the names of the key metrics in `series`, by label. Evaluations are last, labelled by their names."""
+    """Return label -> metric name for the key metrics in `series`. Evaluations are last, labelled by their names."""
     from ppoctl import metric_registry
 
     shown = {
@@ -65,7 +65,7 @@ EXPECTED = ("expected", "reached", "bound", "")
 
 
 def expected_row(result: "Mapping[str, Any]") -> tuple[str, str, str, str]:
-    """Return the row of one expectation, under the headers `EXPECTED`."""
+    """Return the table row of one expectation, with the columns `EXPECTED`."""
     reached = "-" if result["value"] is None else f"{result['value']:.4g}"
     return result["metric"], reached, result["bound"], "met" if result["met"] else "UNMET"
 

@@ -1,4 +1,4 @@
-"""`ppoctl track`: upload to MLflow the parts of a run that it does not have."""
+"""`ppoctl track`: upload the parts of a run that MLflow does not have yet."""
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument
@@ -6,7 +6,7 @@ from ppoctl.errors import RecipeError, quoted
 
 
 def track(run: RunArgument, json: JsonOption = False) -> None:
-    """Upload to MLflow the parts of a run that it does not have. A second call uploads only the files again."""
+    """Upload the parts of a run that MLflow does not have yet. A second call uploads only the files again."""
     from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.runs.mlflow_extras import around

@@ -32,7 +32,7 @@ def train(
     without: Without = None,
     runs: Runs = summary.RUNS,
     or_resume: Annotated[
-        bool, typer.Option("--or-resume", help="Continue the run if it exists; for batch scripts.")
+        bool, typer.Option("--or-resume", help="Continue the run if it exists. Meant for batch scripts.")
     ] = False,
     on: On = "here",
     test_only: TestOnly = False,
@@ -42,8 +42,8 @@ def train(
     quiet: Quiet = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a model: create the run RUNS/NAME and run its steps. NAME is the recipe's `name`. If the run exists, this
-    is an error; `ppoctl resume` continues it."""
+    """Train a model: create the run RUNS/NAME and run its steps. NAME is the `name` key of the recipe. If the run
+    already exists, the command fails; use `ppoctl resume` to continue the run."""
     sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
@@ -79,8 +79,8 @@ def rollout(
     quiet: Quiet = False,
     json: JsonOption = False,
 ) -> None:
-    """Generate and score the responses of the first step, and stop. `train` with the same recipe continues from
-    them."""
+    """Generate and score the responses of the first step, and stop. `train` with the same recipe continues from these
+    responses."""
     sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=1, as_json=json, force=force)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def validate(
     files: Recipes,
     sets: Sets = None,
-    show: Annotated[bool, typer.Option("--show", help="Print every value and where it was set.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the value of every key, and where the value was set.")
+    ] = False,
     reward: Annotated[
         bool, typer.Option("--reward", help="Test the reward: gold answers must score higher than trivial responses.")
     ] = False,
@@ -31,12 +33,14 @@ def validate(
     here: Here = False,
     stage: Annotated[
         bool,
-        typer.Option("--stage", help="Fetch or check the assets that compute nodes cannot fetch, and print them."),
+        typer.Option(
+            "--stage", help="Fetch or check the models and data that compute nodes cannot fetch, and list them."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check a recipe, and report all errors at once. Checks keys, values, rules between tables, every row of the
-    data, and whether the model can be trained."""
+    """Check a recipe, and report all errors at once. Checks keys, values, rules between tables and every row of the
+    data, and whether ppoctl can train the model."""
     from ppoctl.loading.rules.across_tables import notes_on
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
 
@@ -78,7 +82,7 @@ def validate(
 
 
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
-    """Fetch the model and the data of the recipe that are missing here. Errors of the recipe are reported later."""
+    """Fetch the model and the data of the recipe that are not on this machine. Recipe errors are reported later."""
     from ppoctl.loading.load import examine
     from ppoctl.loading.rules.across_tables import violations
     from ppoctl.runs import staging
@@ -89,7 +93,7 @@ def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
 
 
 def _staged(loaded: "Loaded") -> "list[Asset]":
-    """Return the assets that a job requires, all of which are here. Raises all problems as one error."""
+    """Return the assets that a job requires. Raises one error that lists all problems, including missing assets."""
     from ppoctl.loading.problems import as_error
     from ppoctl.runs import staging
 

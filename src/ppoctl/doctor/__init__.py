@@ -1,4 +1,4 @@
-"""Checks of whether this machine can run ppoctl. Each check gives one finding for each requirement of a run.
+"""Checks of whether this machine can run ppoctl. Each check returns findings: one for each requirement of a run.
 
     examine         the list of checks, and all their findings
     finding         result of a check: ok, a warning, or wrong with the command that fixes it
@@ -7,6 +7,7 @@
     folders         the file system of the runs folder
     recipe_checks   what a recipe requires: model, devices, memory, MLflow, a running Ray
 
-The facts about the machine are in `machine/host_info.py`; tests replace them. The checks change nothing: files
-that they write are deleted at once. vLLM and Megatron-Core are not imported, and torch only if there are GPUs.
+The facts about the machine come from `machine/host_info.py`; tests replace them. The checks change nothing: files
+that a check writes are deleted at once. The checks do not import vLLM and Megatron-Core. They import torch only if
+there are GPUs.
 """

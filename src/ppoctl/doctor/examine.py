@@ -1,4 +1,4 @@
-"""The list of checks. Each check is a function that returns its findings; a check runs only when it is reached."""
+"""The list of checks. Each check is a function that returns findings. A check runs only when its turn comes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -30,7 +30,7 @@ OF_A_FOLDER = (folders.runs_folder, folders.disk)
 
 
 def checks(machine: HostInfo, runs: Path, run: recipe_checks.IntendedRun | None) -> dict[str, RunCheck]:
-    """Return name -> check, in the order in which findings are shown."""
+    """Return name -> check. The findings of the checks are shown in this order."""
     by_name: dict[str, RunCheck] = {check.__name__: partial(check, machine) for check in OF_A_MACHINE}
     by_name |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
     if run is not None:
@@ -51,7 +51,7 @@ def findings(
     run: recipe_checks.IntendedRun | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Finding]:
-    """Yield the findings of all checks. A check that raises an error gives a finding too.
+    """Yield the findings of all checks. If a check raises an error, the error becomes a finding.
 
     `notify` is called with the current activity before each check.
     """

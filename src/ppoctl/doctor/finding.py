@@ -11,14 +11,14 @@ class Verdict(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """A run works, but is slower or less reliable."""
+    """A run works, but it is slower or less reliable."""
     WRONG = "wrong"
     """A run will fail."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Observation of a check, and the command that fixes the problem, if there is one."""
+    """Observation of a check. If there is a problem, the finding contains the command that fixes it."""
 
     name: str
     verdict: Verdict
@@ -30,20 +30,20 @@ class Finding:
 
 
 def ok(name: str, seen: str) -> Finding:
-    """Return the finding that a requirement is met."""
+    """Return a finding: the requirement is met."""
     return Finding(name, Verdict.OK, without_secrets(seen))
 
 
 def warning(name: str, seen: str, fix: str | None = None) -> Finding:
-    """Return the finding that a run works, but is slower or less reliable."""
+    """Return a finding: a run works, but it is slower or less reliable."""
     return Finding(name, Verdict.WARNING, without_secrets(seen), fix)
 
 
 def wrong(name: str, seen: str, fix: str) -> Finding:
-    """Return the finding that a run will fail, with the command that fixes it."""
+    """Return a finding: a run will fail. The finding contains the command that fixes the problem."""
     return Finding(name, Verdict.WRONG, without_secrets(seen), without_secrets(fix))
 
 
 def refused(name: str, error: PpoctlError) -> Finding:
-    """Return the finding for an error that the start of a run would raise, with its message and hint."""
+    """Return a finding with the message and the hint of an error that the start of a run would raise."""
     return wrong(name, error.message.replace("\n", "; "), error.hint or "ppoctl validate --help")

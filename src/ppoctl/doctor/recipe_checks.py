@@ -1,4 +1,4 @@
-"""Checks of what a recipe requires of this machine, with the errors that the start of a run would raise."""
+"""Checks of whether this machine has what a recipe requires. They show the errors that a start would raise."""
 
 import base64
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 
 ANSWER_S = 2.0
-"""Seconds that a server has to respond."""
+"""Timeout for the response of a server, in seconds."""
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -33,17 +33,18 @@ class IntendedRun:
 
     recipe: Recipe
     missing: tuple[Problem, ...] = ()
-    """Things that the recipe names and that are missing on this machine."""
+    """Models and data that the recipe names and that are missing on this machine."""
 
     @property
     def joins(self) -> str | None:
-        """Address of the running Ray that the recipe joins; None: the run starts Ray, or needs none."""
+        """Address of the running Ray that the recipe joins. None: the run starts Ray, or requires no Ray."""
         return None if is_one_process(self.recipe) else self.recipe.cluster.ray_address
 
 
 def model(run: IntendedRun, machine: HostInfo) -> Iterator[Finding]:
-    """Check that model and tokenizer are on this machine and can be trained. Rows are not checked: `validate` reads
-    them all."""
+    """Check that model and tokenizer are on this machine and can be trained.
+
+    Rows are not checked, because that takes long; `validate` reads all rows."""
     device = "gpu" if machine.gpus else "cpu"
     problems = [*run.missing, *check(run.recipe, rows=False, device=device).problems]
     for problem in problems:
@@ -67,7 +68,7 @@ def layout(run: IntendedRun, machine: HostInfo) -> Finding:
 
 
 def memory(run: IntendedRun, machine: HostInfo) -> Finding:
-    """Check that the run fits, as `plan --here` estimates. The nodes of a running Ray are not checked."""
+    """Check that the run fits in memory, as `plan --here` estimates. The nodes of a running Ray are not checked."""
     if run.joins is not None:
         return ok("memory", f"not checked: ppoctl train queries the Ray at `{run.joins}`")
     sizes = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
@@ -79,7 +80,7 @@ def memory(run: IntendedRun, machine: HostInfo) -> Finding:
 
 
 def saves(run: IntendedRun, runs: Path) -> Finding:
-    """Check that the disk has space for the states and records of the run, as `plan` estimates them."""
+    """Check that the disk has space for the states and records of the run, as estimated by `plan`."""
     try:
         require_space(run.recipe, runs / run.recipe.name)
     except PpoctlError as error:
@@ -88,7 +89,7 @@ def saves(run: IntendedRun, runs: Path) -> Finding:
 
 
 def joined_ray(run: IntendedRun) -> Finding:
-    """Check that a process listens at `cluster.ray_address`. Ray is not joined, because that takes long."""
+    """Check that a process listens at `cluster.ray_address`. The check does not join Ray, because that takes long."""
     if run.joins is None:
         return ok("Ray's address", "not used")
     host, _, port = run.joins.rpartition(":")
@@ -101,7 +102,7 @@ def joined_ray(run: IntendedRun) -> Finding:
 
 
 def mlflow(run: IntendedRun) -> Finding:
-    """Check that MLflow is reachable. Training continues without it and uploads the missing parts later."""
+    """Check that MLflow is reachable. If it is not, training continues and uploads the missing parts later."""
     tracking = run.recipe.tracking
     if not isinstance(tracking, MlflowTracking):
         return ok("MLflow", "not used")
@@ -142,7 +143,7 @@ def _reach(uri: str) -> None:
 def _request(parts: SplitResult) -> None:
     """Request the health page of MLflow, with the user, password and proxy that MLflow would use.
 
-    Any response is enough: the server is running, even if it requires another user.
+    Any response is enough: it shows that the server is running, even if the server requires another user.
     """
     host = parts.netloc.rpartition("@")[2]
     url = parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/health").geturl()
@@ -167,13 +168,13 @@ def _request(parts: SplitResult) -> None:
 
 
 def _user(parts: SplitResult, header: str) -> dict[str, str]:
-    """Return the header with user and password of a URI; empty: the URI has no user."""
+    """Return the HTTP header with the user and password of a URI; empty: the URI has no user."""
     user, _, _ = parts.netloc.rpartition("@")
     return {header: f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
 
 
 def _words(error: Exception) -> str:
-    """Return why a URI is not reachable, without quoting it: it may contain a password."""
+    """Return why a URI is not reachable. The text does not quote the URI, which may contain a password."""
     if isinstance(error, InvalidURL) or not isinstance(error, OSError | HTTPException):
         return "it cannot be read as a URI"
     return str(error) if isinstance(error, OSError) else "the response is not HTTP"

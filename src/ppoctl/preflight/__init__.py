@@ -2,12 +2,12 @@
 
     check     all checks, as problems and notes; `validate`, `plan` and every start call it first
     model     configuration, headers of the weights, critic, end tokens, tokenizer
-    prompts   rows of data, and the chat template on them
+    prompts   rows of data, and the chat template applied to the rows
     preview   rows as the model receives them
-    space     free disk
-    fit       whether memory suffices
+    space     free disk space
+    fit       whether there is enough memory
     gpus      whether several processes may use a GPU
 
-Imports no torch, vLLM or transformers. The messages are the same as those of the conversion, the data and the engines
-for the same problem.
+The package imports no torch, vLLM or transformers. Its messages equal the messages that conversion, data loading and
+engines raise for the same problem.
 """

@@ -40,7 +40,7 @@ class Findings:
     """Facts that are not problems, but that a user should know."""
 
     def judged(self, *, strict: bool) -> tuple[list[Problem], list[str]]:
-        """Return errors and notes. Unless `strict`, an asset that is only missing on this machine gives a note."""
+        """Return errors and notes. Unless `strict`, an asset that is missing only on this machine becomes a note."""
         errors = [problem for problem in self.problems if strict or not problem.is_missing]
         missing = [problem for problem in self.problems if problem not in errors]
         return errors, [*(f"{problem.message}; not checked" for problem in missing), *self.notes]
@@ -54,11 +54,12 @@ def check(
     device: str | None = None,
     counted: Counted | None = None,
 ) -> Findings:
-    """Check the model, the tokenizer and its template, and the rewards; with `rows` also every row of the data, and
-    the environment variable with the address of MLflow.
+    """Check the model, the tokenizer and its chat template, and the rewards.
 
-    `recipe` may lack tables and keys that are wrong (`loading.partial`). `device` is what the generator will compute
-    on, `cpu` or `gpu`; None means the device that the installed vLLM was built for. `counted` is called with the
+    With `rows`, check also every row of the data, and the environment variable with the address of MLflow.
+
+    `recipe` may lack tables and keys that are wrong (`loading.partial`). `device` is the device of the generator
+    (vLLM), `cpu` or `gpu`; None means the device that the installed vLLM was built for. `counted` is called with the
     number of rows that were read.
     """
     found = Findings()
@@ -100,9 +101,9 @@ def check(
 
 
 def require(recipe: Recipe) -> None:
-    """Raise all problems of the recipe as one error, one line per problem, before an engine starts.
+    """Raise one error with one line for each problem of the recipe. This check runs before an engine starts.
 
-    Rows are not checked: the start reads them, with the same messages.
+    Rows are not checked: the startup of a run reads the rows, and raises the same messages.
     """
     if problems := check(recipe, rows=False).problems:
         raise as_error(problems)
@@ -120,14 +121,14 @@ def _problem(error: PpoctlError, where: str) -> Problem:
 
 
 def _carried(path: str) -> Iterator[str]:
-    """Yield a note if the configuration of the model is not from its own folder."""
+    """Yield a note if the configuration of the model is not from the folder of the model."""
     folder = None if local_folder(path) else carried_folder(path)
     if folder is not None:
         yield f"the configuration of `{path}` is from a config.json that ships with the recipes ({source_of(folder)})"
 
 
 def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | None:
-    """Return the model's chat template; None if the model is not here, or its template cannot be used."""
+    """Return the model's chat template; None if the model is not on this machine, or the template cannot be used."""
     folder = local_folder(path) if isinstance(path, str) else None
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
@@ -145,7 +146,8 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
 def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, AnyRows]]:
     """Yield the complete tables of the data.
 
-    Tables with a path whose variable is not set are skipped: loading the recipe has reported them.
+    If a path of a table contains an environment variable that is not set, the table is skipped: loading the recipe
+    has already reported the error.
     """
     data = getattr(recipe, "data", None)
     tables: dict[KeyPath, AnyRows | None] = {("data", "train"): getattr(data, "train", None)}
@@ -176,7 +178,8 @@ def _reward(recipe: Recipe) -> RewardTable | None:
 def _reward_model_problems(table: ModelScorer, key: KeyPath, place: OriginOf) -> Iterator[Problem]:
     """Yield the problem of a reward model that cannot score.
 
-    A path whose variable is not set is skipped: loading the recipe has reported it.
+    If the path contains an environment variable that is not set, the model is skipped: loading the recipe has already
+    reported the error.
     """
     if not table.path.startswith("$"):
         try:
@@ -186,9 +189,10 @@ def _reward_model_problems(table: ModelScorer, key: KeyPath, place: OriginOf) ->
 
 
 def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> Iterator[Problem]:
-    """Yield a problem if prompt and response may be longer than the model's context.
+    """Yield a problem if prompt and response together may be longer than the context of the model.
 
-    Generator and trainer would fail at the first long response or, worse, continue without valid positions.
+    The generator (vLLM) and the trainer would fail at the first long response or, worse, continue with invalid
+    positions.
     """
     shape = shape_if_known(path)
     try:

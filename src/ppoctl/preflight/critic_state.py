@@ -1,4 +1,4 @@
-"""Properties of a critic's saved state that only its run contains: its tokenizer, and when the state is deleted."""
+"""Properties of a critic's saved state that only the run which saved it contains: tokenizer and time of deletion."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ppoctl.store.saved_by import SavedBy, saved_by
 
 
 def tokenizer_folder(state: Path) -> Path | None:
-    """Return the folder of the model that the state's run created its critic from; None if it is not known here.
+    """Return the folder of the model that the critic of a saved state was created from; None if it is unknown here.
 
     Raises CorruptArtifactError if the state's manifest is damaged.
     """
@@ -23,9 +23,9 @@ def tokenizer_folder(state: Path) -> Path | None:
 
 
 def require_kept(recipe: Recipe) -> None:
-    """Raise RecipeError if the critic would start from a state that its own run will delete.
+    """Raise RecipeError if the critic would start from a state that will be deleted by the run which saved it.
 
-    A resume of the new run reads the state again.
+    The state must remain, because a resume of the new run reads it again.
     """
     if recipe.model.critic is None:
         return

@@ -13,10 +13,10 @@ def gpu_gib_here() -> float | None:
 
 
 def require_fit(recipe: Recipe, gpu_gib: float | None, ray_bytes: int | None = None) -> None:
-    """Raise OutOfMemoryError if a stage needs more memory than there is.
+    """Raise OutOfMemoryError if a stage needs more memory than is available.
 
-    The limit is a GPU of `gpu_gib` GiB or, if that is None, this machine or all nodes of the joined Ray cluster
-    (`ray_bytes`). A model that is not on this machine is not checked.
+    Available is the memory of a GPU of `gpu_gib` GiB. If `gpu_gib` is None, it is the memory of this machine, or of
+    all nodes of the joined Ray cluster (`ray_bytes`). A model that is not on this machine is not checked.
     """
     memory = estimate_here(recipe, gpu_gib, ray_bytes)
     if memory is not None and (error := misfit(memory)) is not None:

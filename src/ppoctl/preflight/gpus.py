@@ -1,4 +1,4 @@
-"""Check whether the GPUs of this machine accept several processes."""
+"""Check whether the GPUs of this machine allow several processes per GPU."""
 
 import os
 from collections.abc import Collection
@@ -12,7 +12,8 @@ from ppoctl.recipe.schema import Recipe
 def require_gpus(recipe: Recipe) -> None:
     """Raise EnvironmentProblemError if the compute mode of a visible GPU excludes the processes of the recipe.
 
-    Separate roles have a GPU each, but an engine that copies weights from a trainer's GPU is a process on it, too.
+    Even if each role has a separate GPU, an engine that copies weights from a trainer's GPU is a second process on
+    that GPU.
     """
     cluster = recipe.cluster
     shares = cluster.placement == "colocated" or cluster.weights == "shared"
@@ -21,7 +22,7 @@ def require_gpus(recipe: Recipe) -> None:
 
 
 def require_shareable(gpus: Collection[nvml.Gpu]) -> None:
-    """Raise EnvironmentProblemError if the compute mode of one of these GPUs allows one process only, or none."""
+    """Raise EnvironmentProblemError if the compute mode of one of these GPUs allows at most one process."""
     closed = [gpu for gpu in gpus if gpu.compute_mode != nvml.SHARED]
     if closed:
         first = closed[0]

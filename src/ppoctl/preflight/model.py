@@ -1,4 +1,7 @@
-"""Checks whether a model can be trained and generated from, on its configuration and the headers of its weights."""
+"""Checks of whether a model can be trained and can generate.
+
+The checks read the configuration of the model and the headers of its weight files.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +33,7 @@ _SAME_TOKENIZER = (
 
 
 def find_model(path: str, key: str) -> Path:
-    """Return the folder of a model on this machine; `key` is the recipe key with its path, for messages.
+    """Return the folder of a model on this machine. `key` is the recipe key of the model, for messages.
 
     Raises MissingAssetError if a hub id has not been fetched, RecipeError for a URL, EnvironmentProblemError if the
     folder does not exist or cannot be read.
@@ -59,7 +62,7 @@ def find_model(path: str, key: str) -> Path:
 
 
 def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
-    """Yield all errors of the base model. `device` is what the generator computes on; None if it is unknown."""
+    """Yield all errors of the base model. `device` is the device of the generator (vLLM); None if it is unknown."""
     checks: tuple[Callable[[Path, ModelShape], None], ...]
     generator = partial(_require_generator, device=device)
     try:
@@ -83,10 +86,10 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
 
 
 def require_critic(path: str, base: str) -> list[str]:
-    """Return notes on the critic's own model, which may have any architecture.
+    """Return notes on the separate model of the critic, which may have any architecture.
 
-    Raises RecipeError if its tokenizer differs from the actor's, and the errors that `model_faults` yields for
-    missing files.
+    Raises RecipeError if the tokenizer of the critic differs from the actor's tokenizer, and the errors that
+    `model_faults` yields for missing files.
     """
     folder, base_folder = find_model(path, _CRITIC), local_folder(base)
     is_megatron = (folder / ".metadata").is_file()
@@ -116,10 +119,10 @@ def require_critic(path: str, base: str) -> list[str]:
 
 
 def require_reward_model(table: ModelScorer, key: str) -> None:
-    """Raise an error if a reward model cannot score; `key` is the key of its table.
+    """Raise an error if a reward model cannot score. `key` is the recipe key of its table.
 
-    Causes are: no folder, no head or no such label, incomplete weights, fewer positions than `max_tokens`, no
-    tokenizer, no template.
+    Possible causes: no folder, no head, a head without the label of the recipe, incomplete weights, fewer positions
+    than `max_tokens`, no tokenizer, no chat template.
     """
     folder = find_model(table.path, f"{key}.path")
     _require_file(folder, "config.json", f"{key}.path")
@@ -206,7 +209,7 @@ def _require_weights(folder: Path, shape: ModelShape) -> None:
 
 
 def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, role: Any) -> None:
-    """Check the names and shapes of all tensors, and the values of tensors that must be tied or zero."""
+    """Check the names and shapes of all tensors, and the values of tensors that must be equal (tied) or zero."""
     result = account(found, folder, shape, role)
     if result.must_be_tied and not _same_bytes(found[LM_HEAD], found[EMBEDDING]):
         raise not_tied(folder)

@@ -1,6 +1,6 @@
-"""Rows as a model receives them, with notes on the set: `ppoctl preview`.
+"""`ppoctl preview`: rows as a model receives them, with notes on the set of rows.
 
-Imports no torch. Imports transformers only if the model has no `tokenizer.json`.
+The module imports no torch. It imports transformers only if the model has no `tokenizer.json`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ppoctl.model.folder import model_folder
 from ppoctl.recipe.schema import Recipe
 
 _MEASURED = 10_000
-"""Maximum number of prompts of a set whose lengths are measured, evenly spaced over the set."""
+"""Maximum number of prompts of a set whose lengths are measured. These prompts are evenly spaced over the set."""
 _ANSWER = "Forty-two"
 
 
@@ -41,7 +41,7 @@ class PreviewedRow:
     text: str
     tokens: tuple[Token, ...]
     mask: tuple[bool, ...]
-    """Whether each token is trained on; False for every token of a prompt."""
+    """For each token, whether the token is trained on; False for every token of a prompt."""
     is_cut: bool
     truth: str | None
     fields: dict[str, Json]
@@ -52,7 +52,7 @@ class Preview:
     """Preview of a set of rows."""
 
     counts: dict[str, dict[str, int]]
-    """Numbers of rows, by the key of their table."""
+    """Key of a table -> numbers of its rows."""
     rows: tuple[PreviewedRow, ...]
     stops: tuple[Token, ...]
     """Tokens that end a response."""
@@ -62,14 +62,14 @@ class Preview:
     measured: int
     """Number of prompts whose lengths were measured."""
     flags: tuple[str, ...]
-    """Notes on what a user should check."""
+    """Notes on properties of the rows that a user should check."""
 
 
 def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = None) -> Preview:
     """Return a preview of one set of rows: `train`, or the name of an evaluation set.
 
     `rows` is the number of rows of each source. Raises RecipeError if the recipe has no such set,
-    EnvironmentProblemError if the model is not here, and the errors of reading the rows.
+    EnvironmentProblemError if the model is not on this machine, and the errors of reading the rows.
     """
     tables = tables_of(recipe.data)
     name = set_name if set_name in tables else f"eval.{set_name}"
@@ -119,10 +119,10 @@ def _text_of(tokenizer: Any, id: int) -> str:
 
 
 def _stops(folder: Path, recipe: Recipe) -> tuple[int, ...]:
-    """Return the ids that end a response: first the model's own, then those of the recipe."""
+    """Return the token ids that end a response: first the ids of the model, then the ids of the recipe."""
     try:
         own = end_token_ids(folder)
-    except EnvironmentProblemError:  # `_flags` reports it
+    except EnvironmentProblemError:  # `_flags` reports the error
         own = ()
     return tuple(dict.fromkeys((*own, *recipe.rollout.stop_token_ids)))
 
@@ -148,7 +148,7 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
 def _end_of_turn(chat: Sequence[Message], template: ChatTemplate, tokenizer: Any) -> int | None:
     """Return the token that the template writes after an answer of the assistant.
 
-    None means that it writes nothing there, or rejects such a chat.
+    None means that the template writes no token there, or rejects a chat with an answer.
     """
     try:
         text = template.render((*chat, Message("assistant", _ANSWER), Message("user", "Why?")))

@@ -1,4 +1,4 @@
-"""Checks of every row of the data, read as in training, and of the chat template on each kind of row."""
+"""Checks of every row of the data, read as in training. The chat template is tried on each kind of row."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +20,16 @@ from ppoctl.rewards.table import ScorerTable
 
 
 class RowChecks:
-    """Checks of the rows of a recipe. The folder of the model may be missing."""
+    """Checks of the rows of a recipe. They also work if the folder of the model is missing."""
 
     def __init__(
         self, folder: Path | None, template: ChatTemplate | None, max_tokens: int | None, counted: Counted | None
     ) -> None:
         """Prepare the checks.
 
-        `template` is the model's; None if it is not here or cannot be used. `max_tokens` is the limit of a prompt;
-        None if the recipe does not set it. `counted` is called with the number of rows that were read.
+        `template` is the chat template of the model; None if it is missing or cannot be used. `max_tokens` is the
+        maximum length of a prompt; None if the recipe does not set a maximum. `counted` is called with the number of
+        rows that were read.
         """
         self._template, self._max_tokens, self._counted = template, max_tokens, counted
         tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
@@ -39,9 +40,9 @@ class RowChecks:
     ) -> Iterator[str]:
         """Yield notes on the rows of a table.
 
-        Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`; DataError if there are fewer rows
-        than `at_least` (the rows of a step), or if the template rejects a row; RewardError if `reward` cannot score a
-        row.
+        Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`. Raises DataError if there are
+        fewer rows than `at_least` (the rows of a step), or if the chat template rejects a row. Raises RewardError if
+        `reward` cannot score a row.
         """
         read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
@@ -69,7 +70,9 @@ class RowChecks:
                 )
 
     def _require_rendered(self, rows: RowSet, table: SingleTable) -> None:
-        """Frame every question, and render one for each sequence of roles: templates reject some sequences."""
+        """Frame every question, and render one question for each sequence of chat roles.
+
+        A chat template may reject some sequences of roles."""
         framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
         for row in rows.first_rows():
             chat = framing.chat(row)
@@ -89,7 +92,7 @@ def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: Da
         text = template.render(chat, table.template_args)
         last = Message(chat[-1].role, f"{chat[-1].content} Or not?")
         other = template.render((*chat[:-1], last), table.template_args)
-    except Exception as error:  # a template is code: it can fail in any way
+    except Exception as error:  # a chat template is code: it can fail in any way
         raise refused(row, error) from error
     if not text.strip():
         raise DataError(

@@ -13,8 +13,8 @@ from ppoctl.units import size
 def require_space(recipe: Recipe, folder: Path) -> None:
     """Raise StorageError if the disk has less free space than the run requires at one time.
 
-    That is the kept checkpoints, one checkpoint that is being written, and the records of the steps since. Space that
-    the run uses already counts as free.
+    The run requires space for the kept checkpoints, one checkpoint that is being written, and the records of the
+    steps since the last checkpoint. Space that the run already uses counts as free.
     """
     stored = storage_of(recipe)
     if stored.states_bytes is None:

@@ -1,4 +1,4 @@
-"""Contents of a report within its size: texts and tables for the template, metrics and samples for the script."""
+"""Contents of a report of limited size: texts and tables for the template, metrics and samples for the script."""
 
 import json
 import time
@@ -28,11 +28,11 @@ class Contents:
     shown: int
     """Number of samples on the page."""
     left_out: tuple[str, ...]
-    """Descriptions of what is not on the page."""
+    """Descriptions of samples, tokens and points that are not on the page."""
 
 
 def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
-    """Return the contents for these runs, with samples of `steps` steps per run, in about `room` bytes."""
+    """Return the contents for these runs, in about `room` bytes, with samples of `steps` steps of each run."""
     heads = [head(run) for run in runs]
     run_events = [events(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)]
     lists = curves.Steps()
@@ -75,7 +75,7 @@ def _fewest(title: str) -> int:
 
 
 def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]]:
-    """Return the sets of samples of all runs, and why some are missing."""
+    """Return the sets of samples of all runs, and messages about sets that could not be read."""
     sets: list[Json] = []
     troubles = []
     for number, run in enumerate(runs):
@@ -92,9 +92,9 @@ def _marks(number: int, found: Sequence[ChartEvent]) -> list[Json]:
 
 
 def fit(sets: Sequence[Json], room: int) -> int:
-    """Remove samples from the sets until they fit into `room` bytes, and return the number of removed samples.
+    """Remove samples from the sets until the sets fit into `room` bytes, and return the number of removed samples.
 
-    The first sample of every kind is kept before the second of any kind.
+    The first sample of every kind is kept before the second sample of any kind.
     """
     wanted = sorted(
         ((item.pop("rank"), at, row) for at, each in enumerate(sets) for row, item in enumerate(each["items"])),
@@ -127,5 +127,5 @@ def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int) -> tup
 
 
 def _size(value: Any) -> int:
-    """Return the approximate number of bytes of the value on the page."""
+    """Return the approximate number of bytes that the value takes on the page."""
     return len(json.dumps(value, separators=(",", ":"), default=vars)) + 2

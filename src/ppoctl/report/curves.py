@@ -1,6 +1,6 @@
-"""Charts of the metrics of runs: their groups, their bands, and a summary of each curve.
+"""Charts of the metrics of runs: groups of charts, bands around curves, and a summary of each curve.
 
-Imports no torch, vLLM or Megatron.
+The module imports no torch, vLLM or Megatron.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,10 +43,10 @@ GROUPS: dict[str, tuple[metric_registry.Metric, ...]] = {
     ),
     "Sampler and trainer": (metric_registry.MISMATCH_GAP_K3, metric_registry.MISMATCH_GAP_MEAN_ABS),
 }
-"""Headings of the curves, and the metrics under each. The metrics of evaluations are found by their names."""
+"""Headings of the charts, and the metrics below each heading. Metrics of evaluations are found by their names."""
 FURTHER = "Further metrics"
 POINTS = 600
-"""Maximum number of points of a metric, over all runs. Longer histories are thinned, and the page lists this."""
+"""Maximum number of points of a metric, over all runs. Longer histories are thinned, and the page notes this."""
 FEWEST = 160
 """Minimum number of points per run in the charts of `GROUPS`, for any number of runs."""
 
@@ -59,7 +59,7 @@ class Band:
     high: str
     description: str
     is_spread: bool = False
-    """Whether `low` and `high` are distances from the metric, not values."""
+    """Whether `low` and `high` are distances from the curve. Otherwise they are the edges of the band."""
 
 
 _ERROR = "bars: one standard error on either side"
@@ -83,13 +83,13 @@ BANDS = {
 
 @dataclass
 class Steps:
-    """Lists of steps that several metrics share, so that the page contains each list once."""
+    """Lists of steps. Several metrics can share a list, so that the page contains each list only once."""
 
     lists: list[list[int]] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def at(self, steps: Sequence[int]) -> int:
-        """Return the index of the list in `lists`, after adding it if it is new."""
+        """Return the index of the list in `lists`. A new list is added first."""
         key = tuple(steps)
         if key not in self._known:
             self._known[key] = len(self.lists)
@@ -98,9 +98,9 @@ class Steps:
 
 
 def groups(runs: Sequence[ReadRun]) -> list[tuple[str, list[str]]]:
-    """Return headings with the names of their metrics, among those that any run reports.
+    """Return the headings, each with the names of its metrics that at least one run reports.
 
-    Metrics that are under no heading and in no band come last.
+    Metrics without a heading and without a band come last.
     """
     names = sorted({name for run in runs for name in run.series})
     grouped: list[tuple[str, list[str]]] = []
@@ -159,7 +159,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
 
 
 def _around(series: History, band: Band | None, shown: Points) -> tuple[list[float | None], list[float | None]]:
-    """Return the lower and the upper edge at the points that are shown; both are empty if there is no band."""
+    """Return the lower and upper edge of the band at the shown points. Both are empty if there is no band."""
     if band is None or band.low not in series or band.high not in series:
         return [], []
     low, high = dict(series[band.low]), dict(series[band.high])
@@ -174,9 +174,10 @@ def _around(series: History, band: Band | None, shown: Points) -> tuple[list[flo
 
 
 def thinned(points: Points, limit: int) -> Points:
-    """Return at most about `limit` points: all of them, or the extremes of equal stretches, so that no spike is lost.
+    """Return at most about `limit` points of a curve, without losing a spike.
 
-    A long history keeps the lowest and the highest point of each of `limit / 2` stretches, and its first and last.
+    A short history keeps all points. A long history is divided into `limit / 2` equal parts. It keeps the lowest and
+    the highest point of each part, and the first and the last point of the history.
     """
     if len(points) <= limit:
         return points
@@ -193,7 +194,7 @@ def _extreme(choose: Callable[..., int], points: Points, start: int, end: int) -
 
 
 def summary(points: Points) -> str:
-    """Return a sentence about a curve: its first and last value, and extremes in between."""
+    """Return a sentence about a curve: the first and the last value, and the extremes in between."""
     (first_step, first), (last_step, last) = points[0], points[-1]
     if len(points) == 1:
         return f"{figure(first)} at step {first_step}."

@@ -23,7 +23,7 @@ class ChartEvent:
     """An event that the charts mark."""
 
     at: float
-    """Step of the mark on the axis; between two steps it is a half."""
+    """Position of the mark on the step axis. An event between two steps has a half, such as 2.5."""
     kind: Kind
     text: str
 
@@ -61,7 +61,7 @@ def _changes(run: ReadRun) -> list[ChartEvent]:
 
 
 def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
-    """Return the keys that were changed during the run: the first step with the new value, key, old and new value."""
+    """Return the keys that changed during the run: (first step with the new value, key, old value, new value)."""
     pairs = pairwise(sorted(run.recipes))
     return [
         (later, *changed) for start, later in pairs for changed in differences(run.recipes[start], run.recipes[later])
@@ -69,7 +69,7 @@ def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
 
 
 def _alarms(run: ReadRun) -> list[ChartEvent]:
-    """Return the alarms of the health rules; alarms of one bound in consecutive steps are one event."""
+    """Return the alarms of the health rules. Alarms of the same bound in consecutive steps become one event."""
     last: dict[str, list[HealthAlarm]] = {}
     stretches: list[list[HealthAlarm]] = []
     for alarm in _step_alarms(run):
@@ -82,9 +82,9 @@ def _alarms(run: ReadRun) -> list[ChartEvent]:
 
 
 def _step_alarms(run: ReadRun) -> Iterator[HealthAlarm]:
-    """Yield the alarms of each step, in order, by the health rules of the step's recipe.
+    """Yield the alarms of each step, in step order. Each step is checked with the health rules of its recipe.
 
-    Consecutive steps out of bounds are counted from the first step of the run, as in a resume.
+    The number of consecutive steps out of bounds is counted from the first step of the run, as in a resume.
     """
     metrics: dict[int, dict[str, float]] = {}
     for name, points in run.series.items():
@@ -103,7 +103,7 @@ def _alarm_text(stretch: Sequence[HealthAlarm]) -> str:
 
 
 def attempt_rows(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return one row per attempt, under the headers `ATTEMPTS`."""
+    """Return one table row per attempt, with the columns `ATTEMPTS`."""
     ends = {line["attempt"]: line for line in run.lines if line.get("event") == "attempt_ended"}
     spends = {each.attempt: each for each in attempt_times(run.lines)}
     rows = []

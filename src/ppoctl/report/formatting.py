@@ -17,17 +17,17 @@ def figure(value: float | None) -> str:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return the number rounded for the page's JSON; None for None, nan and infinities, which JSON cannot write."""
+    """Return the number rounded for the page's JSON. None, nan and infinities give None: JSON cannot contain them."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
 def moment(unix_s: float) -> str:
-    """Return the date and time in UTC, because a report may be read in another time zone."""
+    """Return the date and time as text in UTC, because a report may be read in another time zone."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
 
 
 def share(part: float, whole: float) -> str:
-    """Return `part` in percent of `whole`; `-` if `whole` is not positive."""
+    """Return `part` as a percentage of `whole`; `-` if `whole` is not positive."""
     return "-" if whole <= 0 else f"{100 * part / whole:.3g} %"
 
 

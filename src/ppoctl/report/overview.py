@@ -64,12 +64,12 @@ def sentence(run: ReadRun) -> str:
 
 
 def _short(path: Any, written: Mapping[str, str]) -> str:
-    """Return the path as written in the recipe, or as recorded if that is unknown."""
+    """Return the path as written in the recipe; if the recipe's path is unknown, as recorded."""
     return written.get(str(path), str(path))
 
 
 def _data(table: Mapping[str, Any], written: Mapping[str, str]) -> str:
-    """Return the source of the prompts: files, a dataset, a function, or the sources of a mix."""
+    """Return where the prompts come from: files, a dataset, a function, or the sources of a mix."""
     sources = table.get("sources") or {}
     if sources:
         return "a mix of " + ", ".join(f"{name} ({_data(source, written)})" for name, source in sources.items())
@@ -102,7 +102,7 @@ def _last(run: ReadRun) -> list[tuple[str, str]]:
 
 
 def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = MappingProxyType({})) -> str:
-    """Return the last value, with its standard error if there is one, and the first value."""
+    """Return the last value of a metric, with its standard error if that is recorded, and then the first value."""
     (first_step, first), (step, value) = points[0], points[-1]
     error = f" +- {figure(errors[step])}" if step in errors else ""
     before = "" if step == first_step else f", {figure(first)} at step {first_step}"
@@ -110,7 +110,7 @@ def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = Map
 
 
 def contract(run: ReadRun, *, is_done: bool) -> Json:
-    """Return the results of the recipe's `[expect]`; they are provisional until all steps are done."""
+    """Return the results of the recipe's `[expect]`. The results are provisional until all steps are done."""
     expect = run.recipe.get("expect") or {}
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
     results = check_expectations(wanted, run.lines)
@@ -120,7 +120,7 @@ def contract(run: ReadRun, *, is_done: bool) -> Json:
 
 
 def _identity(run: ReadRun) -> list[tuple[str, str]]:
-    """Return the id of the run, its time of creation, versions, and digests of its sources."""
+    """Return the id, the time of creation, the versions and the digests of the sources of the run."""
     facts = run.facts
     return [
         ("id", str(facts["id"])),

@@ -10,7 +10,7 @@ from ppoctl.report.formatting import toml
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return every key, with dots, and its value; a key that is not set has None."""
+    """Return every key in dotted form, and the value of the key. A key that is not set has the value None."""
     keys: dict[str, Any] = {}
     for key, value in recipe.items():
         if isinstance(value, Mapping) and value:
@@ -21,13 +21,13 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the keys in which two recipes differ, each with both values."""
+    """Return the keys whose values differ between two recipes, each with both values."""
     left, right = flat(before), flat(after)
     return [(key, left.get(key), right.get(key)) for key in {**left, **right} if left.get(key) != right.get(key)]
 
 
 def side_by_side(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a row for each key in which the recipes differ, except `name`: the key, then its value in each."""
+    """Return a row for each key whose values differ: the key, then its value in each recipe. Omits `name`."""
     all_flat = [flat(recipe) for recipe in recipes]
     keys = dict.fromkeys(key for each in all_flat for key in each if key != "name")
     rows = [(key, *(toml(each.get(key)) for each in all_flat)) for key in keys]

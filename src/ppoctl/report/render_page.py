@@ -1,8 +1,8 @@
 """The HTML of a report: template, style and script in one file that makes no network request.
 
-The output of a model may contain markup. The template engine escapes it in the texts of the page. The JSON contains
-no character of markup, so that it cannot end its element. The page's policy allows one script only, given by its
-hash.
+The output of a model may contain markup. The template engine escapes the markup in the texts of the page. The JSON
+contains no markup characters, so that it cannot end the HTML element that contains it. The content security policy of
+the page allows only one script, which the policy identifies by a hash.
 """
 
 import base64
@@ -19,13 +19,13 @@ from ppoctl import __version__
 
 FILES = Path(__file__).parent / "page"
 SCRIPTS = ("start.js", "axes.js", "chart.js", "stages.js", "tokens.js", "samples.js", "page.js")
-"""Files of the script, in the order in which they are concatenated."""
+"""Source files of the page's script, in the order in which they are concatenated."""
 MARK = '<meta name="generator" content="ppoctl report'
-"""Text near the start of every report, by which a report is recognised."""
+"""Text near the start of every report. A file with this text is recognised as a report."""
 
 
 def html(words: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """Return the complete page."""
+    """Return the complete page as HTML."""
     script = '"use strict";\n(() => {\n' + "".join(_file(name) for name in SCRIPTS) + "})();\n"
     style = _file("style.css")
     environment = jinja2.Environment(
@@ -44,7 +44,7 @@ def html(words: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 
 
 def inert(data: Mapping[str, Any]) -> str:
-    """Return the data as ASCII JSON without `<`, `>` and `&`, so that it can neither begin nor end an element."""
+    """Return the data as ASCII JSON without `<`, `>` and `&`. Such text can neither begin nor end an HTML element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")

@@ -1,6 +1,6 @@
-"""The data of a run for a report, read once: facts, recipes, journal and the history of metrics.
+"""The data of a run for a report, read only once: facts, recipes, journal and the history of metrics.
 
-Imports no torch, vLLM or Megatron.
+The module imports no torch, vLLM or Megatron.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ class ReadRun:
     """A run directory in memory, without its samples."""
 
     label: str
-    """Name of the run in the report, unique among its runs."""
+    """Name of the run in the report. It is unique among the runs of the report."""
     paths: RunPaths
     facts: Mapping[str, Any]
     recipes: Mapping[int, Mapping[str, Any]]
-    """Resolved recipes, by the first step that uses them."""
+    """First step that uses a recipe -> resolved recipe."""
     lines: Sequence[JournalLine]
     series: History
     outlines: Outlines
@@ -38,7 +38,7 @@ class ReadRun:
 
     @property
     def stage_lines(self) -> list[JournalLine]:
-        """Journal line of every stage of every step; the newest line of a stage that was repeated."""
+        """Journal lines of every stage of every step. If a stage was repeated, only its newest line is included."""
         newest = {(line["step"], line["stage"]): line for line in self.lines if "stage" in line}
         return sorted(newest.values(), key=lambda line: int(line["seq"]))
 
@@ -60,5 +60,5 @@ def _read(label: str, paths: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Return the names; equal names get the number of their run in the report."""
+    """Return the names of the runs. Equal names are extended by the number of the run in the report."""
     return [name if names.count(name) == 1 else f"{name} ({at})" for at, name in enumerate(names, start=1)]

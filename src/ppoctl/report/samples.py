@@ -1,7 +1,7 @@
 """Samples for a report.
 
-From a few steps it selects the best, worst and longest samples, and samples of one prompt with different scores. From
-evaluations it selects samples that the actor learned to solve, or forgot.
+From a few steps, the module selects the best, worst and longest samples, and samples of one prompt with different
+scores. From evaluations, it selects samples that the actor learned to solve, or forgot.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ MOST_CHARACTERS = 6000
 
 
 def kept_steps(run: ReadRun, count: int) -> list[int]:
-    """Return `count` evenly spaced steps whose rollouts are kept, including the first and the last of them."""
+    """Return `count` of the steps whose rollouts are kept: the first, the last, and evenly spaced steps between."""
     found = [s for s in run.paths.committed_steps() if manifests.read(run.paths.stage(s, "rollout")) is not None]
     if count >= len(found):
         return found
@@ -56,7 +56,7 @@ def _of_step(run: ReadRun, number: int, step: int) -> Json:
 
 
 def _chosen(found: Sequence["ShownSample"]) -> dict[int, tuple[int, list[str]]]:
-    """Return the chosen rows by number: the best rank of a row in any kind, and its kinds."""
+    """Return row number -> (best rank of the row among all kinds, kinds of the row) for the chosen rows."""
     scored = [(at, sample.score) for at, sample in enumerate(found) if sample.score is not None]
     of_prompt: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for at, score in scored:
@@ -73,7 +73,7 @@ def _chosen(found: Sequence["ShownSample"]) -> dict[int, tuple[int, list[str]]]:
 
 
 def _best_and_worst(scored: Sequence[tuple[int, float]]) -> dict[str, list[int]]:
-    """Return the upper half of the scored rows, best first, and the lower half, worst first."""
+    """Return the better half of the scored rows, best first, and the worse half, worst first."""
     ordered = [at for at, _ in sorted(scored, key=lambda each: -each[1])]
     half = (len(ordered) + 1) // 2
     return {"best": ordered[:half], "worst": ordered[half:][::-1]}
@@ -122,7 +122,9 @@ def _rollout(sample: "ShownSample") -> Json:
 
 
 def evaluations(run: ReadRun, number: int) -> list[Json]:
-    """Return a set of samples for each set and mode of the newest evaluation, compared with the oldest one kept."""
+    """Return a set of samples for each evaluation set and mode of the newest evaluation.
+
+    The samples are compared with the samples of the oldest evaluation that was kept."""
     steps = [step for step in run.paths.committed_steps() if (_folder(run, step) / eval_samples.SAMPLES).is_file()]
     if not steps:
         return []
@@ -192,6 +194,6 @@ def _evaluation(row: Json, earlier: Json | None, first: int) -> Json:
 
 
 def cut(text: str) -> str:
-    """Return the text; a long text is truncated, and ends with the number of missing characters."""
+    """Return the text. A long text is truncated and ends with the number of missing characters."""
     more = len(text) - MOST_CHARACTERS
     return text if more <= 0 else f"{text[:MOST_CHARACTERS]}\n... and {more} more characters"

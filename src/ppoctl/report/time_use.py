@@ -1,6 +1,6 @@
-"""Time use of a run: the seconds of its stages in each step, and the time of all attempts by activity.
+"""Time use of a run: the seconds of each stage in each step, and the time of all attempts by activity.
 
-Imports no torch, vLLM or Megatron.
+The module imports no torch, vLLM or Megatron.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ BARS = 120
 
 
 def stages_of(run: ReadRun) -> list[str]:
-    """Return the stages that the run has committed, in the order of its outlines."""
+    """Return the stages that the run has committed, in the order of the recorded stage lists (outlines)."""
     names = [name for outline in run.outlines.by_start.values() for name in outline.names]
     done = {str(line["stage"]) for line in run.stage_lines}
     return [name for name in dict.fromkeys([*names, EVAL]) if name in done]

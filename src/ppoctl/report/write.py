@@ -11,7 +11,7 @@ from ppoctl.report.render_page import MARK, html
 from ppoctl.report.run_reader import read_runs
 
 MOST_RUNS = 8
-"""Maximum number of runs that colours and dashes can distinguish."""
+"""Maximum number of runs in a report. Colours and dashes cannot distinguish more runs."""
 MOST_BYTES = 2_000_000
 OWN_BYTES = 150_000
 """Maximum number of bytes of the page without metrics and samples: style, script and markup."""
@@ -49,9 +49,9 @@ def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Wr
 
 
 def report_text(folder: Path, *, steps: int) -> str:
-    """Return the report of the run in this folder, for a caller that stores it elsewhere.
+    """Return the HTML of a report on the run in this folder, for a caller that stores the HTML elsewhere.
 
-    Raises the errors of `write_report` that are not about the output file.
+    Raises the errors of `write_report`, except the errors about the output file.
     """
     return _page(contents(read_runs([folder]), steps=steps, room=MOST_BYTES - OWN_BYTES)).decode("utf-8")
 
@@ -63,7 +63,7 @@ def _page(found: Contents) -> bytes:
 
 
 def _typed(folders: Sequence[Path], *more: str) -> str:
-    """Return the command with these runs, quoted for a shell."""
+    """Return the `ppoctl report` command for these runs, quoted for a shell."""
     return " ".join(["ppoctl report", *map(quoted, folders), *more])
 
 
@@ -73,7 +73,7 @@ def _name(names: Sequence[str]) -> str:
 
 
 def _require_free(path: Path, folders: Sequence[Path]) -> None:
-    """Raise RecipeError if the path cannot be the file of a report. Runs before samples are read."""
+    """Raise RecipeError if the path cannot be the file of a report. The check runs before samples are read."""
     again = _typed(folders, "-o", "another.html")
     inside = next((folder for folder in folders if path.resolve().is_relative_to(folder.resolve())), None)
     if inside is not None:
