@@ -2,8 +2,8 @@
 
 Metric names are defined only here; stages, console, health rules and the final table use these constants. A test
 compares the registry with the journals of fake runs, in both directions. Braces mark a part that the user chooses:
-`eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics the settings of a recipe report. Imports
-only the standard library.
+`eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics a run with a given recipe reports. This
+module imports only the standard library.
 """
 
 import re
@@ -21,7 +21,7 @@ class Metric:
     unit: str
     description: str
     healthy: str = ""
-    """Value in a healthy run; empty: it depends on the task."""
+    """Value in a healthy run; empty: the value depends on the task."""
     better: Literal["higher", "lower"] | None = None
     """Direction in which an actor is better; None: the metric does not compare actors."""
 
@@ -298,7 +298,7 @@ def named(group: str, figure: str) -> str:
 
 
 def reported(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return all metrics of a journal line, from the record and from the clock; an event has none."""
+    """Return all metrics of a journal line: those of the record and the times. A line of an event has no metrics."""
     if "stage" not in line:
         return {}
     return {**line.get("figures", {}), **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
@@ -315,7 +315,8 @@ ON_THE_CONSOLE: dict[str, str] = {
 
 
 def find(name: str) -> Metric | None:
-    """Return the registry entry of a metric name or a short name of the console; None if there is none.
+    """Return the registry entry of a metric name or a short name of the console; None if the registry has no such
+    metric.
 
     The name may contain any evaluation set and any number of responses.
     """
@@ -350,7 +351,7 @@ def reward_part(name: str) -> str | None:
 
 
 def is_of_a_scorer(name: str) -> bool:
-    """Whether a scorer may return a further metric of this name with its score.
+    """Whether a scorer may return an additional metric of this name with its score.
 
     `reward/NAME_mean` must not be the name of another metric, and must have only characters that tracking accepts.
     """

@@ -32,28 +32,30 @@ NotNegative = Field(ge=0)
 Fraction = Field(ge=0, le=1)
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 OrAll = BeforeValidator(lambda value: None if value == "all" else value)
-"""Validators of keys whose default is not None. The word sets the key to None, for which TOML has no value."""
+"""Validators of keys whose default is not None. The word (such as "all") sets the key to None, for which TOML has no
+value."""
 _WORDS = {OrOff: "off", OrAll: "all"}
 
 
 def word_for_none(metadata: Sequence[object]) -> str | None:
-    """Return the word that sets a key with this metadata to None; None: the key has no such word."""
+    """Return the word that sets a key with this metadata to None; None if the key has no such word."""
     return next((word for validator, word in _WORDS.items() if validator in metadata), None)
 
 
 Array = Field(strict=False)
-"""Field of a tuple, which TOML and JSON write as an array."""
+"""Field whose value is a tuple, which TOML and JSON write as an array."""
 
 
 @dataclass(frozen=True)
 class KindOr:
-    """Discriminator that selects an alternative by `kind`; a table without `kind` is the `usual` alternative."""
+    """Discriminator that selects an alternative by `kind`; a table without `kind` selects the `usual` alternative."""
 
     usual: str
     __name__ = "kind"  # pydantic uses this name in errors
 
     def __call__(self, value: Any) -> str | None:
-        """Return the name of the alternative of a table, or of its written keys; None if it is not a table."""
+        """Return the name of the alternative that a table, or a mapping of its written keys, selects; None if the
+        value is not a table."""
         if isinstance(value, dict):
             return str(value.get("kind", self.usual))
         return getattr(value, "kind", None)
@@ -113,12 +115,13 @@ class ParallelTable(Table):
 
     @property
     def experts_span_data(self) -> bool:
-        """Whether data ranks exchange tokens; then all of them must run the same number of microbatches."""
+        """Whether data ranks exchange tokens. All data ranks must then run the same number of microbatches."""
         return self.tensor * self.context % self.expert_ranks != 0
 
     @property
     def virtual_pipeline(self) -> int | None:
-        """Number of virtual pipeline stages per rank, as Megatron-Core expects it: None if there is only one."""
+        """Number of virtual pipeline stages per rank, as Megatron-Core expects it: None if each rank has one
+        stage."""
         return self.stages_per_rank if self.stages_per_rank > 1 else None
 
     @property

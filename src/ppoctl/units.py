@@ -2,7 +2,7 @@
 
 
 def size(num_bytes: int) -> str:
-    """Return the bytes with a unit and three significant digits."""
+    """Return the number of bytes with a unit and three significant digits."""
     number = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 999.5:

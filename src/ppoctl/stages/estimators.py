@@ -60,4 +60,4 @@ class MonteCarlo:
 
 
 Estimator = Gae | MonteCarlo
-"""Maps token rewards, values and mask to advantages and returns."""
+"""Function from token rewards, values and mask to advantages and returns."""
