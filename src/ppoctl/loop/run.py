@@ -143,7 +143,7 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = outputs.carry
-        # The ledger is written before the save, because the save stores the end of this step's lines in the ledger.
+        # The ledger is written before the save, because the save stores the size of the ledger after this step.
         job.ledger.record(step, outputs.samples, _used_by(outputs))
         _evaluate(job, step, states["actor"])
         _check_and_save(job, step, states, carry)

@@ -17,12 +17,13 @@ UNSCORED = "unscored"
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates, in addition to the mean, that are computed from the sampled responses to a prompt."""
+    """Settings of the estimates that are computed, in addition to the mean, from the sampled responses to a
+    prompt."""
 
     pass_at: tuple[int, ...] = ()
     maj_at: tuple[int, ...] = ()
     pass_score: float | None = None
-    """Lowest score that passes; None: the score itself is used."""
+    """Lowest score of a response that passes; None: the estimates use the score itself."""
 
 
 def summarise(name: str, mode: Mode, rows: Sequence[dict[str, Any]], wanted: Estimates) -> dict[str, float]:

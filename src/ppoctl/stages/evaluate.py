@@ -142,7 +142,7 @@ _PRINTED_CHARS = 4000
 
 
 def _sample_text(row: Mapping[str, Any]) -> str:
-    """Return a sample as text for the log: its name and score, then prompt and response."""
+    """Return a sample as text for the log: a line with prompt id and score, then the prompt and the response."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     ended = "terminated" if row["terminated"] else "truncated"
     head = f"eval {row['set']} {row['mode']} {row['prompt_id']}: {score}, {row['response_tokens']} tokens, {ended}"
