@@ -198,12 +198,12 @@ class FinishedShortError(PpoctlError):
 
 
 class PreemptedError(PpoctlError):
-    """A termination signal arrived. Everything finished is committed, and the job is safe to requeue."""
+    """A termination signal arrived. All finished work is committed, and the job is safe to requeue."""
 
     exit_code = ExitCode.PREEMPTED
 
 
 class InterruptedByUserError(PpoctlError):
-    """Ctrl-C; everything finished is committed."""
+    """The user pressed Ctrl-C. All finished work is committed."""
 
     exit_code = ExitCode.INTERRUPTED

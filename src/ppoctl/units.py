@@ -1,4 +1,5 @@
-"""Format byte counts and other counts with a unit and three significant digits. Imports only the standard library."""
+"""Format byte counts and other counts with a unit and three significant digits. This module imports only the standard
+library."""
 
 
 def size(num_bytes: int) -> str:

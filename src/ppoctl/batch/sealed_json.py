@@ -52,7 +52,7 @@ def unseal(text: str) -> dict[str, Any]:
 
 
 def is_as_sealed(raw: bytes) -> bool:
-    """Whether a line matches its own checksum, without parsing it."""
+    """Whether a line matches its checksum. The line is not parsed."""
     stem, _, checksum = raw.rpartition(b', "seal": "')
     return hashlib.sha256(stem).hexdigest()[:16].encode() == checksum[:-2]
 

@@ -38,9 +38,9 @@ def create(
     """Create the directory of a new run. Raises RecipeError if the critic starts from a saved state of another run
     that will delete the state.
 
-    `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: further facts, of which empty ones are
-    left out: `rows` of each table, and paths as written in the recipe files (`written`, see `loading.as_written`). If
-    the critic starts from a saved state of a run, run.json records which.
+    `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: additional facts for run.json (empty
+    facts are left out): `rows` of each table, and paths as written in the recipe files (`written`, see
+    `loading.as_written`). If the critic starts from a saved state of a run, run.json records which.
     """
     require_kept(recipe)
     critic_from = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None

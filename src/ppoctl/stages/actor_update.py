@@ -94,7 +94,7 @@ class ActorUpdateStage(UpdateStage):
     """All epochs of the actor. A correction, if present, weights tokens and masks some of them out."""
 
     scored: OutputRequest
-    """How log-probs are computed: under the distribution that the generator sampled from."""
+    """How log-probs are computed: under the distribution that the generator (vLLM) sampled from."""
     loss: PolicyLoss
     aggregation: Aggregation
     """Aggregation of token losses, of entropies, and of the KL, each to one number."""

@@ -44,7 +44,7 @@ class GenerationResult:
     samples: Mapping[str, Sample]
     """All requested samples, by key."""
     tokens: int = 0
-    """Number of tokens of the samples that were generated, not loaded."""
+    """Number of tokens of the generated samples. Tokens of loaded samples are not counted."""
     seconds: float = 0.0
     """Seconds that this generation took."""
 

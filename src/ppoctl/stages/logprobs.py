@@ -118,8 +118,8 @@ class LogprobsStage:
 
     models: Models
     scored: OutputRequest
-    """How log-probs are computed: under the distribution that the generator sampled from. The reference uses the same
-    temperature, but no filters."""
+    """How log-probs are computed: under the distribution that the generator (vLLM) sampled from. The reference uses
+    the same temperature, but no filters."""
     with_reference: bool
     fingerprint: str
     with_full_kl: bool = False

@@ -40,7 +40,7 @@ def read_prompts(recipe: Recipe) -> PromptSource:
 
 
 def place_roles(recipe: Recipe) -> Placed:
-    """Return the placement of actor, critic, generator and reward models. Starts no process."""
+    """Return the placement of actor, critic, generator (vLLM) and reward models. This function starts no process."""
     with loading("Megatron-Core"):
         from ppoctl.engines.megatron.factory import trainer_settings
 

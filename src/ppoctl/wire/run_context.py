@@ -36,7 +36,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class RunHooks:
-    """Observers of a run, and the gate that may stop it."""
+    """Observers of a run, and the gate that may stop the run."""
 
     gate: Gate
     notify: Callable[[str], None]
