@@ -24,7 +24,7 @@ __all__ = ["Run", "__version__", "evaluate", "resume", "rollout", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: the commands import this package too, and must start fast."""
+    """Import a public name on first use, because the commands import this package too and must start fast."""
     if name not in _HOMES:
         raise AttributeError(f"module `ppoctl` has no attribute `{name}`")
     from importlib import import_module

@@ -1,7 +1,7 @@
 """Current activity of this process, for screens: nested activities, each with an optional count.
 
-Code that works reports it (`ACTIVITIES.track`, `preparing`); screens read it (`ACTIVITIES.now`). Neither depends on
-the other. Imports only the standard library.
+The code that does the work reports its activity (`ACTIVITIES.track`, `preparing`), and screens read it
+(`ACTIVITIES.now`). Neither depends on the other. This module imports only the standard library.
 """
 
 import gc
@@ -34,7 +34,7 @@ class Activity:
         return self.what if self.total is None else f"{self.what} {self.done}/{self.total}"
 
     def seconds(self) -> float:
-        """Return the seconds since it began."""
+        """Return the seconds since the activity began."""
         return time.monotonic() - self.since
 
     def timed(self) -> str:
@@ -88,8 +88,8 @@ ACTIVITIES = Activities()
 
 @contextmanager
 def preparing(what: str) -> Iterator[Activity]:
-    """Context of preparation before work can begin: of an engine, a trainer, data. The work clock is stopped in
-    it."""
+    """Context of a preparation before work can begin, such as the start of an engine. The work clock is stopped in
+    this context."""
     ACTIVITIES.notify(what)
     with WORK.stopped(), ACTIVITIES.track(what) as activity:
         yield activity
@@ -97,8 +97,8 @@ def preparing(what: str) -> Iterator[Activity]:
 
 @contextmanager
 def loading(what: str) -> Iterator[Activity]:
-    """Context of slow imports. Garbage collection is off: scanning what they create would cost a third of the import
-    time."""
+    """Context of slow imports. Garbage collection is off, because scanning the new objects would cost a third of the
+    import time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Work clock: it is stopped while a component starts (vLLM, a trainer, Ray), so no stage is charged for that time.
+"""Work clock, which is stopped while a component starts (vLLM, a trainer, Ray): no stage includes that time.
 
-Seconds of stages, tokens per second and the remaining time are measured with it. Also formats durations. Imports only
-the standard library.
+Seconds of stages, tokens per second and the remaining time are measured with this clock. The module also formats
+durations. It imports only the standard library.
 """
 
 import threading
@@ -24,7 +24,7 @@ def duration(seconds: float | None) -> str:
 
 
 class WorkClock:
-    """Seconds of work of one process. Start intervals may be nested or overlap; the clock is then stopped once."""
+    """Seconds of work of one process. The intervals in which it is stopped may be nested or overlap."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
-"""Errors: one root class, and one family for each kind of person or system that can act on them.
+"""Errors: one root class, and one family of classes for each kind of person or system that can act on an error.
 
-Every error has a `hint`, one command or one change that fixes it, and the exit code of its family (the table of
+Every error has a `hint` (one command or one change that fixes it) and the exit code of its family (see the table of
 `docs/errors.md`). All errors are picklable, because they are sent between processes. Only `cli/app.py` catches
 `PpoctlError` and prints it.
 """
@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 
 _USER = re.compile(r"(\w+)://(?=[^/\s])(\S*)@")
-"""The user part of a URI, before its host. Some parsers read a password up to the last `@`, slashes included."""
+"""The user part of a URI, which is before the host. Some parsers read a password up to the last `@`, slashes
+included."""
 _QUERY = re.compile(r"([?&][^=&\s]*(?:pass|pwd|token|secret|key)[^=&\s]*=)[^&\s`'\"]+", re.IGNORECASE)
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the commands. A signal that is not turned into one of these ends the process with 128 + n."""
+    """Exit codes of the commands. Signal n ends the process with 128 + n if no handler turns it into one of these
+    codes."""
 
     DONE = 0
     INTERNAL = 1
@@ -54,8 +56,8 @@ def holds_secret(text: str) -> bool:
 class PpoctlError(Exception):
     """Root of all errors that a person, a recipe or a machine can cause.
 
-    `message` states what failed, with the offending value in backticks and the place where it was set. `hint` is one
-    command or change that fixes it. Secrets of URIs are removed from both.
+    `message` states what failed, with the offending value in backticks and the place where the value was set. `hint`
+    is one command or change that fixes it. Secrets of URIs are removed from both.
     """
 
     exit_code: ExitCode = ExitCode.INTERNAL
@@ -93,7 +95,7 @@ class EnvironmentProblemError(PpoctlError):
 class MissingAssetError(EnvironmentProblemError):
     """A model folder, hub model, data file or sandbox for programs is missing on this machine.
 
-    It may exist on another machine, so `validate` and `plan` only print a note.
+    The asset may exist on another machine, so `validate` and `plan` only print a note.
     """
 
 
@@ -111,7 +113,8 @@ class SlurmError(EnvironmentProblemError):
 
 
 class DataError(PpoctlError):
-    """Invalid prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
+    """Invalid prompts or rewards: a missing or empty dataset, a bad row, a prompt that is longer than the context
+    window."""
 
     exit_code = ExitCode.DATA
 
@@ -135,7 +138,7 @@ class NonFiniteError(HealthStopError):
 
 
 class MismatchError(HealthStopError):
-    """The log-probs of sampler and trainer differ so much that the correction masks out every token."""
+    """The log-probs of the sampler and the trainer differ so much that the correction masks out every token."""
 
 
 class ExpectationError(HealthStopError):
@@ -143,10 +146,10 @@ class ExpectationError(HealthStopError):
 
 
 class WeightSyncError(HealthStopError):
-    """Trainer and generator do not hold the same weights: checksums, number of tensors, or log-probs of the canary
-    differ.
+    """The trainer and the generator (vLLM) hold different weights: checksums, number of tensors, or log-probs of the
+    canary differ.
 
-    Raised before any sample is generated with the wrong weights.
+    The error is raised before any sample is generated with the wrong weights.
     """
 
 
@@ -195,12 +198,12 @@ class FinishedShortError(PpoctlError):
 
 
 class PreemptedError(PpoctlError):
-    """A termination signal arrived. Everything finished is committed, and the job is safe to requeue."""
+    """A termination signal arrived. All finished work is committed, and the job is safe to requeue."""
 
     exit_code = ExitCode.PREEMPTED
 
 
 class InterruptedByUserError(PpoctlError):
-    """Ctrl-C; everything finished is committed."""
+    """The user pressed Ctrl-C. All finished work is committed."""
 
     exit_code = ExitCode.INTERRUPTED

@@ -1,4 +1,5 @@
-"""HTTP client with one time limit for a complete exchange, whatever the server sends. Standard library only.
+"""HTTP client with one time limit for a complete exchange, whatever the server sends. It imports only the standard
+library.
 
     Connection.exchange: name lookup, connection, TLS, request, status, headers, body: together within `limit_s`
 
@@ -20,7 +21,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 LeftS = Callable[[], float]
-"""Returns the remaining seconds; raises TimeoutError if no time is left."""
+"""Function that returns the remaining seconds, or raises TimeoutError if no time is left."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class HttpResponse:
     """Header values by lowercase name."""
     body: bytes
     is_whole: bool
-    """Whether the body is complete. False: it is longer than the client reads, and `body` contains only its first
-    bytes."""
+    """Whether `body` is complete. False: the server's body is longer than the client reads, and `body` contains only
+    the first bytes."""
 
 
 class Connection:
@@ -41,8 +42,8 @@ class Connection:
     `cut`."""
 
     def __init__(self, url: str, *, limit_s: float, most_bytes: int) -> None:
-        """Read at most `most_bytes` of a body; 0: do not wait for the body. Raises ValueError or HTTPException if the
-        URL is not valid."""
+        """Set the limits: read at most `most_bytes` of a body; 0: do not wait for the body. Raises ValueError or
+        HTTPException if the URL is not valid."""
         address = urlsplit(url)
         host = address.netloc.rpartition("@")[2]
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
@@ -64,7 +65,7 @@ class Connection:
             try:
                 return self._exchanged(*request)
             except (HTTPException, OSError):
-                # The server may have closed the connection since the last exchange: connect again once.
+                # The server may have closed the connection since the last exchange, so connect again once.
                 if not was_open or self._is_cut:
                     raise
                 self.close()
@@ -125,7 +126,7 @@ class Connection:
 
 
 def time_limit(limit_s: float) -> LeftS:
-    """Return a function for the remaining time of a limit that starts now."""
+    """Return a function that returns the remaining time; the time limit starts now."""
     until = time.monotonic() + limit_s
 
     def left_s() -> float:
@@ -139,8 +140,8 @@ def time_limit(limit_s: float) -> LeftS:
 def connected(
     host: str, port: int, left_s: LeftS, hold: Callable[[socket.socket], None] = lambda _: None
 ) -> socket.socket:
-    """Return a connection to the first address of the host that accepts one. `hold` receives each socket before it
-    connects. Raises OSError."""
+    """Return a connection to the first address of the host that accepts a connection. `hold` receives each socket
+    before it connects. Raises OSError."""
     addresses = _addresses(host, port, left_s())
     failed: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -158,7 +159,7 @@ def connected(
 
 
 def _addresses(host: str, port: int, limit_s: float) -> list[Any]:
-    """Return the addresses of a host. The system's name lookup has no time limit, so a thread waits for it."""
+    """Return the addresses of a host. The system's name lookup has no time limit, so it runs in a thread."""
     addresses: Future[list[Any]] = Future()
 
     def look_up() -> None:

@@ -2,7 +2,7 @@
 
 A stage uses a component only through its port. Shapes and dtypes are part of each port, and tests check them; the
 protocols are therefore runtime checkable. B is the number of sequences, R the number of response positions. Every row
-index that a port takes is a row of the `Sequences` that it receives.
+index that is passed to a port is a row of the `Sequences` that the port receives.
 
     stages  ->  Models.actor_at(state)  ->  Actor    (Megatron-Core)
             ->  Models.critic_at(state) ->  Critic   (Megatron-Core)
@@ -12,8 +12,8 @@ index that a port takes is a row of the `Sequences` that it receives.
             ->  FinishedSamples                      (samples of a stage that is not committed yet)
             ->  Gate                                 (decides whether the job must stop)
 
-`Scorer` and `RewardModel` are defined in `batch.scores`, which imports no torch. No port moves weights from the actor
-to the generator: trainers and engines do that between themselves (`ppoctl.weights`).
+`Scorer` and `RewardModel` are defined in `batch.scores`, which imports no torch. No port transfers weights from the
+actor to the generator: trainers and engines exchange weights directly (`ppoctl.weights`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +46,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a response, in addition to the model's own end tokens."""
     min_new_tokens: int = 0
-    """Minimum number of response tokens. Until then, end tokens are masked and stop strings are ignored."""
+    """Minimum number of response tokens. Before that number, end tokens are masked and stop strings are ignored."""
     max_window_tokens: int | None = None
     """Maximum length of prompt and response together; None: the window of the engine."""
 
     def new_tokens(self, prompt_tokens: int) -> int:
-        """Return the maximum number of response tokens for a prompt of this length."""
+        """Return the maximum number of response tokens after a prompt of this length."""
         if self.max_window_tokens is None:
             return self.max_new_tokens
         return min(self.max_new_tokens, self.max_window_tokens - prompt_tokens)
@@ -59,8 +59,8 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Request for one response. `key` is unique within the rollout. `seed` makes the sample independent of all
-    others."""
+    """Request for one response. `key` is unique within the rollout. `seed` makes the sample independent of all other
+    samples."""
 
     key: str
     prompt_tokens: tuple[int, ...]
@@ -69,14 +69,15 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished response. If an end token was sampled, it is the last of `tokens` and is in the loss."""
+    """One finished response. If an end token was sampled, the end token is the last of `tokens` and is in the
+    loss."""
 
     key: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Log-probs of the sampled tokens under the distribution that they were sampled from, filters included."""
     terminated: bool
-    """False if the length limit truncated the response."""
+    """Whether the model ended the response; False: the length limit truncated it."""
     text: str
     """Decoded text, without special tokens and without the stop string."""
     stamp: str
@@ -95,25 +96,27 @@ class Stream(Protocol):
     """
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Start these requests; others may be running. Raises DataError, and starts none, if a prompt is longer than
-        the window."""
+        """Start these requests; other requests may be running. Raises DataError if a prompt is longer than the
+        context window; no request is then started."""
         ...
 
     def finished(self) -> Sequence[Sample]:
-        """Wait until at least one request has finished, and return the samples not returned before, in any order.
+        """Wait until at least one request has finished, and return the samples that were not returned before, in any
+        order.
 
         Returns an empty sequence if no request is open.
         """
         ...
 
     def close(self) -> None:
-        """Abort the open requests. Safe to call again."""
+        """Abort the open requests. This method may be called again."""
         ...
 
 
 @runtime_checkable
 class Generator(Protocol):
-    """Generates responses with the weights of the actor state that it was last prepared for, one stream at a time."""
+    """All vLLM engines. They generate responses with the actor state of the last `prepare` call, one stream at a
+    time."""
 
     def prepare(self, state: State) -> None:
         """Start the engines, load the weights of `state` into them, and verify the weights.
@@ -161,8 +164,8 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """Outputs that a model computes for each response token, and the distribution they refer to. A critic ignores
-    it."""
+    """Outputs that a model computes for each response token, and the distribution they refer to. A critic ignores the
+    request."""
 
     temperature: float = 1.0
     """Divisor of the logits."""
@@ -173,14 +176,14 @@ class OutputRequest:
     min_p: float = 0.0
     """Only ids with at least this fraction of the highest probability can be sampled; 0: all ids."""
     min_new_tokens: int = 0
-    """At this many first response positions, ids that end a response are excluded."""
+    """Number of first response positions at which ids that end a response are excluded."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a response, in addition to the model's own end tokens."""
     entropy: bool = False
     """Whether to compute the entropy of each distribution."""
     full_kl: bool = False
     """Whether to compute KL(model || reference) over the full vocabulary. The reference uses the same temperature,
-    without filters."""
+    but no filters."""
 
     @property
     def is_filtered(self) -> bool:
@@ -226,7 +229,7 @@ class MinibatchResult:
 
 @runtime_checkable
 class Objective(Protocol):
-    """Loss of some rows as a pure function of the model's token outputs. It holds the data of the step."""
+    """Loss of some rows as a pure function of the model's token outputs. The objective holds the data of the step."""
 
     @property
     def request(self) -> OutputRequest:
@@ -247,10 +250,11 @@ class Objective(Protocol):
 
 @runtime_checkable
 class Saving(Protocol):
-    """State that is being written to disk."""
+    """Save of a state that is being written to disk."""
 
     def is_written(self) -> bool:
-        """Whether `finish` would return or raise without waiting. Cheap enough to call after each sample."""
+        """Whether `finish` would return or raise without waiting. This method is cheap enough to call after each
+        sample."""
         ...
 
     def finish(self) -> Mapping[str, FileDigest]:
@@ -263,7 +267,7 @@ class Saving(Protocol):
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Model with an optimizer, at one state, in this process or distributed over others."""
+    """Model with an optimizer, at one state, in this process or distributed over other processes."""
 
     def start(self) -> None:
         """Load the weights of the recipe's model source, and create a fresh optimizer."""
@@ -272,8 +276,8 @@ class Trainer(Protocol):
     def save(self, folder: Path, *, in_background: bool) -> Saving:
         """Write the current weights and optimizer into an existing empty folder (Megatron torch_dist).
 
-        With `in_background`, return as soon as they are copied; training may then continue. Only one save may be
-        open; `Saving.finish` ends it. Raises StorageError.
+        With `in_background`, return as soon as weights and optimizer are copied; training may then continue. Only one
+        save may be open; `Saving.finish` ends it. Raises StorageError.
         """
         ...
 
@@ -282,17 +286,18 @@ class Trainer(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Load weights and optimizer as written by `save`. Raises StorageError if a file is missing or does not
-        fit."""
+        """Load weights and optimizer as written by `save`. Raises StorageError if a file is missing or does not fit
+        the model."""
         ...
 
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
-        """Run one optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
+        """Run one optimizer step per minibatch, in order. The split of a minibatch into microbatches never changes a
+        gradient.
 
-        Raises NonFiniteError before the optimizer step if a loss or gradient is not finite. The weights are then
-        those after the last good minibatch, and the caller must not use them (nothing of the stage is committed).
+        Raises NonFiniteError before the optimizer step if a loss or gradient is not finite. The weights are then the
+        weights after the last good minibatch, and the caller must not use them (nothing of the stage is committed).
         """
         ...
 
@@ -300,7 +305,7 @@ class Trainer(Protocol):
 @runtime_checkable
 class Actor(Trainer, Protocol):
     def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
-        """Return the log-prob of each response token, and the other outputs that `request` contains."""
+        """Return the log-prob of each response token, and the other requested outputs."""
         ...
 
     def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> Float[Tensor, "B R"]:
@@ -318,16 +323,16 @@ class Critic(Trainer, Protocol):
 
 @runtime_checkable
 class Models(Protocol):
-    """Brings each trainer to a requested state: already in memory, loaded, or loaded and replayed. See
-    `store.states`."""
+    """Trainers by requested state. The state is already in memory, loaded, or loaded and replayed (see
+    `store.states`)."""
 
     def actor_at(self, state: State) -> Actor: ...
 
     def critic_at(self, state: State) -> Critic: ...
 
     def stamped(self, state: State) -> State:
-        """Return an equal state whose stamp counts the inexact replays that produced it. Its trainer is then at that
-        state."""
+        """Return an equal state whose stamp counts the inexact replays that produced it. The role's trainer is then
+        at that state."""
         ...
 
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
@@ -348,8 +353,8 @@ class SampleSetKey:
 
 @runtime_checkable
 class FinishedSamples(Protocol):
-    """Finished samples of a stage that is not committed yet. They survive a crash and are dropped when the stage is
-    committed."""
+    """Finished samples of a stage that is not committed yet. The samples survive a crash and are dropped when the
+    stage is committed."""
 
     def load(self, key: SampleSetKey) -> dict[str, Sample]:
         """Return the samples that an earlier attempt finished for the same `SampleSetKey`, by request key."""
@@ -358,23 +363,22 @@ class FinishedSamples(Protocol):
     def writer(self, key: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
         """Return a context with a function that takes each finished sample.
 
-        Samples are written in groups, and also if the context ends with an error.
+        Samples are written in groups, even if the context ends with an error.
         """
         ...
 
 
 @runtime_checkable
 class Gate(Protocol):
-    """Decides whether the job must stop. Called only where no finished work would be lost, with the current step and
-    stage."""
+    """Decides whether the job must stop. It is called only when a stop loses no finished work."""
 
     def before(self, step: int, stage: str) -> None:
         """Check before a stage runs. Raises PreemptedError or InterruptedByUserError if the stage must not start."""
         ...
 
     def between(self) -> None:
-        """Check between two units of work within a stage. Raises as `before` does; cheap enough to call after each
-        sample."""
+        """Check between two units of work within a stage. Raises the errors of `before`. This method is cheap enough
+        to call after each sample."""
         ...
 
     def may_save(self) -> bool:

@@ -1,8 +1,9 @@
-"""Format byte counts and other counts with a unit and three significant digits. Imports only the standard library."""
+"""Format byte counts and other counts with a unit and three significant digits. This module imports only the standard
+library."""
 
 
 def size(num_bytes: int) -> str:
-    """Return the bytes with a unit and three significant digits."""
+    """Return the number of bytes with a unit and three significant digits."""
     number = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 999.5:

@@ -1,1 +1,2 @@
-"""Records that stages exchange: immutable, self-checking, on the response grid."""
+"""Records that stages exchange. A record is immutable, checks its own invariants, and stores tensors on the response
+grid."""

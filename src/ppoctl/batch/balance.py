@@ -1,8 +1,8 @@
 """Distribution of a minibatch's rows over data-parallel ranks. Ranks wait for the slowest rank at every optimizer
 step.
 
-The distribution affects speed, never a gradient: every row is on exactly one rank, and counts are global to the
-minibatch.
+The distribution affects speed, never a gradient: every row is on exactly one rank, and divisors of the loss are
+counted over the whole minibatch.
 """
 
 import heapq
@@ -19,30 +19,31 @@ RankRows = list[tuple[float, int]]
 """(cost, row) pairs of one rank, in ascending order."""
 
 CLOSE_ENOUGH = 1e-4
-"""Fraction by which the heaviest rank may exceed the lower bound of any distribution; a smaller gain cannot be
-measured."""
+"""Fraction by which the load of the heaviest rank may exceed the lower bound of any distribution. A smaller
+improvement cannot be measured."""
 TRIES_PER_RANK = 8
-"""Pairs of ranks to try for an exchange, per rank. Limits the time if few exchanges help."""
+"""Number of pairs of ranks to try for an exchange, per rank. The limit bounds the time if few exchanges help."""
 
 
 def sequence_costs(tokens: Int[Tensor, " M"], cost: TokenCost) -> Float[Tensor, " M"]:
     """Return the FLOPs of each sequence, in float64.
 
-    t tokens are t * (t + 1) / 2 (query, key) pairs, because a token attends to itself and all earlier tokens, and
-    packed sequences do not attend to each other. `tokens` are packed tokens: see `grid.input_lengths`.
+    t tokens have t * (t + 1) / 2 (query, key) pairs, because a token attends to itself and all earlier tokens, and
+    packed sequences do not attend to each other. `tokens` has the number of packed tokens of each sequence (see
+    `grid.input_lengths`).
     """
     count = tokens.double()
     return count * cost.flops_per_token + count * (count + 1) / 2 * cost.flops_per_pair
 
 
 def balance(costs: Float[Tensor, " M"], ranks: int) -> list[Int[Tensor, " m"]]:
-    """Return the rows 0..M-1 distributed over `ranks` so that the largest sum of costs is small; ascending within a
-    rank.
+    """Return the rows 0..M-1, distributed over `ranks` so that the largest sum of costs is small. Rows are ascending
+    within a rank.
 
     Costs are in any unit, finite and not negative. The most expensive rows are placed first, each on the rank with
-    the smallest load (longest processing time: at most 4/3 - 1 / (3 ranks) of the optimum, Graham 1969). Then single
-    rows move, or are exchanged, from the heaviest rank to lighter ranks. Karmarkar-Karp differencing is at most 1 in
-    10,000 better, often worse, and takes sixty times as long.
+    the smallest load (longest processing time first: at most 4/3 - 1 / (3 ranks) times the optimum, Graham 1969).
+    Then single rows move, or are exchanged, from the heaviest rank to lighter ranks. Karmarkar-Karp differencing
+    gives loads that are at most 1 in 10,000 better and often worse, and takes sixty times as long.
 
     The result is a pure function of the input, and loads depend only on costs, not on the order of rows. If there are
     fewer rows than ranks, some ranks get none. Raises ValueError for invalid costs or no ranks.
@@ -71,11 +72,11 @@ def _longest_first(work: list[float], ranks: int) -> list[RankRows]:
 
 
 def _even_out(rows_by_rank: list[RankRows], enough: float) -> None:
-    """Exchange rows of the heaviest rank with the lightest rank that helps, in place, until its load is at most
-    `enough`.
+    """Exchange rows of the heaviest rank with the lightest rank that helps, in place, until the largest load is at
+    most `enough`.
 
-    Stops if no exchange helps. After an exchange both ranks are lighter than the heavier one was, so the largest load
-    never grows.
+    The function stops if no exchange helps. After an exchange, both ranks are lighter than the heavier rank was
+    before, so the largest load never grows.
     """
     loads = [_load(rank_rows) for rank_rows in rows_by_rank]
     tries = TRIES_PER_RANK * len(rows_by_rank)
@@ -95,9 +96,11 @@ def _even_out(rows_by_rank: list[RankRows], enough: float) -> None:
 
 
 def _exchange(heavy: RankRows, light: RankRows, gap: float) -> bool:
-    """Move the row from `heavy` to `light`, in exchange for a cheaper row or none, that makes their loads most equal.
+    """Move one row from `heavy` to `light`, in exchange for a cheaper row or for none, so that the two loads become
+    most equal.
 
-    The costs then differ by nearly half the gap. Return False if no exchange makes the heavier of the two lighter.
+    The costs of the two exchanged rows differ by nearly half the gap. Return False if no exchange makes the heavier
+    of the two ranks lighter.
     """
     prices = [0.0, *(cost for cost, _ in light)]  # index 0: no row in exchange
     best: tuple[float, int, int] | None = None

@@ -10,14 +10,14 @@ from ppoctl.batch import codec
 class Carry:
     """Values that adapt from step to step, and counters over all steps.
 
-    They are computed only from committed data and copied into every saved state. Every field has a default: its value
-    for a run that was made before the field existed.
+    The values are computed only from committed data and copied into every saved state. The default of a field is the
+    value for a run that is older than the field.
     """
 
     kl_coef: float = 0.0
     """Coefficient of the KL penalty for the next step, fixed or adaptive; 0: no coefficient yet."""
     trained_seqs: float = 0.0
-    """Number of responses trained on so far."""
+    """Number of responses that were trained on so far."""
     trained_tokens: float = 0.0
     """Number of response tokens in a loss so far, each counted once for all epochs."""
     reward_count: float = 0.0
@@ -28,8 +28,8 @@ class Carry:
     reward_reference_std: float = 0.0
     """Standard deviation of the rewards of the first step in which they differed; 0: no such step yet."""
     kl_first_coef: float = 0.0
-    """The recipe's `coef` when the adaptive KL coefficient began; 0: the coefficient is fixed, or this was not
-    stored."""
+    """The recipe's `coef` when the adaptive KL coefficient began; 0: the coefficient is fixed, or the first
+    coefficient was not stored."""
 
     def as_dict(self) -> dict[str, float]:
         """Return the fields that differ from their defaults."""

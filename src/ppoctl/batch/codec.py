@@ -16,9 +16,9 @@ from ppoctl.batch import record_header
 def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
     """Return safetensors bytes. `kind` and `meta` are in the header.
 
-    If the header would exceed the 100 MB that the library allows (texts of a large step), they are an additional
-    tensor. They are a single header entry, because the library writes several entries in random order, and equal
-    content must give equal bytes.
+    If the header would exceed the 100 MB that the library allows (texts of a large step), `kind` and `meta` are
+    stored as an additional tensor. In the header they are a single entry, because the library writes several entries
+    in random order, and equal content must give equal bytes.
     """
     header = json.dumps({"kind": kind, "meta": meta}, sort_keys=True, ensure_ascii=True, allow_nan=True)
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}

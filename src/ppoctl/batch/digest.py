@@ -1,4 +1,4 @@
-"""SHA-256 of files, computed while they are read or written. Imports only the standard library."""
+"""SHA-256 of files, computed while the files are read or written. This module imports only the standard library."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ def file_digest(path: Path) -> FileDigest | None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk. Raises OSError."""
+    """Flush a file, or the directory entries of a folder, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,7 +34,7 @@ def flush(path: Path) -> None:
 
 
 def flushed_digest(path: Path) -> FileDigest:
-    """Flush a file that was just written to disk, and return its digest. Raises OSError."""
+    """Flush to disk a file that was just written, and return its digest. Raises OSError."""
     flush(path)
     digest = file_digest(path)
     assert digest is not None
@@ -72,7 +72,7 @@ class DigestingFile:
         if self._failure is not None:
             with suppress(OSError):
                 self._file.close()
-            raise self._failure  # torch reports it as a broken archive
+            raise self._failure  # torch would report only a broken archive
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

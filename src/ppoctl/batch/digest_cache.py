@@ -1,6 +1,7 @@
-"""Cache of the digests of large files, so that a model of hundreds of gigabytes is not read at every submission.
+"""Cache of the digests of large files. Without the cache, every submission would read a model of hundreds of
+gigabytes.
 
-When a run starts on its nodes, it reads all its input files again, without this cache.
+When a run starts on its nodes, it reads all its input files again and does not use this cache.
 """
 
 import hashlib
@@ -19,14 +20,14 @@ OnDigestProgress = Callable[[Path, int, int], None]
 
 BLOCK_BYTES = 16 * 2**20
 MOST_KEPT = 10_000
-"""Maximum number of digests in the cache; the most recently read files are kept."""
+"""Maximum number of digests in the cache; the digests of the most recently read files are kept."""
 SETTLED_NS = 2 * 10**9
 """Age from which the modification time of a file is reliable: some file systems have a resolution of 2 s."""
 
 
 def kept_digest(path: Path, progress: OnDigestProgress | None = None) -> FileDigest:
-    """Return SHA-256 and size of a file, from the cache if it has an entry for this very file (name, size, times,
-    inode).
+    """Return SHA-256 and size of a file, from the cache if the cache has an entry for this file with the same name,
+    size, times and inode.
 
     Otherwise read the file and cache its digest. Raises OSError.
     """
@@ -68,14 +69,14 @@ def _kept() -> dict[str, Any]:
 
 
 def _keep(key: str, entry: dict[str, Any]) -> None:
-    """Add a digest to the cache. If two commands write at once, one entry may be lost, and that file is read
-    again."""
+    """Add a digest to the cache. If two commands write at once, one entry may be lost; the file of that entry is then
+    read again."""
     kept = _kept()
     kept.pop(key, None)
     kept[key] = entry
     file = _file()
     temporary = file.with_name(f".digests-{os.getpid()}.json")
-    with suppress(OSError, RuntimeError):  # a home folder that is not writable only costs time
+    with suppress(OSError, RuntimeError):  # if the home folder is not writable, the digest is only computed again
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(dict(list(kept.items())[-MOST_KEPT:])), "utf-8")
         temporary.replace(file)

@@ -1,9 +1,9 @@
-"""Mapping between the response grid and packed sequences. The only file with an off-by-one.
+"""Mapping between the response grid and packed sequences. Only this file shifts positions by one token.
 
-N packed tokens are the prompts and responses of some rows, concatenated without padding; n of them predict a response
-token. The output for response token r of a row (its log-prob, its entropy, the value of the state before it) is read
-at the position of the token *before* it: the last prompt token for r = 0, and response token r - 1 after that. The
-last response token predicts nothing and is not packed.
+The N packed tokens are the prompts and responses of some rows, concatenated without padding. The number of packed
+tokens that predict a response token is n. The output for response token r of a row (its log-prob, its entropy, the
+value of the state before it) is read at the position of the token *before* it: the last prompt token for r = 0, and
+response token r - 1 after that. The last response token predicts nothing and is not packed.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Packed:
     read_at: Int[Tensor, " n"]
     """Packed positions whose output is read, row by row."""
     targets: Int[Tensor, " n"]
-    """The response id that each of these positions predicts."""
+    """The response id that each position in `read_at` predicts."""
     row: Int[Tensor, " n"]
-    """Index into the rows that were packed."""
+    """Index of each target's row among the packed rows."""
     column: Int[Tensor, " n"]
-    """Response position."""
+    """Response position of each target."""
     num_columns: int
     """Width R of the grid."""
 

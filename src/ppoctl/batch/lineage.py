@@ -1,5 +1,5 @@
-"""Lineage: the inputs that a state was computed from. Equal lineage means the same state, even if a replay is not
-bit-equal."""
+"""Lineage: the inputs that a state was computed from. States with equal lineage count as the same state, even if a
+replay is not bit-equal."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Split of rows into microbatches. The split affects memory and speed, never a gradient.
+"""Split of rows into microbatches. The split affects memory and speed, but never a gradient.
 
 Packed rows have no padding, so a bad split costs only additional microbatches. If parallel ranks communicate within a
-microbatch (experts) or pass microbatches on (pipeline stages), all ranks need the same number of them. The caller
-then splits each rank's rows once, takes the maximum number over the ranks, and splits again with `at_least`. Such
-ranks wait for each other, so their bins are balanced instead of filled.
+microbatch (experts) or send microbatches to each other (pipeline stages), all ranks require the same number of
+microbatches. The caller then splits each rank's rows once, takes the maximum number over the ranks, and splits again
+with `at_least`. These ranks wait for each other, so their bins are balanced instead of filled.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ Rows = Int[Tensor, " m"]
 
 
 def by_sequences(rows: Int[Tensor, " M"], microbatch_seqs: int, *, at_least: int = 0) -> list[Rows]:
-    """Return consecutive runs of at most `microbatch_seqs` rows; no runs if there are no rows.
+    """Return the rows in consecutive slices of at most `microbatch_seqs` rows; no slices if there are no rows.
 
-    With `at_least`, return at least that many runs, whose lengths differ by at most one row. Raises ValueError if
+    With `at_least`, return at least that many slices, whose lengths differ by at most one row. Raises ValueError if
     there are fewer rows than `at_least`.
     """
     if not at_least:
@@ -37,11 +37,11 @@ def by_tokens(
     The longest rows are placed first, each in the first bin with enough space (first-fit decreasing: at most 11/9 of
     the optimal number of bins). Rows keep their order within a bin.
 
-    With `at_least`, return at least that many bins, balanced, largest first. If balanced bins would exceed the cap,
-    the filled bins are used and the fullest are halved until there are enough.
+    With `at_least`, return at least that many bins, balanced, largest first. If balanced bins would exceed
+    `max_tokens`, return the filled bins, and halve the fullest bins until there are enough.
 
-    `seq_tokens` are the packed tokens of each of `rows`. Raises ValueError if a single row exceeds the cap, or if
-    there are fewer rows than `at_least`.
+    `seq_tokens` has the number of packed tokens of each row in `rows`. Raises ValueError if a single row exceeds
+    `max_tokens`, or if there are fewer rows than `at_least`.
     """
     tokens: list[int] = seq_tokens.tolist()
     longest = max(tokens, default=0)
@@ -57,8 +57,9 @@ def by_tokens(
 def _first_fit(tokens: list[int], max_tokens: int) -> list[list[int]]:
     """Return the bins of first-fit decreasing.
 
-    A binary tree contains the free capacity of each bin; an inner node is the larger of its two children. It finds
-    the first bin in a logarithmic number of steps. A bin that is not used yet has its full capacity.
+    A binary tree contains the free capacity of each bin; an inner node is the larger of its two children. A search in
+    the tree finds the first bin with enough space in a logarithmic number of steps. A bin that is not used yet has
+    its full capacity.
     """
     leaves = 1 << max(len(tokens) - 1, 0).bit_length()
     capacity = [max_tokens] * (2 * leaves)
@@ -76,7 +77,8 @@ def _first_fit(tokens: list[int], max_tokens: int) -> list[list[int]]:
 
 
 def _evened(bins: list[list[int]], tokens: list[int], max_tokens: int, count: int) -> list[list[int]]:
-    """Return `count` balanced bins within the cap. `bins` has at most `count` bins, and there are enough rows."""
+    """Return `count` balanced bins of at most `max_tokens`. `bins` has at most `count` bins, and there are enough
+    rows."""
     even = _balanced(range(len(tokens)), tokens, count)
     if max(_sum(members, tokens) for members in even) > max_tokens:
         even = _halved(bins, tokens, count)
@@ -86,8 +88,8 @@ def _evened(bins: list[list[int]], tokens: list[int], max_tokens: int, count: in
 def _halved(bins: list[list[int]], tokens: list[int], count: int) -> list[list[int]]:
     """Return `count` bins, none fuller than the fullest of `bins`.
 
-    Usually `bins` already has `count` bins. That a larger number can always be balanced within the cap is known from
-    trials only.
+    Usually `bins` already has `count` bins. Only trials have shown that a larger number of bins can always be
+    balanced within the maximum.
     """
     halved = list(bins)
     while len(halved) < count:
@@ -98,7 +100,7 @@ def _halved(bins: list[list[int]], tokens: list[int], count: int) -> list[list[i
 
 
 def _balanced(members: Sequence[int], tokens: list[int], count: int) -> list[list[int]]:
-    # Cost at least 1 per row, so that no bin stays empty.
+    # Each row costs at least 1, so that no bin stays empty.
     costs = torch.tensor([max(tokens[index], 1) for index in members], dtype=torch.float64)
     return [[members[index] for index in part.tolist()] for part in balance(costs, count)]
 

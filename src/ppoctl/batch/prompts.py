@@ -1,4 +1,4 @@
-"""Prompts of a step, with what is known about their answers. Imports no torch."""
+"""Prompts of a step, with the data that scorers read about each prompt. This module does not import torch."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ Json = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat."""
+    """One message of a chat."""
 
     role: str
     content: str
@@ -21,23 +21,24 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its stable id, its token ids for the generator, and the data for scorers."""
+    """One prompt: its stable id, its token ids for the generator (vLLM), and the data for scorers."""
 
     id: str
     token_ids: tuple[int, ...]
     text: str
-    """Text of the token ids: the messages as rendered by the chat template."""
+    """Text of the token ids: the messages after the chat template rendered them."""
     answer: str | None
     """Ground truth; None: the dataset has none."""
     messages: tuple[Message, ...] = ()
-    """Chat that was rendered: the messages of the row, or system message and question."""
+    """Chat that was rendered: the messages of the row, or the system message and the question."""
     fields: Mapping[str, Json] = field(default_factory=dict)
     """Additional columns of the row that the recipe names."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one step or of one evaluation set. Computed from the data and (seed, step); never stored."""
+    """Prompts of one step or of one evaluation set. They are computed from the data and (seed, step), and never
+    stored."""
 
     step: int
     rows: tuple[Prompt, ...]

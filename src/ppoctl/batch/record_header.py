@@ -1,14 +1,16 @@
-"""Metadata in the file of a record. Imports only the standard library, so that reading metadata requires no torch."""
+"""Metadata in the file of a record. This module imports only the standard library, so reading metadata does not
+require torch."""
 
 import json
 from typing import Any
 
 KEY = "ppoctl"
-"""Name of the header entry of ppoctl, or of the tensor that contains it if it is too long for a header."""
+"""Name of ppoctl's entry in the header, or of the tensor that contains the entry if it is too long for a header."""
 
 
 def record_metadata(data: bytes) -> tuple[str, dict[str, Any]]:
-    """Return kind and metadata from the bytes of a record file. Raises ValueError if they are not a record file."""
+    """Return kind and metadata from the bytes of a record file. Raises ValueError if the bytes are not a record
+    file."""
     start = 8 + int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8:start])

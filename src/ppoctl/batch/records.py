@@ -41,7 +41,8 @@ class Record(Generic[Result]):
 
     kind: ClassVar[str]
     measured: ClassVar[tuple[str, ...]] = ()
-    """Fields that are measurements, equal only up to rounding when measured again. Not part of the identity."""
+    """Fields that are measurements, equal only up to rounding when measured again. They are not part of the
+    identity."""
     unsaved: ClassVar[tuple[str, ...]] = ()
     """Fields that exist only in this process: neither written nor part of the identity."""
     dropped: ClassVar[tuple[str, ...]] = ()
@@ -54,18 +55,18 @@ class Record(Generic[Result]):
 
     @cached_property
     def identity(self) -> str:
-        """Content digest (hex), by which manifests of other stages refer to this record."""
+        """Digest (hex) of the content, by which manifests of other stages refer to this record."""
         return codec.digest(self._encode(without=self.measured))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields only: the cached encoding would double the size of what is sent to another process."""
+        """Return only the fields: the cached encoding would double the bytes that are sent to another process."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def _encode(self, *, without: tuple[str, ...]) -> bytes:
         left_out = (*without, *self.unsaved)
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        # A default is not encoded: records of versions before the field keep their digests.
+        # A default value is not encoded, so that records of versions before the field keep their digests.
         defaults = {f.name: f.default for f in fields(self)}
         meta = {name: value for name, value in values.items() if name not in tensors and value != defaults[name]}
         return codec.encode(self.kind, tensors, meta)
@@ -81,7 +82,7 @@ class Record(Generic[Result]):
         return dict(sorted(summary.items()))
 
     def timing_metrics(self) -> dict[str, float]:
-        """Return the metrics that depend on a clock: metric name -> value. They are never part of the record."""
+        """Return the metrics that depend on a clock: metric name -> value. They are not part of the record."""
         return {}
 
     def readable_files(self) -> dict[str, bytes]:
@@ -105,9 +106,10 @@ class Rollouts(Record["Rollouts"]):
     lengths: Int[Tensor, " B"]
     """Number of response positions with a token, masked out or not."""
     mask: Bool[Tensor, "B R"]
-    """Tokens that the actor sampled. A subset of the present tokens: tool output is present but masked out."""
+    """Tokens that the actor sampled. They are a subset of the present tokens: tool output is present but masked
+    out."""
     sampler_logprobs: Float[Tensor, "B R"]
-    """Log-probs under the distribution that was sampled from, as returned by the generator."""
+    """Log-probs under the distribution that was sampled from, as the generator (vLLM) returned them."""
     finish: Int[Tensor, " B"]
     """TERMINATED or TRUNCATED."""
     seeds: Int[Tensor, " B"]
@@ -130,7 +132,7 @@ class Rollouts(Record["Rollouts"]):
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Input of models, always the same object."""
+        """Input of models. The property always returns the same object."""
         return Sequences(self.prompt_tokens, self.prompt_lengths, self.tokens, self.lengths)
 
     @property
@@ -139,7 +141,7 @@ class Rollouts(Record["Rollouts"]):
 
     @property
     def step(self) -> int:
-        """PPO step that generated the rollouts: the step after that of the actor, which the stamps contain."""
+        """PPO step that generated the rollouts: one more than the step of the actor, which the stamps contain."""
         return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
 
     def metrics(self) -> dict[str, float]:
@@ -169,11 +171,11 @@ class Rewards(Record["Rewards"]):
     """Scores as returned by the scorer; 0 without a score (see `outcomes`)."""
     outcomes: Int[Tensor, " B"]
     extras: dict[str, list[float | None]]
-    """Additional metrics of the scorer by name, one per sequence; 0 without a score, None: not returned."""
+    """Additional metrics of the scorer by name, one value per sequence; 0 without a score, None: not returned."""
     outcome_messages: list[str]
     """Reason why a row has no score; "" if it has a score."""
     truths: list[str | None]
-    """Ground truth that each response was scored against, for people, as prompts are not stored; None: no truth."""
+    """Ground truth of each response, for people, because prompts are not stored; None: no ground truth."""
     token_scores: Float[Tensor, "B R"] | None = None
     """Score of each token, if the scorer returns them; training then uses these instead of `scores`."""
     timing: dict[str, float] | None = None
@@ -217,23 +219,24 @@ class Values(Record["Values"]):
     values: Float[Tensor, "B R"]
     stamp: str
     behind: Float[Tensor, " B"] | None = None
-    """Bootstrap values: of the state after the last token of a truncated response, else 0; None: not computed."""
+    """Bootstrap value: value of the state after the last token of a truncated response, else 0; None: not
+    computed."""
 
 
 @dataclass(frozen=True)
 class Logprobs(Record["Logprobs"]):
-    """Old log-probs of the response tokens, for ratios, and the reference's log-probs if they are read."""
+    """Old log-probs of the response tokens, for ratios, and the reference's log-probs if a KL penalty reads them."""
 
     kind: ClassVar[str] = "logprobs"
     measured: ClassVar[tuple[str, ...]] = ("gap",)
 
     stamp: str
     gap: dict[str, float]
-    """Sampler/trainer log-prob difference (`ppo.diagnostics.sampler_gap`); empty: no log-probs of the trainer."""
+    """Sampler/trainer log-prob difference (`ppo.diagnostics.sampler_gap`); empty: the trainer has no log-probs."""
     actor: Float[Tensor, "B R"] | None = None
     """Log-probs of the actor, from the trainer or the sampler; None: the log-probs of the update itself are used."""
     entropy: Float[Tensor, "B R"] | None = None
-    """None: not computed here; the update then computes entropies."""
+    """Entropies in nats; None: not computed by this stage. The update then computes them."""
     reference: Float[Tensor, "B R"] | None = None
     full_kl: Float[Tensor, "B R"] | None = None
     """KL(actor || reference) over the full vocabulary, if a penalty reads it instead of `reference`."""
@@ -268,13 +271,13 @@ class Advantages(Record["Advantages"]):
     returns: Float[Tensor, "B R"]
     token_rewards: Float[Tensor, "B R"]
     mask: Bool[Tensor, "B R"]
-    """Tokens that train: the rollouts' mask without the rows that have no reward."""
+    """Tokens to train on: the rollouts' mask without the rows that have no reward."""
     carry_out: dict[str, float]
     summary: dict[str, float]
     shaped: Float[Tensor, " B"] | None = None
     """Reward of each response after reward shaping, before any KL penalty; 0 without a score. None: not stored."""
     kl_coef: float | None = None
-    """Coefficient of the KL penalty in this step, if it differs from that of the next step (see `carry_out`)."""
+    """Coefficient of the KL penalty in this step, if the next step has another coefficient (see `carry_out`)."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
@@ -292,7 +295,7 @@ class Advantages(Record["Advantages"]):
 
 @dataclass(frozen=True)
 class State:
-    """Handle on weights and optimizer of one role. It is small: the weights stay in the trainer or on disk.
+    """Small handle on the weights and the optimizer of one role. The weights stay in the trainer or on disk.
 
     A state is identified by its lineage (the inputs it was computed from), not by its content: a replayed update is
     not bit-equal on a GPU, but it is the same update. `replay` counts such replays.
@@ -300,7 +303,7 @@ class State:
 
     role: str
     step: int
-    """Number of PPO steps that this role was updated in or kept unchanged in."""
+    """Number of PPO steps that updated this role or kept it unchanged."""
     updates: int
     """Number of optimizer steps so far, which learning-rate schedules count."""
     lineage: str
@@ -318,7 +321,7 @@ class State:
 
 @dataclass(frozen=True)
 class Update(Record[State]):
-    """Small record that an update commits instead of weights: the new state's lineage, and metrics."""
+    """Small record that an update commits instead of weights: the lineage of the new state, and metrics."""
 
     kind: ClassVar[str] = "update"
     measured: ClassVar[tuple[str, ...]] = ("gap",)
@@ -330,7 +333,7 @@ class Update(Record[State]):
     lineage: str
     """Lineage of the state after the update."""
     updates: int
-    """Total optimizer steps of the state after the update."""
+    """Total number of optimizer steps of the state after the update."""
     per_minibatch: dict[str, list[float]]
     """loss, grad_norm, lr, ...: one entry per optimizer step, in order."""
     summary: dict[str, float]
@@ -376,7 +379,7 @@ def decode(data: bytes) -> Record[Any]:
     """Return the record that `Record.encoded` wrote. A field that the writing version did not have gets its default.
 
     A record with a dropped field keeps the identity that it was written with. Raises ValueError if the bytes are not
-    a record, or naming a field that is missing, unknown or violates an invariant.
+    a record, or if a field is missing, unknown or violates an invariant; the error names the field.
     """
     kind, tensors, meta = codec.decode(data)
     if kind not in RECORDS:

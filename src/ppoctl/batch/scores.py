@@ -1,4 +1,5 @@
-"""Request to score one response, and its result. Imported by scorer processes: standard library only."""
+"""Request to score one response, and the result. Scorer processes import this module, so it imports only the standard
+library."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ REWARD_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """All information about one response that a scorer can read."""
+    """All data about one response that a scorer can read."""
 
     prompt_id: str
     prompt: str
@@ -67,7 +68,7 @@ class Score:
     """Answer that the scorer extracted from the response, normalized so that equal answers are equal strings; None:
     no answer."""
     seconds: float = field(default=0.0, compare=False)
-    """Seconds that scoring took; 0 if they were not measured."""
+    """Seconds that scoring took; 0 if not measured."""
 
 
 @runtime_checkable
@@ -75,7 +76,7 @@ class BatchScorer(Protocol):
     """Scorer that collects submitted requests and scores them together."""
 
     def flush(self) -> None:
-        """Score the requests submitted so far. The caller submits no further request before their scores are
+        """Score the requests submitted so far. The caller submits no further request before these scores are
         available."""
         ...
 
@@ -85,8 +86,8 @@ class RewardModel(Protocol):
     """Model that scores texts, in this process or distributed over others. Its weights never change."""
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
-        """Return the ids of prompt and response as the model reads them. Raises ValueError if there is no text or it
-        is too long."""
+        """Return the ids of prompt and response as the model reads them. Raises ValueError if there is no text or the
+        text is too long."""
         ...
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
@@ -99,13 +100,14 @@ class Scorer(Protocol):
     """Scores responses: a function in child processes, a service, or a model."""
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """Start to score a response and return its future score. Requests may be submitted while others are scored.
+        """Start to score a response and return a future of the score. Requests may be submitted while others are
+        scored.
 
-        If the scorer hangs, raises or dies, only this request is affected: its score has no value. The future raises
-        an error only if all scores are worthless.
+        If the scorer hangs, raises or dies, only this request is affected, and its score has no value. The future
+        raises an error only if no score can be trusted.
         """
         ...
 
     def close(self) -> None:
-        """Stop all processes of the scorer. Safe to call again."""
+        """Stop all processes of the scorer. This method may be called again."""
         ...

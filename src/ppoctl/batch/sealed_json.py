@@ -1,8 +1,9 @@
-"""JSON with a checksum of its own text, so that a reader detects a flipped bit. Imports only the standard library.
+"""JSON with a checksum of its own text, so that a reader detects a flipped bit. This module imports only the standard
+library.
 
 The text is one document (a manifest, a recipe of a run) or one line of a growing file (journal, ledger); the checksum
-is its last field. A kill leaves at most one unterminated line at the end of such a file. Any other unreadable line is
-damage, and the error names it.
+is its last field. If the process is killed, such a file has at most one unterminated line at its end. Any other
+unreadable line is damage, and the error names that line.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ _SEAL = re.compile(r',\s+"seal": "([0-9a-f]{16})"\s?\}\s?\Z')
 
 
 class ChecksumMismatchError(ValueError):
-    """The text does not match its checksum, or has none."""
+    """The text does not match its checksum, or has no checksum."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def unseal(text: str) -> dict[str, Any]:
 
 
 def is_as_sealed(raw: bytes) -> bool:
-    """Whether a line matches its own checksum, without parsing it."""
+    """Whether a line matches its checksum. The line is not parsed."""
     stem, _, checksum = raw.rpartition(b', "seal": "')
     return hashlib.sha256(stem).hexdigest()[:16].encode() == checksum[:-2]
 

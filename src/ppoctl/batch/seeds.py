@@ -1,4 +1,5 @@
-"""Seeds: every random seed is a hash of the run's seed and of its use, so no generator state has to be saved."""
+"""Seeds: every random seed is a hash of the run's seed and of the seed's purpose, so no state of a random-number
+generator is saved."""
 
 import hashlib
 

@@ -13,7 +13,7 @@ class Sequences:
     """B prompts with T tokens in total, each with one response on the left-justified response grid [B, R]."""
 
     is_sent_once: ClassVar[bool] = True
-    """Whether the object is sent to another process only once, however many calls have it as an argument."""
+    """Whether the object is sent to another process only once, even if several calls have it as an argument."""
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int32."""
@@ -56,6 +56,6 @@ def one_sequence(tokens: tuple[int, ...]) -> Sequences:
 
 
 def require(condition: bool, invariant: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
-    """Raise ValueError that names the invariant of a record that is violated."""
+    """Raise ValueError with the invariant of the record, unless the condition is true."""
     if not condition:
         raise ValueError(f"record violates an invariant: {invariant}")

@@ -28,7 +28,7 @@ class ExpectationResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run after an attempt that ended without an error."""
+    """Result of a run whose last attempt ended without an error."""
 
     paths: RunPaths
     lines: list[JournalLine]

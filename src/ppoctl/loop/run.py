@@ -1,5 +1,5 @@
-"""The loop over steps, shared by `train` and `resume`: run the step function, record the ledger, evaluate, check
-health rules, save, delete superseded states."""
+"""The loop over steps, shared by `train` and `resume`: run the step function, write the ledger, evaluate, check
+health rules, save, and delete superseded states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,10 +42,10 @@ class Alarm(Protocol):
 
 @runtime_checkable
 class Health(Protocol):
-    """Health rules of the recipe. They count the consecutive steps in which each rule was broken."""
+    """Health rules of the recipe. The object counts, for each rule, the consecutive steps that broke the rule."""
 
     def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Count the steps before the step that the run resumes from."""
+        """Count the recorded steps up to the step that the run resumes from."""
         ...
 
     def check(self, step: int, metrics: Mapping[str, float]) -> Sequence[Alarm]: ...
@@ -59,22 +59,23 @@ class RunContext:
 
     paths: RunPaths
     recipe: Recipe
-    """The newest recipe. Step functions and stages come from the recipe that was valid at their step."""
+    """The newest recipe. The step function and the stages of a step come from the recipe that was valid at that
+    step."""
     runner: StageRunner
     journal: Journal
     ledger: Ledger
     states: States
     retention: Retention
     best: BestStates | None
-    """None: the best actor is not kept."""
+    """The best actors so far; None: the best actor is not kept."""
     health: Health
     step_function: Callable[[int], StepFunction]
     outlines: Outlines
     stages: Callable[[int], Stages]
-    """Stages of a step. A setting that was changed during the run holds from its step on."""
+    """Stages of a step. A setting that was changed during the run holds from the step of the change on."""
     prompts: Callable[[int], Prompts]
     evaluate: Callable[[int], Stage[Evaluation]]
-    """Called only for steps that are evaluated."""
+    """Evaluation stage of a step. The function is called only for steps that are evaluated."""
     notify: Callable[[str], None]
 
 
@@ -83,8 +84,8 @@ def run(job: RunContext) -> None:
 
     Raises HealthStopError if a rule with `action = "stop"` is broken, FinishedShortError if some steps are not on
     disk at the end, or the error that stopped a stage. Everything that was committed remains. Open saves are
-    committed when the run ends or must stop. On a stop, states that are only in memory are saved too, if there is
-    time. After any other error, they are replayed from the redo log.
+    committed when the run ends or must stop. On a stop, states that are only in memory are saved too, if enough time
+    is left. After any other error, the next attempt replays these states from the redo log.
     """
     done = CompletedStep(*start_point(job))
     try:
@@ -103,7 +104,7 @@ def run(job: RunContext) -> None:
 def _require_the_last_step(job: RunContext) -> None:
     """Raise FinishedShortError if the newest saved step is not the last step of the recipe.
 
-    A run that did too little must not look like a complete run.
+    An incomplete run must not look like a complete run.
     """
     reached, planned = last_saved(job), job.recipe.steps
     if reached < planned:
@@ -120,7 +121,7 @@ def last_saved(job: RunContext) -> int:
 
 @dataclass
 class CompletedStep:
-    """The last completed step, saving included, and its states and carry."""
+    """The last completed step, including its save, and the states and carry after this step."""
 
     step: int
     states: Mapping[str, State]
@@ -129,7 +130,7 @@ class CompletedStep:
 
 def _do_steps(job: RunContext, done: CompletedStep) -> None:
     step, states, carry = done.step, done.states, done.carry
-    # Only up to the saved step: later steps run again, and are then checked again.
+    # Replay only up to the saved step: later steps run again and are then checked again.
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
         _evaluate(job, 0, states["actor"])
@@ -142,11 +143,11 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = outputs.carry
-        # Before the save, which stores the end of this step's lines in the ledger.
+        # The ledger is written before the save, because the save stores the size of the ledger after this step.
         job.ledger.record(step, outputs.samples, _used_by(outputs))
         _evaluate(job, step, states["actor"])
         _check_and_save(job, step, states, carry)
-        # Last, because a stop saves `done`: it must never be a step whose evaluation or save is missing.
+        # `done` changes last, because a stop saves it: it must never be a step whose evaluation or save is missing.
         done.step, done.states, done.carry = step, states, carry
 
 
@@ -199,12 +200,12 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
     if not stops and not _is_measured_before_the_update(job, step):
         _save_best(job, states["actor"], metrics)
     if saves(job.recipe, step) or stops:
-        # Finish earlier saves first: `apply` can then delete superseded states before the new ones need the space.
+        # Finish earlier saves first: `apply` can then delete superseded states before the new states need the space.
         job.states.saves.finish()
         job.retention.apply()
         for state in states.values():
             job.states.take_up(state)
-        # Before the new states are written: the disk may not have space for both.
+        # Drop these states before the new states are written: the disk may not have space for both.
         job.retention.drop_kept_at_stop(step)
         _save(job, CompletedStep(step, states, carry), _recorded(job, step), healthy=not stops)
     if stops:
@@ -223,8 +224,8 @@ def _save(job: RunContext, done: CompletedStep, lines: Recorded, *, healthy: boo
 
 
 def _after_health_stop(job: RunContext) -> str:
-    """Return the hint of a health stop: resume from the last healthy states, or from those saved when the rule
-    stopped the run."""
+    """Return the hint of a health stop: resume from the last healthy states, or from the states that were saved when
+    the rule stopped the run."""
     healthy = healthy_steps(job.paths, job.outlines.roles)
     resume = resume_command(job.paths.root)
     if not healthy:
@@ -234,18 +235,17 @@ def _after_health_stop(job: RunContext) -> str:
 
 
 def _with_best_kept(job: RunContext, step: int, stages: Stages) -> Stages:
-    """Return the stages of a step; the actor update first saves its input actor if the best metric measures that
-    actor."""
+    """Return the stages of a step. The actor update first saves its input actor if the metric of `checkpoint.best`
+    measures that actor."""
     if not _is_measured_before_the_update(job, step):
         return stages
     return replace(stages, actor_update=_SaveBestBeforeUpdate(stages.actor_update, job, step))
 
 
 def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
-    """Whether the metric of `checkpoint.best` measures the actor that the step began with, and the step then updates
-    it.
+    """Whether the metric of `checkpoint.best` measures the actor before the update, and the step updates the actor.
 
-    Training metrics measure that actor; evaluation metrics measure the actor after the update.
+    Training metrics measure the actor before the update; evaluation metrics measure the actor after the update.
     """
     best = job.recipe.checkpoint.best
     is_trained = job.outlines.at(step).training("actor") is not None
@@ -254,8 +254,8 @@ def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
 
 @dataclass(frozen=True)
 class _SaveBestBeforeUpdate:
-    """Actor update that first saves the weights of its input actor, if these are the best so far and no health rule
-    would stop.
+    """Actor update that first saves the weights of its input actor, if this actor is the best so far and no health
+    rule would stop the run.
 
     The save must come before the update: every metric of that actor is committed by then, and the update overwrites
     its weights.

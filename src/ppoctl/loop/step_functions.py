@@ -1,12 +1,12 @@
-"""Step functions: the definition of one PPO step as a Python function, and the function that each step runs.
+"""Step functions: Python functions that define one PPO step, and the choice of the step function for each step.
 
 A *step function* calls `run_stage(stage, *inputs)` once for each stage, in order. During training, `run_stage` is a
 `store.stage_runner`: it returns the committed record of the stage if there is one; otherwise it runs the stage and
 commits the record. Resuming a run therefore needs no code here: it calls the same step function again.
 
 A *trace* calls the step function with placeholders and a `run_stage` that executes nothing and records the calls. The
-result is the *outline*: the stages in order, what each reads, and which role it trains. Run directory, resume,
-retention, replay and screens read the outline, so none of them contains a list of stages or roles.
+result is the *outline*: the stages in order, what each reads, and which role it trains. The run directory, resume,
+retention, replay and screens read the outline, so none of these contains a list of stages or roles.
 
 Differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages that a recipe describes. A step function runs those that it needs, and may add others."""
+    """Stages that a recipe describes. A step function runs the stages that it requires, and may add others."""
 
     rollout: "Stage[Rollouts]"
     reward: "Stage[Rewards]"
     values: "Stage[Values]"
     logprobs: "Stage[Logprobs]"
     correction: "Stage[Correction] | None"
-    """None: sampler log-probs are not corrected."""
+    """Correction stage; None: sampler log-probs are not corrected."""
     advantages: "Stage[Advantages]"
     critic_update: "Stage[State]"
     actor_update: "Stage[State]"
@@ -101,7 +101,7 @@ def _ppo(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs
 
 
 def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """PPO with rollout correction: the actor's loss has importance weights for the sampler/trainer log-prob
+    """PPO with rollout correction: importance weights in the actor's loss correct for the sampler/trainer log-prob
     difference."""
     assert stages.correction is not None, "`ppo_corrected` requires the correction stage"
     actor, critic = inputs.states["actor"], inputs.states["critic"]
@@ -117,7 +117,7 @@ def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> S
 
 
 def _critic_only(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """PPO without the actor update, to warm the critic up before its values train the actor."""
+    """PPO without the actor update: it warms up the critic before the critic's values train the actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -176,8 +176,8 @@ def _trace(
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Stand-in for a record during a trace, named after the stage or input that produced it. Its attributes are
-    itself."""
+    """Stand-in for a record during a trace, named after the stage or input that produced the record. Every attribute
+    is the placeholder itself."""
 
     name: str
 
@@ -189,7 +189,7 @@ class _Placeholder:
 
 
 class _PlaceholderStages:
-    """Stages for a trace, with the attribute names as stage names. A plain object, so no recipe is required."""
+    """Stages for a trace, with the attribute names as stage names. Constructing this object requires no recipe."""
 
     def __getattr__(self, name: str) -> _Placeholder:
         return _Placeholder(name)

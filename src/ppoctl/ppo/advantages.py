@@ -10,20 +10,20 @@ This module computes the same numbers in log2(R) steps instead of R, from three 
 
        x_t = (1 - lam) V_t + lam r_t           G_t = r_t + gamma sum_{j > t} (gamma lam)^(j - t - 1) x_j
 
-   This sums one series instead of two, and no values cancel: lam = 1 gives the discounted sum of rewards.
+   This form sums one series instead of two, and no values cancel: lam = 1 gives the discounted sum of rewards.
 2. Pack the unmasked tokens of a row next to each other. Masked-out tokens (tool output within a response) then do not
    exist. The paper has no masked-out tokens.
-3. Sum by doubling: add the term one token ahead, then two, then four (Hillis and Steele 1986).
+3. Sum by doubling: add the term one token ahead, then the sums two and four tokens ahead (Hillis and Steele 1986).
 
-No value after the last token is added here: a bootstrap value is part of the last reward (`rewards.bootstrapped`).
-The caller whitens.
+This module adds no value after the last token: a bootstrap value is part of the last reward (`rewards.bootstrapped`).
+The caller whitens the advantages.
 """
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Affects speed only: this many tokens stay in the cache while their sums double.
+# This many tokens stay in the CPU cache while their sums double. The number affects speed only.
 CHUNK_TOKENS = 2**18
 
 
@@ -57,7 +57,8 @@ def gae(
 
 
 def monte_carlo(rewards: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, gamma: float) -> Float[Tensor, "B R"]:
-    """Return the discounted sum of rewards from each unmasked token on, 0 where masked out. It reads no values.
+    """Return the discounted sum of rewards from each unmasked token on, 0 where masked out. This estimator reads no
+    values.
 
         G_t = sum_{l >= 0} gamma^l r_t+l
 
@@ -100,7 +101,8 @@ def _suffix_sums(x: Float[Tensor, "m C"], *, decay: Float[Tensor, "m 1"]) -> Flo
     stay exact."""
     reach = 1
     while reach < x.shape[1]:
-        # Each sum covers `reach` columns; adding the sum that starts where it ends doubles that.
+        # Each sum covers `reach` columns; adding the sum that starts where this sum ends doubles the number of
+        # columns.
         x = torch.cat([torch.addcmul(x[:, :-reach], x[:, reach:], decay.to(x.dtype)), x[:, -reach:]], dim=1)
         reach, decay = 2 * reach, decay.square()
     return x

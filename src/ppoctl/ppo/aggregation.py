@@ -32,7 +32,7 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True)
 class TokenMean:
-    """Mean over all unmasked tokens of the minibatch; long responses weigh more (DAPO, arXiv:2503.14476)."""
+    """Mean over all unmasked tokens of the minibatch; long responses have more weight (DAPO, arXiv:2503.14476)."""
 
     def total(self, mask: Bool[Tensor, "M R"]) -> int:
         return int(mask.sum())

@@ -1,9 +1,10 @@
 """Rollout correction: importance weights for tokens from a sampler that differs from the trainer, and rejection of
 tokens.
 
-All functions take log-ratios trainer - sampler of the sampled tokens at rollout time: positive if the trainer gives a
-token a higher probability than the sampler. A ratio is the exponential; a bound on a ratio bounds trainer / sampler,
-never the inverse. Weights carry no gradient.
+All functions take log-ratios: the trainer's log-prob minus the sampler's log-prob of each sampled token at rollout
+time. A log-ratio is positive if the trainer gives the token a higher probability than the sampler. A ratio is the
+exponential of a log-ratio. A bound on a ratio is a bound on trainer / sampler, never on the inverse. Weights carry no
+gradient.
 """
 
 import math
@@ -63,15 +64,15 @@ def truncated_sequence_weights(
 def inside_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
 ) -> CorrectionWeights:
-    """IcePop: the weight of a token is its ratio if that is within the bounds, otherwise 0. Means still divide by
-    every token."""
+    """IcePop: the weight of a token is its ratio if this ratio is within the bounds, otherwise 0. Means still divide
+    by the number of all tokens."""
     ratio = _ratio(log_ratio)
     outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
     return CorrectionWeights(torch.where(mask & ~outside, ratio, 0), outside)
 
 
 def plain_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> CorrectionWeights:
-    """Importance sampling: the weight of a token is its ratio, bounded only at exp(20), which keeps exp finite."""
+    """Importance sampling: the weight of a token is its ratio, bounded only at exp(20), so that exp stays finite."""
     return CorrectionWeights(torch.where(mask, _ratio(log_ratio), 0), torch.zeros_like(mask))
 
 
@@ -122,8 +123,8 @@ def kept_by_divergence(
     level: Level,
     max_nats: float,
 ) -> Bool[Tensor, "B R"]:
-    """Return the tokens whose estimate of KL(sampler || trainer) is at most `max_nats`, at a level as in
-    `kept_by_ratio`.
+    """Return the tokens whose estimate of KL(sampler || trainer) is at most `max_nats`, at the given level (see
+    `kept_by_ratio`).
 
         k2 = log-ratio^2 / 2          k3 = ratio - 1 - log-ratio
     """
@@ -136,14 +137,14 @@ def kept_by_divergence(
 
 
 def kept_by_gap(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, max_gap: float) -> Bool[Tensor, "B R"]:
-    """Return the tokens of sequences whose difference (see `sequence_gaps`) is at most `max_gap`. Source: NeMo-RL's
-    seq_logprob_error_threshold."""
+    """Return the tokens of sequences whose log-prob difference (see `sequence_gaps`) is at most `max_gap`. Source:
+    NeMo-RL's seq_logprob_error_threshold."""
     return mask & (sequence_gaps(log_ratio, mask) <= max_gap)
 
 
 def sequence_gaps(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B 1"]:
-    """Return the mean of exp|trainer - sampler| over each sequence's tokens: 1 if the two agree; 0 for a sequence
-    without tokens."""
+    """Return the mean of exp|trainer - sampler| over each sequence's tokens: 1 if trainer and sampler agree; 0 for a
+    sequence without tokens."""
     return _averaged(_ratio(log_ratio.abs()), mask)
 
 

@@ -1,6 +1,7 @@
 """Diagnostics: metrics that show whether an update is healthy, as plain floats.
 
-Each function takes the tokens of one call: it does not reduce over ranks and does not name a metric.
+Each function computes from the tokens that it receives. It does not reduce over ranks, and does not add a group to
+the names of metrics.
 """
 
 import torch

@@ -15,7 +15,7 @@ from torch import Tensor
 KlKind = Literal["k1", "k2", "k3", "abs"]
 KlGradient = Literal["estimator", "k2", "score_function", "importance"]
 
-# exp(20) = 5e8: a larger log-ratio only means "far away", and exp overflows from 88 on.
+# exp(20) = 5e8: a larger log-ratio has no further meaning, and exp overflows from 88 on.
 MAX_LOG_RATIO = 20.0
 
 
@@ -114,14 +114,16 @@ class KlEstimator:
     def _difference(
         self, logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None
     ) -> tuple[Float[Tensor, "B R"], Bool[Tensor, "B R"]]:
-        """Return d within the input clamp, and the tokens on which that clamp is active."""
+        """Return d after the input clamp, and the tokens on which the input clamp is active."""
         d = other_logprobs - logprobs
         if mask is not None:
-            # Before the formulas: a `where` after them would stop NaN in the value but not in the gradient.
+            # Mask before the formulas: a `where` after the formulas would stop NaN in the value but not in the
+            # gradient.
             d = torch.where(mask, d, 0)
         low = high = math.inf if self.input_clamp is None else self.input_clamp
         if self.kind == "k3":
-            # No lower clamp: exp is finite there, and a clamp would stop the gradient of the most distant tokens.
+            # There is no lower clamp: exp of a very negative number is finite, and a clamp would stop the gradient of
+            # the most distant tokens.
             high = min(high, MAX_LOG_RATIO)
         return d.clamp(-low, high), (d < -low) | (d > high)
 
@@ -136,5 +138,5 @@ def _formula(d: Float[Tensor, "B R"], kind: KlKind) -> Float[Tensor, "B R"]:
         return d.square() / 2
     if kind == "abs":
         return d.abs()
-    # expm1: near d = 0, the usual case in training, exp(d) - 1 would lose all significant digits.
+    # Use expm1, because exp(d) - 1 would lose all significant digits near d = 0, the usual case in training.
     return torch.expm1(d) - d

@@ -12,7 +12,7 @@ MAX_ERROR = 0.2
 
 @dataclass(frozen=True)
 class KlTarget:
-    """Target of a step's KL, and how fast the coefficient adapts."""
+    """Target of the KL of a step, and how fast the coefficient adapts to it."""
 
     nats: float
     per: Literal["token", "sequence"]
@@ -36,9 +36,9 @@ class KlTarget:
 
             e = clip(measured / target - 1, -0.2, 0.2)          coef x (1 + e num_seqs / horizon_seqs)
 
-        It stays above 0 while 0.2 num_seqs is below the horizon. The paper has a fixed gain of 0.1 instead of
-        num_seqs / horizon_seqs. As in trlX and verl, the gain here grows with the batch, so the change per sequence
-        does not depend on the batch size.
+        The coefficient stays above 0 while 0.2 num_seqs is below the horizon. The paper has a fixed gain of 0.1
+        instead of num_seqs / horizon_seqs. As in trlX and verl, the gain here grows with the batch, so the change per
+        sequence does not depend on the batch size.
         """
         error = min(max(measured / self.nats - 1.0, -MAX_ERROR), MAX_ERROR)
         return coef * (1.0 + error * num_seqs / self.horizon_seqs)

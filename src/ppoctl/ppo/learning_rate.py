@@ -1,5 +1,5 @@
-"""Learning rate as a pure function of the tick, so that no scheduler state must be saved. Imports only the standard
-library."""
+"""Learning rate as a pure function of the tick, so that no scheduler state must be saved. This module imports only
+the standard library."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ class LearningRate:
         cosine:   peak (min_frac + (1 - min_frac) (1 + cos(pi p)) / 2)
 
     The rate of the first tick is above 0, unless warmup_init_frac is 0: a rate of 0 would waste a rollout. The decay
-    reaches peak * min_frac at total_ticks and stays there. "constant" stays at peak after the warm-up.
+    reaches peak * min_frac at total_ticks, and the rate then stays constant. "constant" stays at peak after the
+    warm-up.
     """
 
     peak: float

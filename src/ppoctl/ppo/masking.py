@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Added to a variance before its root, so that whitening nearly equal numbers stays finite.
+# Number that is added to a variance before the square root, so that whitening nearly equal numbers stays finite.
 WHITEN_EPS = 1e-8
 
-# A standard deviation of at most this many roundings of the largest number counts as 0. Whitening would otherwise
-# scale rounding errors up to 1, and a ratio of variances would be meaningless.
+# A standard deviation counts as 0 if it is at most this many rounding errors of the largest number. Whitening would
+# otherwise scale rounding errors up to 1, and a ratio of variances would be meaningless.
 ROUNDINGS = 4
 
 
@@ -33,8 +33,8 @@ def masked_mean(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float
 def masked_variance(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, ""]:
     """Return the unbiased variance over the n unmasked positions: sum((x - mean)^2) / (n - 1); 0 if n is 1.
 
-    It is exactly 0 if the numbers are equal up to rounding: its root is within 4 roundings of the largest number.
-    Raises ValueError if all positions are masked out.
+    The variance is exactly 0 if the numbers are equal up to rounding: its square root is at most 4 rounding errors of
+    the largest number. Raises ValueError if all positions are masked out.
     """
     return _deviation(x, mask)[1].to(x.dtype)
 

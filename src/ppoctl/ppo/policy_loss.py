@@ -137,7 +137,7 @@ class Cispo(_TokenRatio):
         return -_constants(advantages, mask) * weights * torch.where(mask, logprobs, 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
-        """Return the tokens whose weight is bounded, for either sign of A."""
+        """Return the tokens whose weight is clipped, for either sign of A."""
         del advantages
         return _fractions(ratios > 1.0 + self.high, ratios < 1.0 - self.low)
 
@@ -161,7 +161,7 @@ def token_ratios(
 ) -> Float[Tensor, "B R"]:
     """Return exp(logprobs - old), with the difference clamped to +-20; 1 where masked out. `old` carries no
     gradient."""
-    # Masked before exp: a `where` after it would stop NaN in the value but not in the gradient (0 times NaN).
+    # Mask before exp: a `where` after exp would stop NaN in the value but not in the gradient (0 times NaN).
     log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
@@ -178,7 +178,8 @@ def _constants(advantages: Grid, mask: Mask) -> Grid:
 
 
 def _clipped_surrogate(ratios: Grid, advantages: Grid, low: float, high: float) -> Grid:
-    # The larger of the two losses: the clip removes the reward for moving further, never the cost.
+    # Use the larger of the two losses: clipping then stops the gradient only if the loss would fall as the ratio
+    # moves further from 1, and never if it would rise.
     return torch.maximum(-advantages * ratios, -advantages * ratios.clamp(1.0 - low, 1.0 + high))
 
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 
 def terminal_rewards(scores: Float[Tensor, " B"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """Return token rewards: each row's score at its last unmasked token, 0 elsewhere; zeros for a row without one.
+    """Return token rewards: each row's score at its last unmasked token, 0 elsewhere. A row without an unmasked token
+    has only zeros.
 
         r_t = score * 1[t = last unmasked position]
 
-    The position is the last unmasked token, not the last token: GAE skips masked tokens, so a reward there would be
-    lost. Source: the token rewards of NeMo-RL and verl.
+    The position is the last unmasked token instead of the last token: GAE skips masked-out tokens, so it would ignore
+    a reward on a masked-out token. Source: the token rewards of NeMo-RL and verl.
     """
     num_so_far = mask.cumsum(dim=1)
     last = mask & (num_so_far == num_so_far[:, -1:])
@@ -34,7 +35,7 @@ def scaled(
     Both ends are mapped exactly. Source: the reward scaling of NeMo-RL. The ends of `source` must differ.
     """
     (low, high), (to_low, to_high) = source, target
-    # In float64, so that both ends are mapped exactly.
+    # Compute in float64, so that both ends are mapped exactly.
     fraction = (scores.to(torch.float64).clamp(low, high) - low) / (high - low)
     return (to_low + fraction * (to_high - to_low)).to(scores.dtype)
 
@@ -85,7 +86,8 @@ def overlong_penalty(
         min(0, (max_tokens - buffer_tokens - length) / buffer_tokens) penalty        floor: at least -penalty
 
     It is 0 up to `max_tokens` - `buffer_tokens`, decreases linearly to -`penalty` at `max_tokens`, and with `floor`
-    stays there for longer responses. Source: DAPO, arXiv:2503.14476, eq. 13 (with the floor); NeMo-RL has no floor.
+    stays at -`penalty` for longer responses. Source: DAPO, arXiv:2503.14476, eq. 13 (with the floor); NeMo-RL has no
+    floor.
     """
     over = (lengths - (max_tokens - buffer_tokens)).to(torch.float64) / buffer_tokens
     return (-penalty * over.clamp(0.0, 1.0 if floor else math.inf)).to(torch.float32)

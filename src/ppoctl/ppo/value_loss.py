@@ -18,8 +18,9 @@ def clipped_value_losses(
         e1 = (V - G)^2          e2 = (clip(V, V_old - c, V_old + c) - G)^2
         l = max(e1, e2) / 2          (e1 alone if clip is None)
 
-    Source: the PPO2 code of OpenAI baselines, NeMo-RL and verl; the PPO paper has no value clip. old_values are those
-    of the rollout, fixed over all epochs. Only values carry a gradient. Raises ValueError if clip is not above 0.
+    Source: the PPO2 code of OpenAI baselines, NeMo-RL and verl; the PPO paper has no value clip. old_values are the
+    values at the rollout, fixed over all epochs. Only values carry a gradient. Raises ValueError if clip is not above
+    0.
     """
     errors, clipped_errors = squared_errors(values, old_values.detach(), returns.detach(), mask, clip=clip)
     return torch.maximum(errors, clipped_errors) / 2
@@ -40,11 +41,11 @@ def squared_errors(
     """
     if clip is not None and not clip > 0.0:
         raise ValueError(f"clip is {clip}: it must be above 0, or None for no clip")
-    # Masked before the squares: their gradient is a product, and 0 times NaN is NaN.
+    # Mask before the squares: the gradient of a square is a product, and 0 times NaN is NaN.
     values, old_values, returns = (torch.where(mask, x, 0) for x in (values, old_values, returns))
     errors = (values - returns).square()
     if clip is None:
         return errors, errors
-    # Not old + clamp(values - old): its rounding would make e2 differ from e1 for unclipped tokens.
+    # Do not use old + clamp(values - old): its rounding would make e2 differ from e1 for unclipped tokens.
     clipped_values = values.clamp(old_values - clip, old_values + clip)
     return errors, (clipped_values - returns).square()

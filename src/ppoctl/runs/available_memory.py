@@ -1,5 +1,5 @@
-"""Memory that a recipe would find where it runs. Connects to Ray only for a recipe that joins a running Ray
-cluster."""
+"""Memory of the machines that a recipe runs on. This module connects to Ray only for a recipe that joins a running
+Ray cluster."""
 
 from ppoctl.preflight.fit import gpu_gib_here
 from ppoctl.recipe.parallel import is_one_process
@@ -7,9 +7,10 @@ from ppoctl.recipe.schema import Recipe
 
 
 def memory_of(recipe: Recipe) -> tuple[float | None, int | None]:
-    """Return the GiB of the smallest GPU that the recipe may run on, and the bytes of host memory of all Ray nodes.
+    """Return the memory in GiB of the smallest GPU that the recipe may run on, and the host memory in bytes of all
+    Ray nodes.
 
-    The first is None without a GPU; the second is None if the recipe does not join a Ray cluster. Raises
+    The first value is None without a GPU; the second is None if the recipe does not join a Ray cluster. Raises
     EnvironmentProblemError if the Ray cluster does not answer.
     """
     address = recipe.cluster.ray_address

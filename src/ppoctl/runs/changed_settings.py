@@ -1,8 +1,9 @@
-"""First step that a changed recipe holds for, when a run is resumed with other keys.
+"""First step that a changed recipe holds for, if a run is resumed with other values of keys.
 
-This is the first step without a committed rollout. It is the unfinished step before it if none of that step's
-committed stages read a changed key, so that a failed step can be fixed. Keys of prompts and sampling cannot change
-while steps after the last saved states are only in the redo log, because a replay reads them.
+It is the first step without a committed rollout. If the step before that is unfinished and none of its committed
+stages read a changed key, the recipe holds from that earlier step. A failed step can therefore be fixed. Keys of
+prompts and sampling cannot change while steps after the last saved states are only in the redo log, because a replay
+reads them.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from ppoctl.wire.sources import recorded_reward_digest
 from ppoctl.wire.stages import stage_fingerprint
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
-"""Tables that are read both for generation and for replay, by code that has only one recipe."""
+"""Tables that code with only one recipe reads, both for generation and for replay."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ class Change:
 
 
 def change(paths: RunPaths, recipe: Recipe) -> Change | None:
-    """Return the changes that a resume with this recipe would make; None: no change.
-
-    Raises RecipeError for a change that is not possible, or not yet, and StorageError if a saved state cannot be
-    loaded under the recipe's layout.
+    """Return the changes that a resume with this recipe would make; None: no change. Raises RecipeError for a change
+    that is impossible, or not yet possible, and StorageError if a saved state cannot be loaded under the recipe's
+    layout.
     """
     recipes = recorded_recipes(paths)
     recorded = recipes[max(recipes)]
@@ -61,9 +61,10 @@ def change(paths: RunPaths, recipe: Recipe) -> Change | None:
 
 
 def _require_continuous_rate(paths: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
-    """Raise RecipeError if the actor's learning rate counts PPO steps and would now count from another step.
+    """Raise RecipeError if the actor's learning rate counts PPO steps and the recipe would change the step it counts
+    from.
 
-    It must count from the first step that has trained or will train the actor.
+    The learning rate must count from the first step that trained, or will train, the actor.
     """
     recorded_steps, wanted = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
     table = recipe.actor.optimizer
@@ -79,8 +80,8 @@ def _require_continuous_rate(paths: RunPaths, recorded: Recipe, recipe: Recipe, 
 
 
 def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
-    """Record `recipe` for the run, from the step it holds for, and return its changes. Raises as `change` does, and
-    then writes nothing."""
+    """Record `recipe` for the run, from the step it holds for, and return the changes. Raises the errors of `change`,
+    and then writes nothing."""
     changes = change(attempt.paths, recipe)
     if changes is not None:
         run_dir.change_recipe(attempt, as_recorded(recipe), from_step=changes.from_step)
@@ -89,7 +90,8 @@ def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
 
 
 def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
-    """Return the first step that a changed recipe would hold for. Raises RecipeError if it cannot hold yet."""
+    """Return the first step that a changed recipe would hold for. Raises RecipeError if the recipe cannot change
+    yet."""
     start = last_saved(paths)
     step = run_dir.first_free_step(paths, after=start)
     if step - 1 > start and _is_fixable(paths, step - 1, recipe):

@@ -1,4 +1,5 @@
-"""Commands that work on a run: `train`, `resume`, `rollout` and `eval`, after the command line was parsed."""
+"""Implementation of the commands that work on a run: `train`, `resume`, `rollout` and `eval`. The command line is
+parsed elsewhere."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -123,8 +124,8 @@ def resume(
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> changed_settings.Change | None:
-    """Return the changes that a resume with these keys would make; None: no change. Raises the errors of that
-    resume."""
+    """Return the changes that a resume with these keys would make; None: no change. Raises the errors that this
+    resume would raise."""
     paths = RunPaths(root.resolve())
     return changed_settings.change(paths, recipe_of(paths, sets))
 
@@ -157,7 +158,7 @@ def _generate_and_score(job: RunContext) -> None:
 
 
 class _StopStep(Exception):  # noqa: N818 - it ends a step function and is not an error
-    """Ends a step function before the first stage that is not requested."""
+    """Exception that ends a step function before the first stage that is not requested."""
 
 
 def _save_for_any_layout(job: RunContext) -> None:
@@ -175,7 +176,7 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], Non
     components, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(components):
         require_same_sources(paths, digests)
-        attempt = claim(paths)  # before anything is written: an older attempt may still be running
+        attempt = claim(paths)  # claim before anything is written: an older attempt may still be running
         run_dir.complete(attempt, digests, components.rows)
         change = changed_settings.adopt(attempt, recipe)
         recipes = recorded_recipes(paths)
@@ -187,7 +188,8 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], Non
 def evaluate(checkpoint: Checkpoint, notify: Callable[[str], None]) -> Evaluation:
     """Run the evaluation that `train` runs every N steps, for any checkpoint.
 
-    It only reads the run, which may be running. Finished samples are not kept, and a signal ends it at once.
+    The evaluation only reads the run directory, and the run may be running. Finished samples are not kept, and a
+    signal ends the evaluation at once.
     """
     recipe = checkpoint.recipe
     preflight.require(recipe)
@@ -202,7 +204,7 @@ def evaluate(checkpoint: Checkpoint, notify: Callable[[str], None]) -> Evaluatio
 def evaluated(
     checkpoint: Checkpoint, components: Components, sets: Mapping[str, Prompts], notify: Callable[[str], None]
 ) -> Evaluation:
-    """Run the evaluation of a checkpoint on these sets with these components, which are closed afterwards."""
+    """Run the evaluation of a checkpoint on these sets with these components, and close the components."""
 
     @cache
     def actor_at(state: State) -> Actor:

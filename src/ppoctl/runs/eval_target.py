@@ -1,4 +1,4 @@
-"""Checkpoint that `eval` evaluates, found by its path. Imports no torch."""
+"""Checkpoint that `eval` evaluates, found by its path. This module does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Checkpoint:
 
     recipe: Recipe
     folder: Path
-    """Saved Megatron state, or a model folder, which is then the recipe's model source."""
+    """Folder of a saved Megatron state, or model folder. A model folder is then the recipe's model source."""
     manifest: Manifest | None
     """Manifest of the state; None: a model folder."""
 

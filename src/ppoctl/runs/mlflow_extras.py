@@ -24,7 +24,7 @@ STEPS_WITH_SAMPLES = 3
 
 
 def around(paths: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
-    """Return the hooks of this run's mirror. The mirror calls each when it requires the data."""
+    """Return the hooks of this run's MLflow mirror. The mirror calls each hook when it requires the data."""
     return MirrorHooks(
         notify=notify,
         contract=lambda: contract_of(paths),
@@ -35,11 +35,11 @@ def around(paths: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
 
 
 def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
-    """Return a few samples of a step, evenly spaced; empty if its records are missing or damaged, which a resume
-    reports."""
+    """Return a few samples of a step, evenly spaced; empty if the records of the step are missing or damaged. A
+    resume reports such records."""
     try:
         records = StepRecords.read(paths, step, per_token=False)
-    except (PpoctlError, OSError):  # retention may remove it meanwhile
+    except (PpoctlError, OSError):  # retention may delete the records meanwhile
         return ()
     recipes = run_dir.recipes(paths)
     text, count = _text_of(recipes[max(recipes)]["model"]["path"]), min(SAMPLES_PER_STEP, records.num_seqs)
@@ -67,9 +67,10 @@ def _text_of(model: str) -> TokenText | None:
 
 
 def contract_of(paths: RunPaths) -> dict[str, str]:
-    """Return tags that state for each expectation, and for all together, whether the run meets it.
+    """Return a tag for each expectation that states whether the run meets it, and a tag for all expectations
+    together.
 
-    Empty if the recipe has no expectations, or the run has not reached its last step.
+    The mapping is empty if the recipe has no expectations, or if the run has not reached its last step.
     """
     recipes = run_dir.recipes(paths)
     recipe, lines = recipes[max(recipes)], read_lines(paths.journal)

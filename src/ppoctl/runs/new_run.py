@@ -1,6 +1,5 @@
-"""Directory of a new run: its content before anything starts, and whether its name is free.
-
-Imports no torch, because a login node creates it for a job that starts days later.
+"""Directory of a new run: its content before anything starts, and whether its name is free. This module does not
+import torch, because a login node creates the directory for a job that starts days later.
 """
 
 from collections.abc import Mapping
@@ -36,12 +35,12 @@ def create(
     on: str | None = None,
     known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Create the directory of a new run. Raises RecipeError if the critic starts from a state that its run will
-    delete.
+    """Create the directory of a new run. Raises RecipeError if the critic starts from a saved state of another run
+    that will delete the state.
 
-    `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: further facts, of which empty ones are
-    left out: `rows` of each table, and paths as written in the recipe files (`written`, see `loading.as_written`). If
-    the critic starts from a saved state of a run, run.json records which.
+    `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: additional facts for run.json (empty
+    facts are left out): `rows` of each table, and paths as written in the recipe files (`written`, see
+    `loading.as_written`). If the critic starts from a saved state of a run, run.json records which.
     """
     require_kept(recipe)
     critic_from = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
@@ -61,7 +60,8 @@ def create(
 
 
 def make_way(paths: RunPaths) -> None:
-    """Remove a run that never began. Raises RunExistsError if another run has the name."""
+    """Remove the directory of a run that never began. Raises RunExistsError if the name belongs to a run that must
+    stay."""
     if not paths.root.exists():
         return
     if not is_replaceable(paths):
@@ -87,7 +87,7 @@ def is_replaceable(paths: RunPaths) -> bool:
     """
     if not paths.run_json.is_file() or run_dir.has_begun(paths) or jobs(paths):
         return False
-    if "on" in run_dir.facts(paths):  # a job may be queued that could not be recorded
+    if "on" in run_dir.facts(paths):  # a job may be queued although it could not be recorded
         return False
     require_idle(paths)
     return True

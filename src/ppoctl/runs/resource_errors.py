@@ -26,7 +26,8 @@ def out_of_memory(
 ) -> OutOfMemoryError:
     """Return the error for a library's out-of-memory error in the stage `at` (step and name) of the run in `root`."""
     step, name = at
-    # A stage outside the outline is a start or an evaluation: both restore the generator's state.
+    # A stage that is not in the outline is the startup or an evaluation. Both load the actor into the generator
+    # (vLLM).
     stage = outline[name] if name in outline.names else OutlineEntry(name, ("actor", "prompts"))
     reason = next(iter(str(error).splitlines()), "") or "the host has no more memory"
     smaller = _smaller(recipe, outline, stage, on_device=isinstance(error, torch.OutOfMemoryError))
@@ -40,7 +41,7 @@ def out_of_memory(
 
 
 def _smaller(recipe: Recipe, outline: Outline, stage: OutlineEntry, *, on_device: bool) -> str | None:
-    """Return a setting that halves what the stage may use; None: no key bounds it."""
+    """Return a setting that halves the memory that the stage may use; None: no key bounds this memory."""
     roles = [read for read in stage.reads if read in outline.roles]
     if not roles:
         return None

@@ -16,13 +16,14 @@ from ppoctl.store.states import save_s
 
 
 def allotted(recipe: Recipe) -> dict[str, Any]:
-    """Return fields of the journal event `attempt_started`: GPUs, and the job, if this process runs in one."""
+    """Return fields of the journal event `attempt_started`: GPUs, and the Slurm job, if this process runs in a
+    job."""
     gpus, job = {"gpus": devices(recipe) if on_gpu() else 0}, allocation()
     return gpus if job is None else {**gpus, "job": job.id, "restart": job.restarts, "nodes": job.nodes}
 
 
 DRAWS = ("rollout", "eval")
-"""Stages that generate: their finished samples are kept, and they may stop between two samples."""
+"""Stages that generate samples. Their finished samples are kept, and they may stop between two samples."""
 
 
 def time_left(paths: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft:
@@ -32,7 +33,7 @@ def time_left(paths: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft
         try:
             ends_at = job.ends_at
         except SlurmError:
-            ends_at = None  # a container without Slurm's programs; Slurm's signals still arrive
+            ends_at = None  # the container does not have Slurm's programs; Slurm's signals still arrive
     return TimeLeft(
         stage_s=journal.recent_s,
         draws=lambda stage: stage.partition(".")[0] in DRAWS,

@@ -1,5 +1,5 @@
-"""Checks of what a resume must not change in a run. Imports no torch, so that a wrong change fails before slow
-imports."""
+"""Checks of what a resume must not change in a run. This module does not import torch, so an impossible change fails
+before slow imports."""
 
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.loading.explain import shown

@@ -1,4 +1,4 @@
-"""Trial of a reward on many rows before a run (`validate --reward`): its findings, and how long scoring took."""
+"""Trial of a reward on many rows before a run (`validate --reward`): the findings, and how long scoring took."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -22,9 +22,9 @@ class TrialLine:
     rows: int
     mean: float | None
     as_gold: float | None
-    """Fraction of rows on which its score was at least that of the gold answer."""
+    """Fraction of rows on which this response scored at least as high as the gold answer."""
     missing: int
-    """Number of rows on which it has no score."""
+    """Number of rows on which this response has no score."""
     slowest_s: float
 
 
@@ -37,8 +37,8 @@ class Report:
     responses: tuple[TrialLine, ...]
     findings: tuple[RewardFinding, ...]
     seconds: dict[str, float]
-    """`p50`, `p99` and `max` of a response, without attacks; and `step`: scoring one step at the mean time, with all
-    workers."""
+    """`p50`, `p99` and `max`: seconds to score one response, without attacks. `step`: seconds to score one step with
+    all workers, if each response takes the mean time."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for `validate --json`."""
@@ -46,8 +46,8 @@ class Report:
 
 
 def try_reward(recipe: Recipe, rows: int) -> list[Report]:
-    """Try the reward on `rows` rows of the training set and on the rows that are checked at every start. Return a
-    report for each scorer."""
+    """Try the reward on `rows` rows of the training set and on the rows that are checked at every start of a run.
+    Return a report for each scorer."""
     prompt_source = read_prompts(recipe)
     with ExitStack() as opened:
         # Without a reward model, nothing is placed: importing Megatron-Core takes longer than most trials.

@@ -1,5 +1,5 @@
-"""Recipe of a run: `recipe.toml`, which a person may edit, or the recorded recipe if that file is missing. Imports no
-torch."""
+"""Recipe of a run: `recipe.toml`, which a person may edit, or the recorded recipe if that file is missing. This
+module does not import torch."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ def recipe_of(paths: RunPaths, sets: Sequence[str] = ()) -> Recipe:
 def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
     """Return the run's recipe with the settings `sets` applied, and the origin of each value.
 
-    Raises RecipeError that names every wrong key. If the file itself is wrong, the hint has a command that continues
-    with the recorded recipe.
+    Raises RecipeError that names every wrong key. If the recipe file itself is wrong, the hint has a command that
+    continues with the recorded recipe.
     """
     file = paths.recipe_toml
     if not file.exists():
@@ -44,7 +44,7 @@ def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:
 def is_edited(paths: RunPaths) -> bool:
     """Whether the recipe file of a run was changed since it was recorded.
 
-    The texts are compared first: paths in the file may be relative, so its values alone may seem to differ.
+    The texts are compared first: paths in the file may be relative, so equal recipes may have different values.
     """
     recorded = recorded_recipes(paths)
     newest = recorded[max(recorded)]
@@ -53,7 +53,7 @@ def is_edited(paths: RunPaths) -> bool:
 
 
 def _is_right(paths: RunPaths) -> bool:
-    """Whether the file alone is a valid recipe. If it is, the settings on the command line are wrong."""
+    """Whether the recipe file alone is valid. If it is valid, the settings on the command line are wrong."""
     try:
         load([paths.recipe_toml], environ={})
     except RecipeError:

@@ -1,4 +1,5 @@
-"""Samples of a committed step, with their prompts and each token as text, for people. Imports no torch."""
+"""Samples of a committed step, with their prompts and each token as text, for people. This module does not import
+torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,14 +23,14 @@ class ShownSample:
     prompt: str
     response: str
     answer: str
-    """Ground truth; empty if there is none or the sample was not scored against it."""
+    """Ground truth; empty if the row has no ground truth or the sample was not scored against it."""
     finish: str
     outcome: str
     score: float | None
     tokens: list[int]
     pieces: list[str]
-    """Text that each token adds. A character that consists of several tokens is in the first; the others are
-    empty."""
+    """Text that each token adds. If a character consists of several tokens, the first token has the character and the
+    others are empty."""
     logprobs: list[float]
     values: list[float] | None
     advantages: list[float] | None
@@ -38,8 +39,8 @@ class ShownSample:
 
 
 def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
-    """Return samples of a step in row order; without `rows`, all. Raises RecipeError if the step has no rollouts or
-    no such row."""
+    """Return these rows of a step's samples, in row order; without `rows`, return all samples. Raises RecipeError if
+    the step has no rollouts or no such row."""
     records = StepRecords.read(paths, step)
     recipes = run_dir.recipes(paths)
     text = TokenText(recipes[max(recipes)]["model"]["path"])

@@ -61,14 +61,14 @@ from ppoctl.wire.run_context import RunHooks, assemble
 from ppoctl.wire.sources import source_digests
 
 MIRROR_DEADLINE_S = 20.0
-"""Seconds that the end of a run waits for MLflow."""
+"""Maximum number of seconds that a run waits for MLflow at its end."""
 MIRROR_AFTER_S = 60.0
 """Seconds from the start of the attempt after which the mirror starts, even if the first step has not ended."""
 
 
 @dataclass
 class AttemptObserver:
-    """Passes events on to the console and wakes the mirror."""
+    """Passes events to the console, and wakes the MLflow mirror."""
 
     console: RunConsoles
     mirror: MlflowMirror | None
@@ -76,7 +76,7 @@ class AttemptObserver:
     """Whether a line of the journal is the last line of its step."""
     stage: tuple[int, str] = (0, "start")
     unkept_since: float | None = None
-    """Work-clock time since which nothing of the running stage was kept; None: no stage is running."""
+    """Time on the work clock since which nothing of the running stage was kept; None: no stage is running."""
     replayed_s: float = 0.0
     began: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), WORK.now()))
     """Start of the attempt in seconds, by the monotonic clock and by the work clock."""
@@ -105,14 +105,14 @@ class AttemptObserver:
 
     @contextmanager
     def counting_replays(self, states: States) -> Iterator[None]:
-        """Context of a run's work. Records the seconds of replays, even if the work fails."""
+        """Context of a run's work. The context records the seconds of replays, even if the work fails."""
         try:
             yield
         finally:
             self.replayed_s = states.replayed_s
 
     def lost(self) -> dict[str, float]:
-        """Return the seconds of the attempt that are in no committed stage: starts, replays, and work that was not
+        """Return the seconds of the attempt that are in no committed stage: startup, replays, and work that was not
         committed."""
         still_s = (time.monotonic() - self.began[0]) - (WORK.now() - self.began[1])
         abandoned_s = 0.0 if self.unkept_since is None else WORK.now() - self.unkept_since
@@ -122,8 +122,9 @@ class AttemptObserver:
     def start_mirror(self) -> None:
         """Start the mirror of this attempt in MLflow, if it has not started.
 
-        It starts only after a rollout, because a failed start is replaced and must leave nothing in MLflow. It waits
-        for the first step to end, because its imports would slow the first step of a short run down.
+        The mirror starts only after a rollout: a run that failed before its first rollout may be replaced, and must
+        leave nothing in MLflow. The mirror waits for the first step to end, because its imports would slow down the
+        first step of a short run.
         """
         if self.mirror is not None and not self.mirror_started:
             self.mirror_started = True
@@ -138,10 +139,10 @@ class OpenedRun:
     recipes: Mapping[int, Recipe]
     components: Components
     plan: ResumePlan
-    """Resume plan from when the run was opened."""
+    """Resume plan that was made when the run was opened."""
     observers: tuple[Observer, ...] = ()
     notes: tuple[str, ...] = ()
-    """Messages to print first."""
+    """Messages that are printed first."""
     attempt: Attempt | None = None
     """Attempt that is already claimed; None: not claimed yet."""
 
@@ -153,7 +154,7 @@ class OpenedRun:
 def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
     """Return the components of a run and the digests of its sources.
 
-    All problems with them are raised here, before a run directory is created.
+    All problems with the components and sources are raised here, before a run directory is created.
     """
     if isinstance(recipe.tracking, MlflowTracking):
         resolved_uri(recipe.tracking.uri)
@@ -174,8 +175,8 @@ def attempt_run(
     """Run the remaining steps. Raises the error that stopped the run; the journal then has the attempt's end and exit
     code.
 
-    `gate` and `screen` are those of the command, from its start on; None: create them. Health rules check the
-    recorded steps again, so a rule's count of consecutive steps survives a resume.
+    `gate` and `screen` are the objects that the command created when it started; None: create them. Health rules
+    check the recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
     resume_hint = resume_command(opened.paths.root)
     if gate is None:
@@ -279,7 +280,7 @@ def _ending(
     except PpoctlError as error:
         if isinstance(error, StorageError):
             add_what_to_do(error, attempt.paths, recipe)
-        if error.hint is not None:  # replace RUN, which packages below write without knowing the run
+        if error.hint is not None:  # replace RUN, which lower packages write because they do not know the run
             root = attempt.paths.root
             error.hint = re.sub(
                 r"(ppoctl resume )?\bRUN\b", lambda at: resume_command(root) if at[1] else quoted(root), error.hint

@@ -1,6 +1,6 @@
-"""Fetch and check assets that compute nodes cannot fetch, on a login node: `ppoctl validate --stage`.
+"""Fetch and check, on a login node, the assets that compute nodes cannot fetch (`ppoctl validate --stage`).
 
-Files that are read here are not read again when the run is submitted (`batch.digest_cache`).
+Files that this module reads are not read again when the run is submitted (`batch.digest_cache`).
 """
 
 import hashlib
@@ -40,16 +40,16 @@ class Asset:
     """One asset of a job, as found on this machine."""
 
     key: str
-    """Recipe key that names it, or a description."""
+    """Recipe key that names the asset, or a description of the asset."""
     where: str
     size: int | None
-    """Bytes; None: not a file."""
+    """Size in bytes; None: not a file."""
     sha256: str
     """Digest of the file, or of the names and digests of a folder's files; empty: not a file, or a secret file."""
 
 
 def fetch(recipe: Recipe, notify: Callable[[str], None]) -> None:
-    """Fetch missing hub models and data sets. Raises MissingAssetError if one cannot be fetched."""
+    """Fetch missing hub models and data sets. Raises MissingAssetError if an asset cannot be fetched."""
     for key, path in _models(recipe):
         if local_folder(path) is None and is_hub_id(path):
             notify(f"fetching `{path}`")
@@ -90,7 +90,7 @@ def faults(loaded: Loaded) -> list[Problem]:
 
 
 def job_faults(loaded: Loaded) -> list[Problem]:
-    """Return the problems that affect only jobs, not runs on this machine, and that a job would meet only hours
+    """Return the problems that affect only jobs, not runs on this machine. A job would meet these problems only hours
     later."""
     problems = (*_secrets_faults(loaded.recipe), *_setup_faults(loaded.recipe), *_variable_faults(loaded.recipe))
     return [Problem(loaded.origins[dotted(key)], e.message, e.hint, type(e)) for key, e in problems]
@@ -131,7 +131,7 @@ def _secrets_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
         message = f"`slurm.secrets` is `{secrets}`, but others may read it (mode {stat.S_IMODE(status.st_mode):o})"
         yield key, EnvironmentProblemError(message, hint=f"chmod 600 {quoted(secrets)}")
     elif (error_at := _syntax(Path(secrets).read_text("utf-8", errors="replace"))) is not None:
-        # Not the shell's own message, which quotes the line and so the secret.
+        # Do not use the shell's own message: it quotes the line, and so the secret.
         message = f"`slurm.secrets` is `{secrets}`: line {error_at[0]} is not valid shell"
         yield key, EnvironmentProblemError(message, hint=f"bash -n {quoted(secrets)}")
 
@@ -148,8 +148,7 @@ def _setup_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
 
 
 def _variable_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
-    """Yield the problem of a variable in `tracking.uri`, the only value in which a variable is replaced only when a
-    run starts."""
+    """Yield the problem of a variable in `tracking.uri`. No other value keeps its variables until a run starts."""
     uri = recipe.tracking.uri if isinstance(recipe.tracking, MlflowTracking) else None
     variable = VARIABLE.match(uri or "")
     if variable is None:
@@ -171,7 +170,8 @@ def _exports(secrets: str | None, name: str) -> bool:
 
 
 def _syntax(text: str) -> tuple[int, str] | None:
-    """Return the line and message of bash for text that is not valid shell; None: it is valid, or bash is missing."""
+    """Return the line and message of bash for text that is not valid shell; None: the text is valid, or bash is
+    missing."""
     try:
         process = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -225,7 +225,7 @@ def _download(key: KeyPath, path: str) -> None:
         disable_progress_bars()
     try:
         snapshot_download(path, allow_patterns=list(_WANTED), ignore_patterns=["*/*"])
-    except Exception as error:  # errors of the hub, the network or the disk, all with the same result
+    except Exception as error:  # errors of the hub, the network or the disk all have the same result
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         hint = f"hf download {quoted(path)}  # on a machine with network access"
         raise MissingAssetError(f"`{dotted(key)}` is `{path}`: it cannot be fetched: {reason}", hint=hint) from error

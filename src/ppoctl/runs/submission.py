@@ -1,7 +1,5 @@
-"""Submission of a run to Slurm. The run directory is created now, so that a job that starts days later reads what was
-submitted.
-
-Imports no torch.
+"""Submission of a run to Slurm. The run directory is created at submission, so that a job that starts days later
+reads the submitted settings. This module does not import torch.
 """
 
 import sys
@@ -52,8 +50,8 @@ class Submitted:
 def require_accepted(loaded: Loaded, *, force: bool) -> None:
     """Raise an error if the recipe cannot run as a job.
 
-    RecipeError: the cluster can never provide what the recipe requests (not checked with `force`). SlurmError: there
-    is no cluster. EnvironmentProblemError: a job could not start.
+    RecipeError: the cluster can never provide what the recipe requests (not checked with `force`). SlurmError: Slurm
+    is not available. EnvironmentProblemError: a job could not start.
     """
     slurm = outside()
     if not force:
@@ -63,7 +61,7 @@ def require_accepted(loaded: Loaded, *, force: bool) -> None:
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
-    """Return the batch script as it is submitted."""
+    """Return the batch script that is submitted."""
     return batch_script(recipe, request_of(recipe), work, program())
 
 
@@ -74,13 +72,13 @@ def program() -> list[str]:
 
 
 def work_of_run(paths: RunPaths, options: Sequence[str] = ()) -> Work:
-    """Return the command of a job for a run: resume it."""
+    """Return the command of a job for a run, which resumes the run."""
     return Work(("resume", str(paths.root), *options, "--on", "here"), paths.root, LOG, is_run=True)
 
 
 def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Return options that set these keys in a job, which reads them in another folder and environment than the
-    command line."""
+    """Return options that set these keys in a job. The job reads the options in another folder and environment than
+    this command line."""
     resolved, options = loaded.resolved(), list[str]()
     for text in sets:
         key = text.partition("=")[0]
@@ -120,8 +118,8 @@ def submit_new(
 def submit_again(
     paths: RunPaths, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
 ) -> Submitted:
-    """Submit an existing run, with changed keys from now on. Raises RunAliveError while a process or a job is using
-    it."""
+    """Submit an existing run; changed keys hold from now on. Raises RunAliveError while a process or a job is using
+    the run."""
     slurm = outside()
     require_idle(paths)
     return _submit_run(slurm, recipe, paths, command, options, links)
@@ -134,8 +132,9 @@ def submit_other(recipe: Recipe, work: Work) -> Submitted:
 
 
 def would_accept(recipe: Recipe, work: Work) -> str:
-    """Return Slurm's message about the script without submitting it. Raises SlurmError if it would be rejected."""
-    # Any folder will do, because nothing runs.
+    """Return Slurm's message about the script without submitting it. Raises SlurmError if Slurm would reject the
+    script."""
+    # The folder does not matter, because nothing runs.
     return outside().would_accept(script_of(recipe, work), folder=Path.cwd())
 
 
@@ -160,8 +159,8 @@ def _submit_run(
     try:
         for _ in range(links):
             before = ids[-1] if ids else None
-            # afterany: the job starts however the previous one ended, and reads from the run whether work is left
-            # (`slurm.job_start`).
+            # With afterany, the job starts no matter how the previous job ended, and reads from the run whether work
+            # is left (`slurm.job_start`).
             dependency = [] if before is None else [f"--dependency=afterany:{before}"]
             ids.append(slurm.submit(script, folder=paths.root, options=dependency))
             write_atomically(paths.job_script(ids[-1]), script.encode("utf-8"))
@@ -186,7 +185,7 @@ def _all_cancelled(slurm: Slurm, ids: Sequence[str]) -> bool:
 
 
 def _unknown_submission(error: BaseException, recipe: Recipe, paths: RunPaths) -> SlurmAwayError:
-    """Return the error of a job that may be queued but was not recorded. Its run directory is kept."""
+    """Return the error for a job that may be queued but was not recorded. The run directory is kept."""
     return SlurmAwayError(
         f"it is unknown whether Slurm accepted a job for `{paths.root}`: {error}",
         hint=f"squeue --me --name={quoted(recipe.name)}; if it lists no job: ppoctl resume {quoted(paths.root)} "

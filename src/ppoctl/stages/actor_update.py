@@ -30,7 +30,8 @@ class Surrogate:
     """Policy loss of each token."""
 
     old_logprobs: Float[Tensor, "B R"] | None
-    """None: the log-probs of the update itself, so that every ratio is 1 and carries the gradient of a log-prob."""
+    """Old log-probs; None: the log-probs of the update itself, so that every ratio is 1 and has the gradient of a
+    log-prob."""
     advantages: Float[Tensor, "B R"]
     kind: PolicyLoss
     needs_entropy: bool = False
@@ -52,7 +53,7 @@ class NegativeLogLikelihood:
 
 @dataclass(frozen=True)
 class Entropy:
-    """Entropy of each token's distribution, in nats. Its term has a negative coefficient."""
+    """Entropy of each token's distribution, in nats. The entropy term has a negative coefficient."""
 
     needs_entropy: bool = True
 
@@ -68,7 +69,7 @@ class KlToReference:
     reference: Float[Tensor, "B R"]
     """Log-probs under the reference."""
     old_logprobs: Float[Tensor, "B R"] | None
-    """None: the log-probs of the update itself."""
+    """Old log-probs; None: the log-probs of the update itself."""
     penalty: KlPenalty
     needs_entropy: bool = False
 
@@ -93,10 +94,10 @@ class ActorUpdateStage(UpdateStage):
     """All epochs of the actor. A correction, if present, weights tokens and masks some of them out."""
 
     scored: OutputRequest
-    """How log-probs are computed: under the distribution that the generator sampled from."""
+    """How log-probs are computed: under the distribution that the generator (vLLM) sampled from."""
     loss: PolicyLoss
     aggregation: Aggregation
-    """How token losses, entropies and KL are each aggregated to one number."""
+    """Aggregation of token losses, of entropies, and of the KL, each to one number."""
     entropy_coef: float
     positive_nll_coef: float
     penalty: KlPenalty | None
@@ -118,7 +119,8 @@ class ActorUpdateStage(UpdateStage):
         if self.positive_nll_coef > 0:
             good = mask & _has_positive_reward(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
-        # Every update reports entropies. If no forward pass computed them before the update, the update does.
+        # Every update reports entropies. If no forward pass computed entropies before the update, the update computes
+        # them.
         request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
         objective = Terms(tuple(terms), request)
         trained = self.train(actor, rollouts, objective, read=read)
@@ -162,8 +164,8 @@ class ActorUpdateStage(UpdateStage):
     ) -> dict[str, float]:
         """Return the metrics of the actor before its update.
 
-        If no forward pass computed them, they come from the first minibatch, which still sees the actor that
-        generated the rollouts.
+        If no forward pass computed these metrics, they come from the first minibatch, whose outputs are still those
+        of the actor that generated the rollouts.
         """
         rows, outputs = first[0].rows, first[1].outputs
         entropy, entropy_mask = logprobs.entropy, mask
@@ -178,7 +180,7 @@ class ActorUpdateStage(UpdateStage):
 
 
 def _has_positive_reward(advantages: Advantages) -> Bool[Tensor, " B"]:
-    """Return the responses whose reward is above 0. Raises RecipeError if the record does not contain shaped
+    """Return which responses have a reward above 0. Raises RecipeError if the record does not contain shaped
     rewards."""
     if advantages.shaped is None:
         raise RecipeError(
@@ -193,7 +195,8 @@ def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str,
     """Return the mean over optimizer steps of each term's contribution to the loss; the terms add up to
     `policy/loss`.
 
-    These are metrics of the step, not of each minibatch: a replay compares the latter with a record of any version.
+    These metrics are stored for the step and not for each minibatch, because a replay compares the metrics of each
+    minibatch with a record that any version may have written.
     """
     sums = {term.name: 0.0 for term in objective.terms}
     for minibatch, result in steps:

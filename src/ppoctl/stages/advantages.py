@@ -19,7 +19,7 @@ from ppoctl.stages.values import Truncated, bootstrap_values
 
 @dataclass(frozen=True)
 class AdvantagesStage:
-    """Computes everything that the updates read from the records of the step."""
+    """Stage that computes, from the records of the step, the inputs of both updates."""
 
     reward_steps: tuple[ShapingStep, ...]
     estimator: Estimator
@@ -65,8 +65,8 @@ class AdvantagesStage:
         )
 
     def _training_mask(self, shaped: ShapedRewards) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
-        """Return the mask of tokens that train, and the metric of filtered responses. Raises RewardError if no token
-        is left."""
+        """Return the mask of the tokens to train on, and the metric of filtered responses. Raises RewardError if no
+        token is left."""
         if self.truncated != "filter":
             return shaped.mask, {}
         mask = shaped.mask & ~shaped.truncated[:, None]

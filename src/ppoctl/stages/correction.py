@@ -1,7 +1,7 @@
 """45-correction: importance weights and rejection of tokens, computed from sampler and trainer log-probs.
 
 Sampler log-probs are measured: a rollout that is finished after a crash repeats them only up to rounding. Weights and
-mask are therefore committed, so that a resume uses the same ones.
+mask are therefore committed, so that a resume uses the same weights and mask.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,8 @@ _HINT = "ppoctl status RUN  # see `mismatch/`: fix the sampler, or resume with w
 class CorrectionStage:
     """Importance weights of tokens, and the tokens that are in the actor's loss.
 
-    `weigh` and each test of `keeps` see all tokens of the rollouts; only tokens that pass all tests are in the loss.
+    `weigh` and each test of `keeps` receive all tokens of the rollouts; only tokens that pass all tests are in the
+    loss.
     """
 
     weigh: Weigh
@@ -71,8 +72,8 @@ class CorrectionStage:
 
 
 def mask_after(correction: Correction, mask: Bool[Tensor, "B R"]) -> Bool[Tensor, "B R"]:
-    """Return the tokens of the mask, those with an advantage, that the correction keeps. Raises MismatchError if all
-    of them have weight 0."""
+    """Return the tokens of `mask` (the tokens with an advantage) that the correction keeps. Raises MismatchError if
+    all of these tokens have weight 0."""
     kept = mask & correction.mask
     if not bool((kept & (correction.weights > 0)).any()):
         raise MismatchError(

@@ -30,8 +30,8 @@ class ClippedErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticUpdateStage(UpdateStage):
-    """All epochs of the critic. They run before the actor's; the targets are fixed, so the order does not change
-    results."""
+    """All epochs of the critic. They run before the epochs of the actor. The targets are fixed, so the order does not
+    change results."""
 
     clip: float | None
     scale: float
@@ -71,7 +71,8 @@ class CriticUpdateStage(UpdateStage):
 def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Advantages) -> float:
     """Return the explained variance of the values that the last epoch computed.
 
-    They cost nothing; the values of the updated critic would cost a forward pass over all rows.
+    The last epoch has computed these values anyway. The values of the updated critic would cost a forward pass over
+    all rows.
     """
     seen = values.values.clone()
     for minibatch, result in trained.steps:

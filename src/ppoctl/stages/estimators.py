@@ -27,7 +27,7 @@ class Gae:
     lam: float
     lam_value: float
     alpha: float | None
-    """Factor of the length-adaptive lambda of the advantages; None: `lam`."""
+    """Factor of the length-adaptive lambda of the advantages; None: the lambda is `lam`."""
 
     def __call__(
         self, rewards: Float[Tensor, "B R"], values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
@@ -60,4 +60,4 @@ class MonteCarlo:
 
 
 Estimator = Gae | MonteCarlo
-"""Maps token rewards, values and mask to advantages and returns."""
+"""Function from token rewards, values and mask to advantages and returns."""

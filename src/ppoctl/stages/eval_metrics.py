@@ -12,25 +12,26 @@ from ppoctl.stages.pass_at import best_at, majority_at, mean_and_error
 Mode = Literal["greedy", "sampled"]
 Rows = list[dict[str, Any]]
 UNSCORED = "unscored"
-"""Outcome of a sample that is not scored: the reward requires a ground truth, and the row has none."""
+"""Outcome of a sample that is not scored, because the reward requires a ground truth and the row has none."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates from the sampled responses to a prompt, in addition to the mean."""
+    """Settings of the estimates that are computed, in addition to the mean, from the sampled responses to a
+    prompt."""
 
     pass_at: tuple[int, ...] = ()
     maj_at: tuple[int, ...] = ()
     pass_score: float | None = None
-    """Lowest score that passes; None: the score itself is used."""
+    """Lowest score of a response that passes; None: the estimates use the score itself."""
 
 
 def summarise(name: str, mode: Mode, rows: Sequence[dict[str, Any]], wanted: Estimates) -> dict[str, float]:
-    """Return scores with their standard errors, and fractions.
+    """Return the metrics of one pass: scores with their standard errors, and fractions.
 
     Standard errors are over prompts, because samples of one prompt are not independent. A row without a score is
     excluded from the estimates and counted in `error_frac`. A prompt with fewer than k scored responses is excluded
-    from estimates of k. If no row is to be scored, only lengths and truncations are returned.
+    from the estimates for k responses. If no row is scored, only the metrics of lengths and truncation are returned.
     """
     scored_rows = [row for row in rows if row["outcome"] != UNSCORED]
     metrics = {
@@ -50,7 +51,8 @@ def summarise(name: str, mode: Mode, rows: Sequence[dict[str, Any]], wanted: Est
 
 
 def eval_metric_name(name: str, mode: Mode, metric: str) -> str:
-    """Return the metric name of a value of a pass over a set. Raises KeyError if it is not in the registry."""
+    """Return the full name of a metric of one pass over an evaluation set. Raises KeyError if it is not in the
+    registry."""
     return metric_registry.named(f"eval/{name}", f"greedy_{metric}" if mode == "greedy" else metric)
 
 

@@ -38,7 +38,7 @@ def ignore_message(_: str) -> None:
 
 @dataclass(frozen=True)
 class EvaluateStage:
-    """Scores of the actor on every evaluation set, greedy, sampled or both."""
+    """Stage that scores the actor on every evaluation set, with greedy decoding, sampling, or both."""
 
     generation: SampleGeneration
     scorer: Scorer
@@ -51,9 +51,11 @@ class EvaluateStage:
     modes: tuple[Mode, ...] = ("greedy", "sampled")
     estimates: Estimates = field(default_factory=Estimates)
     needs_truth: Callable[[Prompt], bool] = lambda _: False
-    """Whether the scorer of a prompt compares with a ground truth. A row without one is then not scored."""
+    """Whether the scorer of a prompt compares with a ground truth. A row without a ground truth is then not
+    scored."""
     measured: Callable[[Rows], Mapping[str, float]] = lambda _: {}
-    """User-defined metrics of the rows of a set and pass. The rows also contain the `fields` of the dataset row."""
+    """Function for user-defined metrics of the rows of one set and pass. Each row also contains the `fields` of its
+    dataset row."""
     printed: int = 0
     """Number of responses of each set and pass that are sent to `notify`."""
     notify: Callable[[str], None] = ignore_message
@@ -132,7 +134,7 @@ def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score | No
         "response_tokens": len(sample.tokens),
         "terminated": sample.terminated,
     }
-    # A scorer that returns no answer adds no field: such rows equal those of earlier versions.
+    # A scorer that returns no answer adds no field: such rows equal the rows that earlier versions wrote.
     return row if score is None or score.answer is None else {**row, "given": score.answer}
 
 
@@ -140,7 +142,7 @@ _PRINTED_CHARS = 4000
 
 
 def _sample_text(row: Mapping[str, Any]) -> str:
-    """Return a sample as text for the log: what was generated and its score, then prompt and response."""
+    """Return a sample as text for the log: a line with prompt id and score, then the prompt and the response."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     ended = "terminated" if row["terminated"] else "truncated"
     head = f"eval {row['set']} {row['mode']} {row['prompt_id']}: {score}, {row['response_tokens']} tokens, {ended}"

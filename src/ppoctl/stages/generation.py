@@ -11,9 +11,9 @@ from ppoctl.clock import WORK
 from ppoctl.ports import FinishedSamples, Gate, Generator, Sample, SampleRequest, SampleSetKey, SamplingParams, Stream
 
 OnProgress = Callable[[int, int, int], None]
-"""(finished samples, all samples, tokens generated so far, without those of loaded samples)."""
+"""Called with (finished samples, all samples, tokens generated so far); tokens of loaded samples are not counted."""
 OnSample = Callable[[Sample], None]
-"""Called with each sample in the order in which they finish, loaded samples first."""
+"""Called with each sample in the order in which samples finish, loaded samples first."""
 
 
 class RequestBatch(NamedTuple):
@@ -44,9 +44,9 @@ class GenerationResult:
     samples: Mapping[str, Sample]
     """All requested samples, by key."""
     tokens: int = 0
-    """Number of tokens of the samples that were generated, not loaded."""
+    """Number of tokens of the generated samples. Tokens of loaded samples are not counted."""
     seconds: float = 0.0
-    """Seconds in which they were generated."""
+    """Seconds that this generation took."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class SampleGeneration:
         at: Callable[[], State],
         on_sample: OnSample = ignore_sample,
     ) -> Iterator[GenerationResult]:
-        """Generate the samples of all batches, one batch after the other; keys are unique over all batches.
+        """Generate the samples of all batches, one batch after another; keys are unique over all batches.
 
-        Samples that an earlier attempt finished are loaded. If none is missing, `at` is not called, so no state is
-        restored. `on_sample` is called with each sample after it is kept.
+        Samples that an earlier attempt finished are loaded. If no sample is missing, `at` is not called, so no state
+        is restored. `on_sample` is called with each sample after the sample is kept.
 
-        The caller processes the samples inside the context: if that fails, the last samples are kept too.
+        The caller processes the samples inside the context. If that processing fails, the last samples are kept too.
         """
         done = self.parts.load(key)
         for sample in done.values():
@@ -104,7 +104,8 @@ class SampleGeneration:
                         tokens += len(sample.tokens)
                         keep(sample)
                         self.progress(len(done), total, tokens)
-                    # Only here: all samples that finished together are kept by now, so a stop loses none of them.
+                    # The gate is checked only here: all samples that finished together are kept by now, so a stop
+                    # loses none of them.
                     self.gate.between()
         return GenerationResult(done, tokens, WORK.now() - started)
 

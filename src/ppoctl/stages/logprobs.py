@@ -1,6 +1,6 @@
-"""40-logprobs: old log-probs for the ratios, and their difference to the sampler's log-probs.
+"""40-logprobs: old log-probs for the ratios, and their difference from the sampler's log-probs.
 
-Other stages share two parts of this file: the check that no NaN passes, and the KL penalty, which reads the
+Other stages use two parts of this file: the check for NaN (`require_finite`), and the KL penalty, which reads the
 reference's log-probs.
 """
 
@@ -27,7 +27,7 @@ class TokenKl:
     """KL(actor || reference) of each token, estimated or exact."""
 
     nats: Float[Tensor, "B R"]
-    """0 where masked out, and so is its gradient."""
+    """KL in nats. Value and gradient are 0 where masked out."""
     held: Bool[Tensor, "B R"]
     """Tokens whose value a clamp changed."""
 
@@ -38,7 +38,7 @@ class KlPenalty:
 
     place: Literal["reward", "loss"]
     estimator: KlKind | Literal["full"]
-    """full: not an estimate, but the sum over the vocabulary that the trainer computes (`exact`)."""
+    """Estimator of the KL. "full" is the exact sum over the vocabulary, which the trainer computes (see `exact`)."""
     coef: float
     """Fixed coefficient, or first value of an adaptive coefficient."""
     input_clamp: float | None = None
@@ -46,7 +46,7 @@ class KlPenalty:
     gradient: KlGradient = "estimator"
     """Form of the gradient of a penalty in the loss."""
     target: KlTarget | None = None
-    """None: the coefficient is fixed."""
+    """Target of an adaptive coefficient; None: the coefficient is fixed."""
 
     @property
     def _estimator(self) -> KlEstimator:
@@ -79,7 +79,7 @@ class KlPenalty:
 
     @property
     def reads_full_kl_first(self) -> bool:
-        """Whether the full KL is required before the update: for rewards, or for an adaptive coefficient."""
+        """Whether rewards or an adaptive coefficient require the full KL before the update."""
         return self.estimator == "full" and (self.place == "reward" or self.target is not None)
 
     def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> TokenKl | None:
@@ -99,8 +99,8 @@ class KlPenalty:
     def coef_at(self, carry: Carry) -> float:
         """Return the coefficient of a step that begins with this carry.
 
-        An adaptive coefficient continues from the previous step, unless the recipe's `coef` has changed since it
-        began.
+        An adaptive coefficient continues from the previous step, unless the recipe's `coef` has changed since the
+        adaptation began.
         """
         begins = self.target is None or carry.kl_first_coef not in (0.0, self.coef)
         return self.coef if begins else carry.kl_coef or self.coef
@@ -113,13 +113,13 @@ class KlPenalty:
 
 @dataclass(frozen=True)
 class LogprobsStage:
-    """Old log-probs (with entropies, if the trainer computes them), and the reference's if a KL penalty reads
-    them."""
+    """Stage that computes the old log-probs (with entropies, if the trainer computes them), and the reference's
+    log-probs if a KL penalty reads them."""
 
     models: Models
     scored: OutputRequest
-    """How log-probs are computed: under the distribution that the generator sampled from. The reference uses its
-    temperature, without filters."""
+    """How log-probs are computed: under the distribution that the generator (vLLM) sampled from. The reference uses
+    the same temperature, but no filters."""
     with_reference: bool
     fingerprint: str
     with_full_kl: bool = False
@@ -170,7 +170,7 @@ class LogprobsStage:
 def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
     """Return the reference's log-probs, which every KL penalty requires.
 
-    Missing ones are a bug in `wire`; training without the penalty would silently change the objective.
+    If they are missing, `wire` has a bug. Training without the penalty would silently change the objective.
     """
     assert logprobs.reference is not None, (
         "the KL penalty requires the reference's log-probs, which were not computed"

@@ -2,8 +2,8 @@
 
     loss = sum over terms of   coef * aggregation.summed(token losses) / aggregation.total(mask of the minibatch)
 
-The totals are counted once per minibatch, over all microbatches and ranks; each microbatch adds its part of the sums.
-No memory setting or layout therefore changes a loss or a gradient.
+The totals are counted once per minibatch, over all microbatches and ranks; each microbatch adds its contribution to
+the sums. No memory setting or layout therefore changes a loss or a gradient.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Term:
 
     loss: TokenLoss
     mask: Bool[Tensor, "B R"]
-    """Tokens that are in this term, of all rows of the step."""
+    """Tokens of all rows of the step that are in this term."""
     coef: float = 1.0
     aggregation: Aggregation = field(default_factory=TokenMean)
     name: str = "loss"
@@ -74,7 +74,7 @@ class Terms:
 
     terms: Sequence[Term]
     scored: OutputRequest = field(default_factory=OutputRequest)
-    """How log-probs are computed; entropies are requested in addition if a term reads them."""
+    """How log-probs are computed. Entropies are also requested if a term reads them."""
 
     @property
     def request(self) -> OutputRequest:

@@ -17,7 +17,7 @@ _Key = tuple[str, str, str, tuple[int, ...]]
 
 
 class OverlappedScorer:
-    """Scorer that can start to score a response before the reward stage submits it."""
+    """Scorer that can start to score a response before the reward stage submits the request."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -29,7 +29,8 @@ class OverlappedScorer:
         self._started.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """Return the score that was started, or start it now. Equal responses have separate scores."""
+        """Return the score whose computation was started, or start to compute it now. Equal responses have separate
+        scores."""
         started = self._started.get(_key(request), [])
         for number, (known, future) in enumerate(started):
             if known == request:
@@ -38,7 +39,7 @@ class OverlappedScorer:
         return self._scorer.submit(request)
 
     def flush(self) -> None:
-        """Score everything that was submitted, and cancel scores that were started but not submitted."""
+        """Score all submitted requests, and cancel the requests that were started but not submitted."""
         for started in self._started.values():
             for _, future in started:
                 future.cancel()

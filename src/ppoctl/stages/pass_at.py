@@ -1,4 +1,4 @@
-"""Estimates of the result of k responses to a prompt from n responses, without bias: the mean over all choices of k.
+"""Unbiased estimates of the result of k responses to a prompt from n responses: the mean over all choices of k.
 
 With scores of 0 and 1, `best_at` is the pass@k of Chen et al. 2021 (arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
 verl resamples with replacement (a thousand times), and lm-eval takes the first k responses. This module counts all
@@ -20,7 +20,8 @@ def best_at(scores: Sequence[float], k: int) -> float:
     """Return the mean, over all choices of k scores, of the largest score chosen; k is at most the number of
     scores."""
     all_choices = comb(len(scores), k)
-    # The i-th smallest score is the largest of a choice if the others are among the i scores below it.
+    # The i-th smallest score is the largest score of a choice if the other k - 1 scores are among the i scores below
+    # it.
     return sum((score * (comb(below, k - 1) / all_choices) for below, score in enumerate(sorted(scores))), 0.0)
 
 
@@ -28,8 +29,8 @@ def majority_at(answers: Sequence[str | None], scores: Sequence[float], k: int) 
     """Return the mean, over all choices of k responses, of the score of the most frequent answer; at most 1000
     responses.
 
-    Each of several equally frequent answers is equally likely. All responses without an answer have the same answer.
-    The score of an answer is the mean over its responses.
+    If several answers are the most frequent, each of them is chosen with the same probability. All responses without
+    an answer have the same answer. The score of an answer is the mean over its responses.
     """
     votes = Counter(answers)
     scored: dict[str | None, list[float]] = defaultdict(list)
@@ -41,8 +42,8 @@ def majority_at(answers: Sequence[str | None], scores: Sequence[float], k: int) 
 
 
 def _won_with(most: int, votes: Counter[str | None], means: dict[str | None, float], k: int) -> float:
-    """Return the sum over the choices whose most frequent answer has `most` votes, of the mean score of the answers
-    with that many.
+    """Return the sum, over the choices whose most frequent answer has `most` votes, of the mean score of the answers
+    with `most` votes.
 
     ways[leading][chosen] counts the choices of `chosen` responses to the answers processed so far, in which `leading`
     answers have `most` votes. worth[leading][chosen] is the sum of the scores of these answers over the same choices.
@@ -73,7 +74,7 @@ def _choices(n: int) -> _Counts:
 
 
 def mean_and_error(of_prompts: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over prompts and its standard error (0 for one value).
+    """Return the mean over prompts and the standard error of this mean (0 for one value).
 
     The values are per prompt, because responses to one prompt are not independent.
     """

@@ -1,4 +1,4 @@
-"""KL part of the advantages stage: the penalty of each token, and the coefficient of the next step."""
+"""KL penalty in the advantages stage: the penalty of each token, and the coefficient of the next step."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ppoctl.stages.logprobs import KlPenalty, kl_metrics
 
 @dataclass(frozen=True)
 class KlPenaltyResult:
-    """KL of a step from the reference, and its penalty."""
+    """KL divergence of the actor from the reference in one step, and the penalty for it."""
 
     in_reward: Float[Tensor, "B R"] | None
     """Amount subtracted from the reward of each token; None: the penalty is not in the reward."""
@@ -25,7 +25,8 @@ class KlPenaltyResult:
 def penalised(
     penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, "B R"], carry: Carry
 ) -> KlPenaltyResult:
-    """Return the KL penalty of this step, in the reward or in the loss. A penalty of None gives zeros."""
+    """Return the KL penalty of this step, in the reward or in the loss. Without a penalty (None), KL and coefficients
+    are 0."""
     if penalty is None:
         return KlPenaltyResult(None, 0.0, 0.0, {})
     coef = next_coef = penalty.coef_at(carry)

@@ -18,11 +18,11 @@ from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Scorer
 
 LOOK_EVERY_S = 0.2
-"""Seconds between two checks of whether the job must stop, while scores are awaited."""
+"""Seconds between two checks whether the job must stop, while the stage waits for scores."""
 
 
 _SLOW_S, _SLOWER = 1.0, 4.0
-"""A sample is slow if it took at least this many seconds, and this many times the mean."""
+"""A sample is slow if its scoring took at least `_SLOW_S` seconds and at least `_SLOWER` times the mean."""
 
 
 def ignore_message(_: str) -> None:
@@ -31,15 +31,15 @@ def ignore_message(_: str) -> None:
 
 @dataclass(frozen=True)
 class RewardStage:
-    """Scores all responses. Stops the run if too many samples have no score."""
+    """Stage that scores all responses. It stops the run if too many samples have no score."""
 
     scorer: Scorer
     max_error_frac: float
     fingerprint: str
     between: Callable[[], None]
-    """Called while scores are awaited; raises if the job must stop."""
+    """Called while the stage waits for scores; raises an error if the job must stop."""
     notify: Callable[[str], None] = ignore_message
-    """Called with a message about a sample that took much longer than the others."""
+    """Called with a message about a sample whose scoring took much longer than the others."""
     name: str = "reward"
 
     def run(self, prompts: Prompts, rollouts: Rollouts) -> Rewards:
@@ -85,7 +85,8 @@ def requests_about(prompts: Prompts, rollouts: Rollouts) -> list[ScoreRequest]:
 def score_all(scorer: Scorer, requests: Sequence[ScoreRequest], between: Callable[[], None]) -> list[Score]:
     """Return one score per request, in order.
 
-    `between` is called while scores are awaited. If it raises, requests that have not started are cancelled.
+    `between` is called while this function waits for scores. If `between` raises, requests that have not started are
+    cancelled.
     """
     futures = [scorer.submit(request) for request in requests]
     try:
@@ -150,7 +151,8 @@ def _timing(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def slowest(scores: Sequence[Score], requests: Sequence[ScoreRequest]) -> str | None:
-    """Return a message about the slowest sample; None if it did not take much longer than the others."""
+    """Return a message about the sample whose scoring took longest; None if it did not take much longer than the
+    others."""
     mean = sum(score.seconds for score in scores) / len(scores)
     score, request = max(zip(scores, requests, strict=True), key=lambda pair: pair[0].seconds)
     if score.seconds < max(_SLOW_S, _SLOWER * mean):

@@ -15,7 +15,8 @@ from ppoctl.stages.generation import OnSample, RequestBatch, SampleGeneration, i
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """Generates `samples_per_prompt` responses per prompt. Finished samples survive a crash of the stage."""
+    """Stage that generates `samples_per_prompt` responses per prompt. Finished samples survive a crash of the
+    stage."""
 
     models: Models
     generation: SampleGeneration
@@ -48,7 +49,7 @@ class RolloutStage:
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
     """Return one request per sample, prompt-major.
 
-    Each has its own seed: equal prompts and two rounds of a step (`rollout.2`) must not give equal samples.
+    Each request has its own seed: equal prompts and two rounds of a step (`rollout.2`) must not give equal samples.
     """
     return requests_of(prompts, samples, (seed, prompts.step, stage))
 

@@ -62,17 +62,18 @@ class ShapedRewards:
         return self.per_token.sum(dim=1)
 
     def plus(self, amounts: Float[Tensor, " B"]) -> "ShapedRewards":
-        """Return the rewards plus an amount per response; token rewards receive it at the last unmasked token."""
+        """Return the rewards plus an amount per response. For token rewards, the amount is added at the last unmasked
+        token."""
         more = amounts if self.rewards.ndim == 1 else terminal_rewards(amounts, self.mask)
         return replace(self, rewards=self.rewards + more.to(self.rewards.dtype))
 
     def share(self, hit: Bool[Tensor, " B"] | Bool[Tensor, "B R"]) -> float:
-        """Return the fraction of valid rewards, of responses or of tokens, that are in `hit`."""
+        """Return the fraction of valid rewards (of responses or of tokens) for which `hit` is True."""
         valid = self.valid if self.rewards.ndim == 1 else self.mask
         return float(masked_mean(hit.to(torch.float32), valid))
 
     def mean(self, amounts: Float[Tensor, " B"]) -> float:
-        """Return the mean over the responses that have a score."""
+        """Return the mean of `amounts` over the responses that have a score."""
         return float(amounts[self.valid].mean())
 
     def with_metrics(self, **changes: Any) -> "ShapedRewards":
@@ -123,7 +124,7 @@ class ApplyClip:
 
 @dataclass(frozen=True)
 class NormalizeByRunningStd:
-    """Divides by the standard deviation of the rewards of all responses of the run so far."""
+    """Divides rewards by the standard deviation of the rewards of all responses of the run so far."""
 
     center: bool
 
@@ -137,7 +138,7 @@ class NormalizeByRunningStd:
 
 @dataclass(frozen=True)
 class NormalizeByReferenceStd:
-    """Divides by `std`, or by the standard deviation of the first step whose rewards differ."""
+    """Divides rewards by `std`, or by the standard deviation of the first step whose rewards differ."""
 
     std: float | None
     center: bool
@@ -155,7 +156,8 @@ class NormalizeByReferenceStd:
 
 
 def _divided(shaped: ShapedRewards, mean: float, std: float, *, center: bool) -> ShapedRewards:
-    """Return rewards divided by `std`; unchanged if it is 0, because all rewards have been equal so far."""
+    """Return the rewards divided by `std`. If `std` is 0 (all rewards were equal so far), the rewards are
+    unchanged."""
     metrics = {metric_registry.REWARD_MOMENTS_MEAN.name: mean, metric_registry.REWARD_MOMENTS_STD.name: std}
     if std == 0:
         return shaped.with_metrics(metrics=metrics)

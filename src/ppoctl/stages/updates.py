@@ -1,4 +1,4 @@
-"""Optimizer steps of a PPO step, and the small record that an update commits."""
+"""Optimizer steps of one PPO step, and the small record that an update commits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +15,19 @@ from ppoctl.ppo.minibatches import minibatch_rows
 
 @dataclass(frozen=True)
 class OptimizerSchedule:
-    """Settings of each optimizer step: a learning rate that depends on the tick, and constant settings."""
+    """Settings of each optimizer step: a learning rate that depends on the tick (see `LearningRate`), and constant
+    settings."""
 
     rate: LearningRate
     constant: OptimizerStep
-    """Its `lr` is not read."""
+    """Settings that are the same for all optimizer steps; `lr` is not read."""
     steps_before: int | None = None
-    """Number of PPO steps before the first one that trains the role, if each PPO step is a tick; None: each optimizer
-    step is a tick."""
+    """Number of PPO steps before the first PPO step that trains the role, if each PPO step is a tick; None: each
+    optimizer step is a tick."""
 
     def at(self, state: State, done: int) -> OptimizerStep:
-        """Return the settings of the optimizer step that follows `done` others in the PPO step after `state`."""
+        """Return the settings of the next optimizer step, after `done` optimizer steps in the PPO step that begins at
+        `state`."""
         tick = state.updates + done if self.steps_before is None else state.step - self.steps_before
         return replace(self.constant, lr=self.rate.at(tick))
 
@@ -37,13 +39,13 @@ class MinibatchPlan:
     epochs: int
     minibatch_seqs: int
     seed: int | None
-    """Seed of the run, from which each epoch derives its order of rows; None: rows stay in order."""
+    """Seed of the run, from which each epoch derives an order of the rows; None: rows stay in order."""
     schedule: OptimizerSchedule
 
     def minibatches(self, state: State, num_seqs: int, objective: Objective) -> list[Minibatch]:
         """Return all optimizer steps of the PPO step after `state`, in order.
 
-        A minibatch without an unmasked token (none of its samples has a score) is left out.
+        A minibatch without an unmasked token is left out (none of the samples in it has a score).
         """
         planned: list[Minibatch] = []
         for epoch in range(self.epochs):
@@ -66,10 +68,10 @@ class UpdateTrace:
     def record(
         self, prefix: str, diagnostics: Sequence[Mapping[str, float]], *, of_the_step: Mapping[str, float]
     ) -> Update:
-        """Return the record: metrics of each optimizer step, and their means as summary (the last learning rate,
-        maxima of `_max`).
+        """Return the record: metrics of each optimizer step, and a summary of them. The summary has means, but the
+        last learning rate and the maxima of metrics that end with `_max`.
 
-        Replays compare `per_minibatch`, so everything in it must come from the model and the optimizer.
+        Replays compare `per_minibatch`, so each of its metrics must be computed by the model or the optimizer.
         """
         per_minibatch = {
             "loss": [result.loss for _, result in self.steps],
@@ -96,7 +98,7 @@ class UpdateTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStage:
-    """Common base of the updates of all roles."""
+    """Base class of the update stages of all roles."""
 
     models: Models
     plan: MinibatchPlan

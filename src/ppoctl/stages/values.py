@@ -14,13 +14,13 @@ from ppoctl.ports import Models
 from ppoctl.stages.logprobs import require_finite
 
 Truncated = Literal["terminal", "bootstrap", "filter"]
-"""How a response that reached the length limit is used."""
+"""Treatment of a response that reached the length limit."""
 
 
 @dataclass(frozen=True)
 class ValuesStage:
-    """Values of the state before every response token, and bootstrap values of truncated responses if returns use
-    them."""
+    """Stage that computes the value of the state before every response token, and bootstrap values of truncated
+    responses if returns use them."""
 
     models: Models
     truncated: Truncated
@@ -52,8 +52,8 @@ class ValuesStage:
 def with_extra_token(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequences:
     """Return sequences in which these rows have one more response token, of id 0.
 
-    The extra token makes the model output a value for the state before it. No other token attends to it, because it
-    is the last.
+    The extra token makes the model output a value for the state before it. No other token attends to the extra token,
+    because it is the last.
     """
     lengths = sequences.lengths + rows.to(sequences.lengths.dtype)
     more = int(lengths.max()) - sequences.tokens.shape[1]
@@ -62,7 +62,8 @@ def with_extra_token(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequence
 
 
 def bootstrap_values(values: Values) -> Float[Tensor, " B"]:
-    """Return the bootstrap values of truncated responses, which returns require. Missing ones are a bug in `wire`."""
+    """Return the bootstrap values of truncated responses, which returns require. If they are missing, `wire` has a
+    bug."""
     assert values.behind is not None, (
         "returns of truncated responses require bootstrap values, which were not computed"
     )

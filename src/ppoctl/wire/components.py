@@ -1,5 +1,5 @@
-"""Components of a run: the implementations of the ports, as one record. `engines.py` builds real ones, tests use
-fakes."""
+"""Components of a run: the implementations of the ports, in one object. `engines.py` builds the real components;
+tests use fakes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class PromptsByStep(Protocol):
 
 
 def no_op() -> None:
-    """Do nothing: everything runs in this process."""
+    """Do nothing, because everything runs in this process."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Components:
     actor: Actor
     critic: Critic
     generator: Callable[[Callable[[State], Actor], Callable[[str], None], Path | None], Generator]
-    """Function that builds the generator. The first argument returns the trainer of the actor at a state, when the
-    weights of another state are required. The second receives messages about repaired failures and about what is
-    awaited. The third is the folder for engine logs."""
+    """Function that builds the generator (vLLM). Its first argument is a function that returns the actor's trainer at
+    a state. The generator calls that function when it requires the weights of another state. The second argument
+    receives messages about repaired failures and waiting. The third is the folder for engine logs."""
     scorer: Scorer
     prompts: PromptsByStep
     source_digests: Mapping[str, str]
@@ -41,11 +41,11 @@ class Components:
     reward_digest: str = ""
     """Digest of the reward models; empty: no reward model."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Key of a data table -> numbers of rows that were read, repeated, too long, left out, truncated and used."""
+    """Key of a data table -> numbers of rows by name: read, repeated, too long, left out, truncated and used."""
     close_trainers: Callable[[], None] = no_op
-    """Stops the other processes of actor, critic and reward models."""
+    """Function that stops the other processes of actor, critic and reward models."""
     prestart: Callable[[], None] = no_op
-    """Starts all other processes in parallel. Called after the generator was built."""
+    """Function that starts all other processes in parallel. It is called after the generator was built."""
 
     def close(self) -> None:
         try:

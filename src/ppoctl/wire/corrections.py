@@ -17,7 +17,7 @@ from ppoctl.stages.correction import CorrectionStage, Keep, Weigh
 
 
 def correction_of(recipe: Recipe, fingerprint: str) -> CorrectionStage | None:
-    """Return the stage that corrects for sampler log-probs; None: no correction and no rejection."""
+    """Return the correction stage; None if the recipe has neither a correction nor a rejection."""
     if not recipe.ppo.corrects_rollouts:
         return None
     table = recipe.ppo.rollout_correction

@@ -40,7 +40,7 @@ def read_prompts(recipe: Recipe) -> PromptSource:
 
 
 def place_roles(recipe: Recipe) -> Placed:
-    """Return the placement of actor, critic, generator and reward models. Starts no process."""
+    """Return the placement of actor, critic, generator (vLLM) and reward models. This function starts no process."""
     with loading("Megatron-Core"):
         from ppoctl.engines.megatron.factory import trainer_settings
 
@@ -71,9 +71,9 @@ def open_scorer(recipe: Recipe, prompt_source: PromptSource, placed: Placed) -> 
 def opened_and_probed(
     recipe: Recipe, prompt_source: PromptSource, placed: Placed
 ) -> Iterator[tuple[Scorer, list[ProbeRow]]]:
-    """Context with the scorer and its scores of the probe answers. The scorer is closed if the context fails.
+    """Context with the scorer and the scores of the probe answers. The scorer is closed if the context fails.
 
-    Reward models are then offloaded, because engines that start afterwards need their devices free.
+    Reward models are offloaded after the probe, because the engines that start later require free devices.
     """
     models = RewardModelsOf(recipe, placed.rewards)
     scorer = recipe.reward.open(models)
@@ -84,14 +84,14 @@ def opened_and_probed(
 
 
 def encoder(recipe: Recipe) -> Encode:
-    """Return a function that maps a text to the ids that it would have as a response of the actor."""
+    """Return a function that maps a text to the ids that the text would have as a response of the actor."""
     from ppoctl.model.end_tokens import end_token_ids
     from ppoctl.model.folder import model_folder
 
     tokenizer, end = load_tokenizer(recipe.model.path), end_token_ids(model_folder(recipe.model.path))[:1]
 
     def encode(text: str, finish: Finish) -> tuple[int, ...]:
-        readable = text.encode(errors="replace").decode()  # tokenizers rejects lone surrogates
+        readable = text.encode(errors="replace").decode()  # the library `tokenizers` rejects lone surrogates
         ids = tokenizer(readable, add_special_tokens=False, verbose=False)["input_ids"]
         return (*ids, *(end if finish == "terminated" else ()))
 
@@ -100,7 +100,7 @@ def encoder(recipe: Recipe) -> Encode:
 
 @contextmanager
 def closed_if_it_fails(opened: Scorer | Components | Placed) -> Iterator[None]:
-    """Context that closes `opened` if the block fails, until its owner takes over."""
+    """Context that closes `opened` if the block fails. After the block, the owner of `opened` closes it."""
     try:
         yield
     except BaseException:
@@ -116,10 +116,10 @@ def set_threads(recipe: Recipe) -> None:
 
 
 def open_engines(recipe: Recipe, prompt_source: PromptSource, digests: Mapping[str, str]) -> Components:
-    """Return the components of a run: engines that are not at any state yet, and a scorer that was checked.
+    """Return the components of a run: trainers and engines without a loaded state, and a scorer that was checked.
 
-    `digests` are those of the sources of the run. Only reward models are loaded here; everything else is loaded on
-    first use.
+    `digests` are the digests of the sources of the run. Only reward models are loaded here; everything else is loaded
+    on first use.
     """
     placed = place_roles(recipe)
     with closed_if_it_fails(placed):

@@ -13,7 +13,8 @@ StepFunctionAt = Callable[[Recipe, int], StepFunction]
 
 
 def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[str, Any]:
-    """Return the content of recipes/N.json: every key of the recipe with its value, and the outlines of its steps."""
+    """Return the content of recipes/N.json: every key of the recipe with its value, and the outlines of the recipe's
+    steps."""
     return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
 
 

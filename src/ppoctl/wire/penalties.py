@@ -6,7 +6,7 @@ from ppoctl.stages.logprobs import KlPenalty
 
 
 def penalty_of(recipe: Recipe) -> KlPenalty | None:
-    """Return the KL penalty; None: no penalty and no reference model."""
+    """Return the KL penalty; None if the recipe has no penalty and therefore no reference model."""
     kl = recipe.ppo.kl
     if not isinstance(kl, KlInReward | KlInLoss):
         return None

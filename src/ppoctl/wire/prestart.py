@@ -18,8 +18,8 @@ from ppoctl.recipe.sizes import generator_window
 
 
 def cpu_threads(recipe: Recipe) -> int:
-    """Return the number of CPU threads of this process. The engine has the same number, because the two take
-    turns."""
+    """Return the number of CPU threads of this process. The engine uses the same number, because the engine and this
+    process work in turn."""
     return recipe.cluster.threads or len(os.sched_getaffinity(0))
 
 
@@ -39,8 +39,9 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
 def prestarted_engine(recipe: Recipe) -> Iterator[None]:
     """Context in which the engine starts in parallel with the work of this process.
 
-    Only on CPUs: on a GPU the engine measures the free memory when it starts, but reward models are checked there
-    first. If the model folder is missing, nothing is started; the code that reads the folder raises the error.
+    The engine starts early only on CPUs. On a GPU, an engine measures the free memory when it starts, and reward
+    models are checked on that GPU first. If the model folder is missing, nothing is started; the code that reads the
+    folder raises the error.
     """
     folder = local_folder(recipe.model.path)
     if folder is None or not is_one_process(recipe) or visible(nvml.look(), os.environ):

@@ -1,4 +1,5 @@
-"""Placement of roles on processes: trainers in this process and engines in child processes, or all of them in Ray."""
+"""Placement of roles on processes: trainers in this process and engines in child processes, or all of them in
+processes of Ray."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,23 +38,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Placed:
-    """Placement of each role. A process starts on its first call."""
+    """Placement of each role. A process starts when it is called for the first time."""
 
     actor: "Ranks"
     critic: "Ranks"
     rewards: Mapping[str, "Ranks"]
-    """Key of its table -> ranks of a reward model."""
+    """Key of a reward model's table -> ranks of the reward model."""
     generator: Callable[["VllmSettings", Say], "EngineSide"]
     """Function that builds the generator's side of the weight transfer. Its second argument receives messages about
-    what is awaited."""
+    waiting."""
     close: Callable[[], None] = no_op
     prestart: Callable[[], None] = no_op
-    """Starts all processes in parallel, after the generator was built."""
+    """Function that starts all processes in parallel. It is called after the generator was built."""
 
 
 def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     """Return the placement of the roles of this recipe; `roles` has the settings of actor, critic, and each reward
-    model by table key."""
+    model (by the key of its table)."""
     return _in_this_process(recipe, roles) if is_one_process(recipe) else _in_ray(recipe, roles)
 
 
@@ -78,7 +79,7 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
         own = OwnProcess(settings, threads)
 
         def begin_on(engine: "EngineHandle", folder: str) -> None:  # noqa: ARG001 - only one engine
-            if on_gpu():  # vLLM's sleep memory can be used only once per process
+            if on_gpu():  # vLLM's memory pool for sleep mode can be used only once per process
                 own.close()
                 own.folder = folder
 
@@ -146,7 +147,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
         ]
 
         def begin_on(engine: "EngineHandle", folder: str) -> None:
-            # vLLM's sleep memory can be used only once per process.
+            # vLLM's memory pool for sleep mode can be used only once per process.
             if cluster.has_gpus():
                 engine.close()
                 next(its for its, other in zip(factories, fleet, strict=True) if other is engine).folder = folder
@@ -165,10 +166,10 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
 
 def _prestart(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
-    """Start all processes, but on shared GPUs only Ray.
+    """Start all processes; on shared GPUs, start only Ray.
 
-    An engine on a shared GPU measures the free memory when it starts. It must therefore start after the trainer has
-    reached its state and was offloaded (`Fleet.prepare`).
+    An engine on a shared GPU measures the free memory when it starts. The engine must therefore start after the
+    trainer has reached its state and was offloaded (`Fleet.prepare`).
     """
     with preparing("starting Ray"):
         cluster.start()

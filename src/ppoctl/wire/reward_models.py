@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSettings":
-    """Return the settings of each process of the reward model at this key. Raises MissingAssetError if its folder is
-    missing."""
+    """Return the settings of each process of the reward model at this key. Raises MissingAssetError if the model
+    folder is missing."""
     from ppoctl.engines.megatron.factory import reward_settings
     from ppoctl.engines.vllm.pooling import PoolingSettings
     from ppoctl.engines.vllm.settings import VllmSettings
@@ -59,14 +59,14 @@ def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSetti
 
 
 class PlacedRewardModel:
-    """A `batch.scores.RewardModel` whose ranks load the model on the first call of `scores`."""
+    """Reward model (`batch.scores.RewardModel`) whose ranks load the model on the first call of `scores`."""
 
     def __init__(self, table: ModelScorer, key: str, ranks: "Ranks") -> None:
         """`key` is the key of the table."""
         self._table, self._key, self._ranks = table, key, ranks
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
-        """Return the ids of the text that the model reads. Raises ValueError if there is no text or it is too
+        """Return the ids of the text that the model reads. Raises ValueError if there is no text or the text is too
         long."""
         return self._text.tokens(request)
 
@@ -91,7 +91,7 @@ class PlacedRewardModel:
 
 
 class RewardModelsOf:
-    """A `rewards.table.RewardModels`: the reward model of each table, on the ranks that were placed for it."""
+    """Reward model of each table, on the ranks that were placed for it (`rewards.table.RewardModels`)."""
 
     def __init__(self, recipe: Recipe, ranks: Mapping[str, "Ranks"]) -> None:
         """`ranks` are by table key."""
@@ -106,7 +106,7 @@ class RewardModelsOf:
         return next(model for known, model in self._models if known is table)
 
     def leave(self) -> None:
-        """Offload all models, so that an engine that starts finds its GPU free. They are reloaded on their next
+        """Offload all models, so that an engine that starts finds its GPU free. Each model is reloaded on its next
         use."""
         if on_gpu():  # on a CPU, offloading would only copy within the same memory
             for ranks in self._ranks.values():

@@ -36,17 +36,17 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class RunHooks:
-    """Observers of a run, and the gate that may stop it."""
+    """Observers of a run, and the gate that may stop the run."""
 
     gate: Gate
     notify: Callable[[str], None]
     log: Callable[[str], None]
-    """Receives messages that are only written to the log."""
+    """Function that receives messages that are written only to the log."""
     observers: tuple[Observer, ...]
     health: Health
     versions: dict[str, str]
     verified: frozenset[str] = frozenset()
-    """Folders of saved states whose files were compared with their manifests when the run was opened."""
+    """Folders of saved states whose files were compared with the manifest of the folder when the run was opened."""
 
 
 def assemble(
@@ -57,7 +57,7 @@ def assemble(
     hooks: RunHooks,
     choose: StepFunctionAt = step_function_at,
 ) -> tuple[RunContext, Generator]:
-    """Return the context of a run, and its generator, which the caller must close.
+    """Return the context of a run, and the generator (vLLM) of the run, which the caller must close.
 
     `recipes` maps the first step of each recipe to the recipe. Earlier recipes are used for replays and unfinished
     steps.
@@ -140,7 +140,7 @@ def _to_all(observers: tuple[Observer, ...]) -> OnProgress:
 
 
 def _valid_at(by_start: Mapping[int, Item], step: int) -> Item:
-    """Return the item that is valid at this step, from items by the first step they are valid for."""
+    """Return the item that is valid at this step. `by_start` has each item by the first step it is valid for."""
     return by_start[max(start for start in by_start if start <= max(step, 1))]
 
 

@@ -1,4 +1,4 @@
-"""Sources of a run: models, tokenizer and data, and the check that they have not changed."""
+"""Sources of a run (models, tokenizer and data), and the check that they have not changed."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -20,23 +20,26 @@ CONFIGS = ("config.json", "generation_config.json")
 """Files of a model folder that affect results, in addition to the weights."""
 
 COMPANIONS, CRITIC_COMPANIONS = "model.companions", "model.critic.companions"
-"""Names of the digests of configuration, tokenizer and chat template, which are exported with the weights."""
+"""Names of the digests of the files that are exported with the weights: configuration, tokenizer and chat
+template."""
 
 
 Digest = Callable[[Path], FileDigest | None]
-"""Returns the digest of a file, or None if it does not exist. Login nodes use a cache."""
+"""Function that returns the digest of a file, or None if the file does not exist. Login nodes use a function with a
+cache."""
 
 
 def source_digests(recipe: Recipe, prompt_source: PromptSource) -> dict[str, str]:
-    """Return the digests of a run's sources: model files, the files exported with them, the tokenizer with its
-    template, and the data."""
+    """Return the digests of a run's sources: model files, the files that are exported with them, the tokenizer with
+    its chat template, and the data."""
     return {**model_digests(recipe), **prompt_source.digests}
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Return the digests of both roles' models, of the files exported with them, and of each reward model.
+    """Return the digests of the models of both roles, of the files that are exported with them, and of each reward
+    model.
 
-    Raises CorruptArtifactError if one of them is a saved state that was changed after it was written.
+    Raises CorruptArtifactError if one of the models is a saved state that was changed after it was written.
     """
     from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
@@ -56,7 +59,8 @@ def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[
 
 
 def _reward_model_digests(recipe: Recipe, digest_of_file: Digest) -> dict[str, str]:
-    """Return the digest of each reward model, including the files next to its weights, by the key of its path."""
+    """Return the digest of each reward model, including the files next to its weights, by the recipe key of the
+    model's path."""
     from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
@@ -78,10 +82,12 @@ def reward_digest(digests: Mapping[str, str]) -> str:
 
 
 def _require_as_saved(folder: Path, digests: Mapping[str, FileDigest | None]) -> None:
-    """Compare all files of a saved state with its manifest. Other folders have no manifest and are not checked."""
+    """Compare all files of a saved state with the manifest of the state. Other folders have no manifest and are not
+    checked."""
     manifest = state_manifest(folder)
     for name, expected in () if manifest is None else manifest.files.items():
-        # Files outside the model digest are small: the index of tensors, and what all ranks have in common.
+        # Files that are not in the model digest are small: the index of tensors, and the data that is equal on all
+        # ranks.
         digest = digests[name] if name in digests else file_digest(folder / name)
         manifests.verify_bytes(folder / name, digest, expected)
 
@@ -93,12 +99,14 @@ def weights_and_configs(folder: Path) -> list[Path]:
 
 
 def run_of(state: Path) -> RunPaths:
-    """Return the run of a folder `states/ROLE/STEP`, independent of the current directory."""
+    """Return the paths of the run that contains the folder `states/ROLE/STEP`, independent of the current
+    directory."""
     return RunPaths(state.resolve().parent.parent.parent)
 
 
 def require_same_sources(paths: RunPaths, digests: Mapping[str, str]) -> None:
-    """Raise StorageError that names a source that differs from the source the run was made from."""
+    """Raise StorageError if a source differs from the source that the run was made from. The error names the
+    source."""
     for name, recorded in _recorded(paths).items():
         if digests.get(name) != recorded:
             raise StorageError(
@@ -111,8 +119,8 @@ def require_same_sources(paths: RunPaths, digests: Mapping[str, str]) -> None:
 def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
     """Return the folder of the model that the role started from.
 
-    Raises StorageError if the configuration or tokenizer in it changed since training: the states would be read under
-    another configuration. `otherwise` is added to the hint.
+    Raises StorageError if the configuration or tokenizer in the folder has changed since training: the states would
+    then be loaded with another configuration. `otherwise` is added to the hint.
     """
     from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder

@@ -90,13 +90,13 @@ READS: dict[str, tuple[str, ...]] = {
         "rollout.max_window_tokens",
     ),
 }
-"""Recipe keys that each stage reads. The scoring stages do not read the keys of reward shaping. `_read_elsewhere` has
-what a stage reads in addition."""
+"""Recipe keys that each stage reads. The scoring stages do not read the keys of reward shaping. `_read_elsewhere`
+yields the additional values that a stage reads."""
 
 
 def stage_fingerprint(stage: str, recipe: Recipe, reward_digest: str = "") -> str:
-    """Return the fingerprint of the result keys that a stage reads, and of the reward models if it scores; "" for an
-    unknown stage."""
+    """Return the fingerprint of the RESULTS keys that a stage reads, and of the reward models if the stage scores; ""
+    for an unknown stage."""
     stage = stage.partition(".")[0]
     if stage not in READS:
         return ""
@@ -106,10 +106,10 @@ def stage_fingerprint(stage: str, recipe: Recipe, reward_digest: str = "") -> st
 
 
 def _read_elsewhere(recipe: Recipe, stage: str) -> Iterator[str]:
-    """Yield what a stage reads of keys that are not in `READS`."""
+    """Yield the values that a stage reads from keys that are not in `READS`."""
     if stage == "values" and recipe.ppo.truncated == "bootstrap":
-        # The other two values give the same fingerprint, so a run that stopped because `filter` left no response can
-        # continue with `terminal`.
+        # `filter` and `terminal` give the same fingerprint, so a run that stopped because `filter` left no response
+        # can continue with `terminal`.
         yield "bootstrap"
     if stage == "advantages" and recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
         yield f"{recipe.rollout.max_new_tokens} tokens"
@@ -140,7 +140,7 @@ class StageBuilder:
     models: Models
     generation: SampleGeneration
     scorer: Scorer
-    """Scorer of responses. An `OverlappedScorer` starts during generation."""
+    """Scorer of responses. An `OverlappedScorer` starts to score during generation."""
     notify: Callable[[str], None]
     reward_digest: str = ""
     """Digest of the reward models; empty: no reward model."""
@@ -246,10 +246,10 @@ def evaluation_stage(
 def _measured(
     function: MetricFunction | None, notify: Callable[[str], None]
 ) -> Callable[[Sequence[dict[str, Any]]], Mapping[str, float]]:
-    """Return the function for user-defined metrics, which returns no metrics if the recipe has none.
+    """Return a function for user-defined metrics. It returns no metrics if the recipe has no metric function.
 
-    If it fails, it sends a warning instead of raising: the samples of an evaluation that took hours are worth more
-    than these metrics.
+    If the metric function fails, the returned function sends a warning instead of raising: the samples of an
+    evaluation that took hours are worth more than these metrics.
     """
 
     def compute(rows: Sequence[dict[str, Any]]) -> Mapping[str, float]:
@@ -291,7 +291,7 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 
 
 def _scored(recipe: Recipe) -> OutputRequest:
-    """Return the request for log-probs, under the distribution that the generator samples from."""
+    """Return the request for log-probs under the distribution that the generator (vLLM) samples from."""
     return OutputRequest(**{key: getattr(recipe.rollout, key) for key in _SCORED_AS})
 
 
