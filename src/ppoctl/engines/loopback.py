@@ -1,4 +1,4 @@
-"""Process groups on one machine, which work without a network and cannot be reached from one."""
+"""Process groups on one machine. They work without a network, and no other machine can reach them."""
 
 import os
 import socket
@@ -15,9 +15,9 @@ def is_loopback(address: str) -> bool:
 
 
 def open_store(host: str, port: int, timeout: timedelta, *, world_size: int | None = None) -> TCPStore:
-    """Return the store in which processes meet. It accepts every connection, so it listens only at `host`; torch's
-    own store would listen on every address of the machine. With `world_size`, waits for all members. Raises OSError,
-    DistError."""
+    """Return the store in which processes meet. The store accepts every connection, so it listens only at `host`.
+    torch's own store would listen on every address of the machine. With `world_size`, the function waits for all
+    members. Raises OSError or DistError."""
     listener = socket.create_server((host, port))
     return TCPStore(
         host,
@@ -32,8 +32,8 @@ def open_store(host: str, port: int, timeout: timedelta, *, world_size: int | No
 
 @contextmanager
 def gloo_on_loopback() -> Iterator[None]:
-    """Context in which gloo uses the loopback interface unless another is set. By default it resolves the host name,
-    which fails on a laptop without a network."""
+    """Context in which gloo uses the loopback interface unless another is set. By default gloo resolves the host
+    name, and fails on a laptop without a network."""
     with environment("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME") or "lo"):
         yield
 

@@ -1,2 +1,2 @@
-"""Objects in separate processes on this machine, without Ray: `process` is the driver's side, `serving` the child's
-side, `output` redirects what a process prints."""
+"""Objects in separate processes on this machine, without Ray: `process` is the driver's side, `serving` is the
+child's side, and `output` redirects what a process prints."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def write_into(log: Path) -> None:
-    """Append everything that this process prints from now on, including C++ libraries, to a file. If the file cannot
-    be opened, nothing changes: the process works without it."""
+    """Append everything that this process prints from now on, including the output of C++ libraries, to a file. If
+    the file cannot be opened, the output is not redirected."""
     with suppress(OSError):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):

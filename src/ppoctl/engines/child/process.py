@@ -2,9 +2,9 @@
 
     driver: ChildProcess.begin("advance", ...) --> serving --> target.advance(...) --> Reply.answers()
 
-Imports only the standard library, so that a child can be started before the driver's slow imports. The child ends
-with its parent, however the parent ends, and receives none of the parent's signals. After an error the child ends,
-and the next call restarts it.
+This module imports only the standard library, so that a child can be started before the driver's slow imports. The
+child ends with its parent, however the parent ends. It receives none of the parent's signals. After an error the
+child ends, and the next call restarts it.
 """
 
 import os
@@ -29,7 +29,7 @@ START = 0
 
 @dataclass(frozen=True)
 class ChildFactory:
-    """The object that the process creates: a function of a module, called there with these arguments."""
+    """The function that creates the object of a child process, and the arguments of the call."""
 
     entry: str
     """Function, as `module:function`."""
@@ -62,7 +62,7 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._last_number = START
         self._methods: dict[int, str] = {}
-        """Pending calls: method by number."""
+        """Name of the method of each pending call, by the number of the call."""
         self._answers: dict[int, tuple[Any, Failure | None]] = {}
         """Replies that arrived while another reply was waited for."""
 
@@ -136,7 +136,7 @@ class ChildProcess:
             self.close()
             raise lost from broken
         except BaseException:
-            self.close()  # the interruption may have been in the middle of a message
+            self.close()  # a message may have been read or written only in part
             raise
         answer, failure = self._answers.pop(number)
         self._methods.pop(number)
@@ -146,7 +146,7 @@ class ChildProcess:
         return answer
 
     def _send(self, message: Any) -> None:
-        with suppress(ConnectionError):  # waiting for the reply raises the error that the process has ended
+        with suppress(ConnectionError):  # the wait for the reply reports that the process has ended
             self._connection.send(message)
 
     def _lost(self, number: int) -> ProcessLostError:
@@ -175,8 +175,8 @@ _prestarted: list[ChildProcess] = []
 
 @contextmanager
 def prestarted(*children: ChildProcess) -> Iterator[None]:
-    """Context in which these processes start in parallel with the caller's work, until `taken` returns them. At the
-    end of the context, processes that were not taken are ended."""
+    """Context in which these processes start in parallel with the caller's work. `taken` returns a process to its
+    user. At the end of the context, the remaining processes are ended."""
     try:
         for child in children:
             child.start()
@@ -188,7 +188,8 @@ def prestarted(*children: ChildProcess) -> Iterator[None]:
 
 
 def taken(target: ChildFactory) -> ChildProcess | None:
-    """Return the process that was prestarted with this target, which the caller then owns."""
+    """Return the process that was prestarted with this target, and make the caller its owner. None: no such
+    process."""
     for child in _prestarted:
         if child.target == target:
             _prestarted.remove(child)

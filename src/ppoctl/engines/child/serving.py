@@ -3,7 +3,7 @@
     receives: ChildFactory                     sends: (0, None, Failure or None)
               (number, method, arguments)             (number, result, Failure or None)
 
-It ends whenever the other end of the socket is closed, by its parent or because the parent has ended.
+The process ends when the other end of the socket is closed, by its parent or because the parent has ended.
 """
 
 import gc
@@ -25,7 +25,7 @@ from ppoctl.engines.child.process import START, ChildFactory, Failure
 def main() -> NoReturn:
     """Create the object and serve calls of its methods."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent receives them, and ends this process
+        signal.signal(number, signal.SIG_IGN)  # the parent receives the signals, and ends this process
     connection = Connection(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # otherwise code that reads standard input would take messages of the parent
@@ -37,7 +37,7 @@ def main() -> NoReturn:
 
 
 def _serve(connection: Connection) -> None:
-    # No garbage collection during imports: scanning what they create would take a third of the import time.
+    # No garbage collection during imports: scanning the imported objects would take a third of the import time.
     gc.disable()
     target, failure = _call_safely(_create, connection.recv())
     gc.freeze()
@@ -74,7 +74,8 @@ def _call_safely(function: Any, *arguments: Any) -> tuple[Any, Failure | None]:
 
 
 def _end_with_parent(socket: int) -> None:
-    """End the process when the other end is closed; `poll` always reports a hang-up."""
+    """End the process when the other end of the socket is closed. `poll` reports a hang-up even if no event is
+    requested."""
     waiting = select.poll()
     waiting.register(socket, 0)
     waiting.poll()

@@ -2,5 +2,5 @@
 
 from ppoctl.engines.megatron.import_megatron import import_megatron
 
-# Must precede all other modules of this package, which import Megatron-Core directly: it hides packages first.
+# This call must precede the imports of the package's other modules: it hides packages that Megatron-Core would use.
 import_megatron()

@@ -1,13 +1,13 @@
 """Causal self-attention over packed sequences, as a Megatron-Core core-attention module.
 
-Letters: N packed tokens of this rank, K tokens that they see, H query heads, G key/value heads, D channels of a head.
-No padding is computed. Sequences cannot see each other: on a CPU each sequence is a separate call, on a GPU the
-kernel receives the boundaries (varlen flash attention). If context ranks split the tokens (`context_parallel`), a
-call handles a piece of a sequence, and its keys are that sequence up to the piece's last token. Otherwise pieces are
-full sequences.
+Letters: N packed tokens of this rank, K tokens that these N tokens see, H query heads, G key/value heads, D channels
+of a head. Nothing is computed for padding. Sequences cannot see each other: on a CPU each sequence is a separate
+call, and on a GPU the kernel receives the boundaries (varlen flash attention). If context ranks split the tokens
+(`context_parallel`), a call handles a piece of a sequence. The keys of a piece are the tokens of the sequence up to
+the piece's last token. Otherwise each piece is a full sequence.
 
-RoPE is applied here too. Megatron-Core's own packed path reads the sequence lengths from the device and recomputes
-sine and cosine twice per layer; here the model computes them once per microbatch.
+This module also applies RoPE. Megatron-Core's own packed path reads the sequence lengths from the device and
+recomputes sine and cosine twice per layer. Here the model computes sine and cosine once per microbatch.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 
 
 class PackedCausalAttention(MegatronModule):
-    """The core attention of `SelfAttention`, between its projections. No parameters, no dropout."""
+    """The core attention of `SelfAttention`, between its projections. It has no parameters and no dropout."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__(config=config)
@@ -78,10 +78,11 @@ class PackedCausalAttention(MegatronModule):
 def _per_piece(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
 ) -> Float[Tensor, "N H D"]:
-    """Compute attention by torch's scaled-dot-product attention, one call per piece, on views of the packed tensors.
+    """Compute attention by torch's scaled-dot-product attention. Each piece is one call on views of the packed
+    tensors.
 
-    On a CPU always in float32: torch's bfloat16 backward takes 1.5 to 4 times as long for sequences up to 500 tokens,
-    and about 0.8 times as long at 1,000.
+    On a CPU, the computation is always in float32: torch's bfloat16 backward takes 1.5 to 4 times as long for
+    sequences up to 500 tokens, and about 0.8 times as long for 1,000 tokens.
     """
     dtype = query.dtype
     if query.is_cuda:
@@ -113,7 +114,7 @@ def pieces(query: Tensor, key: Tensor, value: Tensor, packed: PackedInput) -> It
 
 
 def sees(queries: int, keys: int, device: torch.device, window: int | None = None) -> Bool[Tensor, "queries keys"]:
-    """Return which keys (columns) each query (row) sees: the last `window` keys up to its own position. The last
+    """Return which keys (columns) each query (row) sees: the last `window` keys up to the query's position. The last
     query and the last key belong to the same token."""
     own = keys - queries
     causal = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(own)
@@ -143,7 +144,7 @@ def _varlen(
 
 
 class _Rope(torch.autograd.Function):
-    """Rotation of channel pairs (i, i + D/2). The transpose is the rotation by the opposite angle."""
+    """Rotation of channel pairs (i, i + D/2). Backward is the rotation by the opposite angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

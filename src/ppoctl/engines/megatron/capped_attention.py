@@ -1,7 +1,7 @@
 """Causal attention with capped scores and a sliding window (Gemma 2), over packed sequences.
 
-Neither torch's scaled-dot-product attention nor its variable-length kernel caps scores. The scores are therefore
-materialized, one sequence at a time, on CPU and GPU: memory grows with the square of the sequence length.
+Neither torch's scaled-dot-product attention nor its variable-length kernel caps scores. On CPU and GPU, this module
+therefore materializes the scores, one sequence at a time. Memory grows with the square of the sequence length.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from ppoctl.engines.megatron.packed_input import PackedInput
 
 
 class CappedAttention(PackedCausalAttention):
-    """`softcap`: c in c tanh(score / c); None: no cap. `window`: number of tokens that a token sees, including
-    itself; None: all earlier tokens."""
+    """Causal attention with capped scores. `softcap`: c in c tanh(score / c); None: no cap. `window`: number of
+    tokens that a token sees, including itself; None: all tokens up to itself."""
 
     def __init__(
         self, config: TransformerConfig, *, softcap: float | None, window: int | None, **settings: Any
@@ -32,8 +32,8 @@ class CappedAttention(PackedCausalAttention):
     def _attend_piece(
         self, query: Float[Tensor, "S H D"], key: Float[Tensor, "T G D"], value: Float[Tensor, "T G D"]
     ) -> Float[Tensor, "S H D"]:
-        """Return the attention output of one piece. Scores are in the model's dtype, the softmax in float32, as in
-        transformers."""
+        """Return the attention output of one piece. As in transformers, scores are in the model's dtype, and the
+        softmax is in float32."""
         grouped = query.unflatten(1, (key.shape[1], -1))  # [S, groups, heads per group, D]
         scores = torch.einsum("sghd,tgd->ghst", grouped, key) * self.softmax_scale
         if self.softcap is not None:

@@ -1,7 +1,8 @@
-"""Complete training states (weights, main weights, moments, step counts) in Megatron-Core's dist_checkpointing.
+"""Complete training states (weights, main weights, moments, step counts) in the format of Megatron-Core's
+dist_checkpointing.
 
 The format is Megatron's torch_dist, so a state can be loaded with another parallel layout. Differences from
-Megatron's default: this process writes the files (see `state_writer`), and all data are flushed before a save is
+Megatron's default: this process writes the files (see `state_writer`), and flushes all data before a save is
 finished. `load` rejects a state with missing or extra tensors, or tensors of another shape.
 """
 
@@ -52,8 +53,8 @@ class TrainerState:
 
 
 def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
-    """Begin to write the state into the existing empty `folder`; `finish_save` completes it. In the background,
-    returns as soon as the state is copied. Collective. Raises StorageError."""
+    """Begin to write the state into the existing empty `folder`; `finish_save` completes the save. With
+    `in_background`, returns as soon as the state is copied. Collective. Raises StorageError."""
     with _named_save_errors(folder), _without_torch_deprecations():
         state = _sharded_state(trained, reshardable, is_loading=False)
         writer = StateWriter(_copier(trained, state, reshardable) if in_background else None)
@@ -62,7 +63,8 @@ def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_back
 
 
 def finish_save(saving: RankSaving, folder: Path) -> dict[str, FileDigest]:
-    """Return the files that this rank has written, after all ranks have. Collective. Raises StorageError."""
+    """Wait until all ranks have written their files, and return the files of this rank. Collective. Raises
+    StorageError."""
     with _named_save_errors(folder):
         return saving.finish(folder)
 
@@ -70,7 +72,8 @@ def finish_save(saving: RankSaving, folder: Path) -> dict[str, FileDigest]:
 def load_state(trained: TrainerState, folder: Path) -> None:
     """Restore model and optimizer to the state saved in `folder`, bit for bit.
 
-    Raises StorageError if a part is missing, does not fit, or cannot be read; the model is then undefined.
+    Raises StorageError if a part of the state is missing, does not fit, or cannot be read. The weights of the model
+    are then undefined.
     """
     for name in _ALWAYS_THERE:
         if not (folder / name).is_file():
@@ -105,8 +108,8 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
     metadata = {
         "dp_cp_group": trained.groups.dp_cp,
         "distrib_optim_sharding_type": kind,
-        # Gathered over gloo on the first data rank, which writes it. Megatron-Core's default gathers on every rank
-        # and, with NCCL, a whole buffer at a time in the memory of each GPU.
+        # The first data rank gathers the optimizer over gloo and writes it. By default, Megatron-Core gathers on
+        # every rank and, with NCCL, a whole buffer at a time in the memory of each GPU.
         "distrib_optim_fully_reshardable_mem_efficient": True,
     }
     weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
@@ -124,7 +127,7 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
 
 
 def _copier(trained: TrainerState, state: dict[str, Any], reshardable: str) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies tensors which training will change while files are written. Tensors that were
+    """Return a function that copies a tensor if training will change it while files are written. Tensors that were
     gathered for this save belong to no other object and are not copied again."""
     is_gathered = trained.parallel.distributed_optimizer and reshardable == "full"
     parts = nested_values(state["optimizer"]) if is_gathered else ()
@@ -145,13 +148,14 @@ def _address(tensor: Tensor) -> int:
 
 
 def _model_of(trained: TrainerState) -> dict[str, Any]:
-    """Return the shape of the model, which tensors do not determine: two vocabularies may have the same padded
+    """Return the shape of the model. The tensors do not determine it: two vocabularies may have the same padded
     size."""
     return asdict(trained.stages[0].module.settings.shape)
 
 
 def _require_same(saved: Any, trained: TrainerState, folder: Path) -> None:
-    """Raise StorageError if the state belongs to another model. Fields that older states lack have their defaults."""
+    """Raise StorageError if the state belongs to another model. A field that an older state lacks has its default
+    value."""
     defaults = {field.name: field.default for field in fields(trained.stages[0].module.settings.shape)}
     saved_shape = {**defaults, **(saved or {})}
     differing = [name for name, value in _model_of(trained).items() if saved_shape[name] != value]
@@ -183,13 +187,14 @@ def _named_save_errors(folder: Path) -> Iterator[None]:
 
 
 def _by_key(stages: Sequence[DistributedDataParallel]) -> list[tuple[str, DistributedDataParallel]]:
-    """Return the stages with Megatron-Core's names for a single stage and for several."""
+    """Return the stages by Megatron-Core's keys, which differ between a single stage and several."""
     return [("model" if len(stages) == 1 else f"model{number}", stage) for number, stage in enumerate(stages)]
 
 
 @contextmanager
 def _without_torch_deprecations() -> Iterator[None]:
-    """Context without the deprecation warnings of torch 2.13 about Megatron-Core 0.16, which users cannot act on."""
+    """Context without the deprecation warnings of torch 2.13 about Megatron-Core 0.16. Users cannot act on these
+    warnings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
@@ -199,9 +204,9 @@ def _without_torch_deprecations() -> Iterator[None]:
 def _restore_empty_fields(saved: dict[Any, Any]) -> None:
     """Add empty fields that the format omits: the step count 0 of a state saved before the first optimizer step, and
     the main weights of the experts' optimizer on a pipeline rank without experts."""
-    for part in saved.values() if 0 in saved else (saved,):  # experts have a separate optimizer, the second one
-        inner = part.get("optimizer", part)  # in bfloat16, nested next to the main weights
+    for part in saved.values() if 0 in saved else (saved,):  # the second optimizer is the experts'
+        inner = part.get("optimizer", part)  # in bfloat16 it is nested, next to the main weights
         if inner is not part:
             part.setdefault("fp32_from_fp16_params", [])
-        if "state" in inner:  # a distributed optimizer stores its count elsewhere
+        if "state" in inner:  # a distributed optimizer stores its step count elsewhere
             inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))

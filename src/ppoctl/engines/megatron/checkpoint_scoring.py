@@ -1,4 +1,5 @@
-"""Outputs of a checkpoint for some sequences, in float32, without an optimizer: to compare checkpoints."""
+"""Outputs of a checkpoint for some sequences, in float32 and without an optimizer. They serve to compare
+checkpoints."""
 
 from pathlib import Path
 
@@ -25,8 +26,8 @@ _CHUNK_TOKENS = 256
 
 
 class CheckpointScorer:
-    """A torch_dist checkpoint, saved with any layout, as a model of one process. `rounded_to`: dtype to which the
-    weights are rounded first."""
+    """A model in one process, with the weights of a torch_dist checkpoint that was saved with any layout.
+    `rounded_to`: dtype to which the weights are rounded before they are used. None: weights are not rounded."""
 
     def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
         device = this_device()
@@ -43,7 +44,7 @@ class CheckpointScorer:
         self._device = device
 
     def score(self, sequences: Sequences) -> TokenOutputs:
-        """Return log-probs and entropies of the response tokens, or values."""
+        """Return log-probs and entropies of the response tokens, or the values for a critic."""
         plan = MicrobatchPlan(
             batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
             reading=ReadSettings(self._device, OutputRequest(entropy=True)),

@@ -1,8 +1,9 @@
 """Conversion of a `ModelShape` to Megatron-Core's configuration.
 
-No auxiliary load-balancing loss: PPO's objective is the complete loss, and its updates are replayed from recorded
-numbers. A term that depends on which tokens share a microbatch would make memory settings change the gradient. No
-expert capacity either: every token reaches all experts that it chose, so results do not depend on how it is packed.
+There is no auxiliary load-balancing loss: PPO's objective is the complete loss, and updates are replayed from
+recorded numbers. A loss term that depends on which tokens share a microbatch would make memory settings change the
+gradient. Experts have no capacity limit: every token reaches all experts that the router chose for it, so results do
+not depend on how tokens are packed.
 """
 
 from functools import partial
@@ -21,8 +22,9 @@ _ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
-    # Megatron-Core's default is to recompute attention, for kernels that keep all scores. The kernels here keep none,
-    # and the MLP has most of the rest. Norms, another choice, require Transformer Engine.
+    # Megatron-Core's default is to recompute attention, for kernels that keep all scores. The kernels here keep no
+    # scores, and most of the other activations are those of the MLP. Recomputing norms would require Transformer
+    # Engine.
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
@@ -33,9 +35,9 @@ def transformer_config(
 ) -> TransformerConfig:
     """Return Megatron-Core's configuration; `dtype` is the dtype of weights and activations.
 
-    Weights are always loaded, so none are initialized. Fusions that require Apex or CUDA extensions are off; those of
-    Transformer Engine come with its layer spec. Losses are already divided by the global token count, hence
-    `calculate_per_token_loss`: otherwise the schedule and the gradient buffers would average again.
+    Weights are always loaded, so no weight is initialized. Fusions that require Apex or CUDA extensions are off; the
+    fusions of Transformer Engine are in its layer spec. Losses are already divided by the global token count, hence
+    `calculate_per_token_loss`: without it, the schedule and the gradient buffers would average again.
 
     Raises RecipeError if `parallel` splits experts that the model does not have.
     """
@@ -85,15 +87,15 @@ def _layout(parallel: ParallelTable) -> dict[str, Any]:
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
         "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
-        # With interleaving, both neighbours of a rank may be the same rank: a batch of messages would confuse the two
-        # directions. Without batches each call sends in one direction, and messages are matched by their order.
+        # With interleaving, both neighbours of a rank may be the same rank, so a batch of messages would confuse the
+        # two directions. Without batches, each call sends in one direction, and messages are matched by their order.
         "overlap_p2p_comm": parallel.stages_per_rank > 1,
         "batch_p2p_comm": parallel.stages_per_rank == 1,
         "num_layers_in_first_pipeline_stage": parallel.first_stage_layers,
         "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
         "sequence_parallel": parallel.sequence,
         "context_parallel_size": parallel.context,
-        "cp_comm_type": None,  # how Transformer Engine's attention exchanges keys; ours gathers them
+        "cp_comm_type": None,  # used only by Transformer Engine's attention; ours gathers keys
         "variable_seq_lengths": parallel.pipeline > 1,  # packed microbatches differ in length
     }
 

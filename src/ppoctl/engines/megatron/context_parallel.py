@@ -1,12 +1,12 @@
 """Context parallelism: the tokens of a microbatch split over ranks.
 
 Every rank runs all layers on its own tokens. Only attention needs the tokens of other ranks, so each rank gathers the
-keys and values of all tokens there (Llama 3, arXiv:2407.21783, section 3.3.2). In backward, the gradients of a rank's
-keys and values are summed over the ranks that read them.
+keys and values of all tokens before it computes attention (Llama 3, arXiv:2407.21783, section 3.3.2). In backward,
+the gradients of a rank's keys and values are summed over the ranks that read them.
 
 Letters: C ranks, N packed tokens in total, S = N / C tokens per rank. The N tokens are split into 2C chunks, and rank
-c has the chunks c and 2C - 1 - c: late tokens of a sequence see many others and early tokens few, so each such pair
-of chunks costs about the same.
+c has the chunks c and 2C - 1 - c. Late tokens of a sequence see many other tokens and early tokens see few, so each
+of these pairs of chunks costs about the same.
 
     chunks of 4 ranks:   0 1 2 3 4 5 6 7   ->   rank 0: 0 7   rank 1: 1 6   rank 2: 2 5   rank 3: 3 4
 """
@@ -27,7 +27,8 @@ CHUNKS_PER_RANK = 2
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of this rank within one sequence, and the tokens that they see, as indices into the N."""
+    """Consecutive tokens of this rank within one sequence, and the tokens that they see, as indices into the N packed
+    tokens."""
 
     queries: range
     keys: range
@@ -36,15 +37,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextShare:
-    """Data with which a rank that has a slice of a microbatch's tokens exchanges tensors with the other ranks."""
+    """A context rank's slice of a microbatch's tokens, and how it exchanges tensors with the other ranks."""
 
     group: torch.distributed.ProcessGroup
     keys_at: Int[Tensor, " K"]
     """Tokens that this rank's pieces see, piece by piece, as row indices into the gathered tensor."""
     read: Int[Tensor, " s"]
-    """Which of the n positions to read belong to this rank."""
+    """Indices of the positions of this rank among the n positions to read."""
     num_read: int
-    """n."""
+    """n, the number of positions to read on all ranks."""
 
     def seen(
         self, key: Float[Tensor, "S G D"], value: Float[Tensor, "S G D"]
@@ -56,21 +57,22 @@ class ContextShare:
         return keys, values
 
     def of_all(self, outputs: Float[Tensor, " s"]) -> Float[Tensor, " n"]:
-        """Return the outputs of all positions to read, on every rank. Each rank computes the same loss from them, and
-        passes the gradient of its own outputs back."""
+        """Return the outputs of all positions to read, on every rank. Each rank computes the same loss from these
+        outputs. In backward, it passes on the gradient of its own outputs."""
         own = outputs.new_zeros(self.num_read).index_copy(0, self.read, outputs)
         total: Tensor = reduce_from_tensor_model_parallel_region(own, group=self.group)
         return total
 
 
 def places_of(rank: int, ranks: int, num_tokens: int) -> list[range]:
-    """Return a rank's chunks of `num_tokens`, which must be a multiple of 2 C."""
+    """Return a rank's chunks of the packed tokens. `num_tokens` must be a multiple of 2C."""
     size = num_tokens // (CHUNKS_PER_RANK * ranks)
     return [range(chunk * size, (chunk + 1) * size) for chunk in (rank, CHUNKS_PER_RANK * ranks - 1 - rank)]
 
 
 def pieces_of(chunks: Sequence[range], seq_lengths: Sequence[int]) -> Iterator[Piece]:
-    """Yield the pieces: the chunks, split where sequences begin, in the order of the chunks."""
+    """Yield the pieces in the order of the chunks. A piece is a chunk, or a part of it: chunks are split where
+    sequences begin."""
     for chunk in chunks:
         start = 0
         for length in seq_lengths:
@@ -81,6 +83,6 @@ def pieces_of(chunks: Sequence[range], seq_lengths: Sequence[int]) -> Iterator[P
 
 
 def gathered_rows(ranks: int, num_tokens: int) -> Int[Tensor, " N"]:
-    """Return the index of each of the N tokens in the tensor that is gathered rank by rank."""
+    """Return the row of each of the N tokens in the gathered tensor, which contains the tokens rank by rank."""
     in_order = [place for rank in range(ranks) for chunk in places_of(rank, ranks, num_tokens) for place in chunk]
     return torch.argsort(torch.tensor(in_order))

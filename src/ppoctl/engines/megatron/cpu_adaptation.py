@@ -1,10 +1,12 @@
-"""Lets Megatron-Core run without CUDA. All code for this is in this module; it does nothing if CUDA is available.
+"""Adaptation of Megatron-Core to machines without CUDA. This module contains all code for this purpose, and does
+nothing if CUDA is available.
 
-Megatron-Core's mathematics does not depend on the device, but the code around it does: `torch.cuda.current_device()`
-as `device=`, literal `device="cuda"`, comparisons of `Tensor.type()` with `"torch.cuda.FloatTensor"`, and a stream on
-which the counts of tokens per expert are copied to the host. Inside `megatron_device()` these work for the CPU, and
-gloo can gather tensors of different lengths. Outside, torch is unchanged, so other users of torch in the process
-(vLLM, imported earlier or later) are not affected. Numerics do not change.
+Megatron-Core's mathematics does not depend on the device, but the code around the mathematics does:
+`torch.cuda.current_device()` as `device=`, literal `device="cuda"`, comparisons of `Tensor.type()` with
+`"torch.cuda.FloatTensor"`, and a stream on which the counts of tokens per expert are copied to the host. Inside
+`megatron_device()`, these calls work on the CPU, and gloo can gather tensors of different lengths. Outside it, torch
+is unchanged, so other users of torch in the process (vLLM, imported earlier or later) are not affected. The
+adaptation does not change numerical results.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +42,7 @@ class _CpuInsteadOfCuda(TorchFunctionMode):
 
 
 class _NoStream:
-    """Substitute for a CUDA stream and its events on a CPU, where work is complete when the call returns."""
+    """Substitute for a CUDA stream and its events on a CPU, on which all work is complete when a call returns."""
 
     def wait_stream(self, other: "_NoStream") -> None:
         pass
@@ -53,8 +55,8 @@ class _NoStream:
 
 
 def _token_counts(tensor: Any, *, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001
-    """Replace Megatron-Core's `maybe_move_tensor_to_cpu`, which does not convert tensors that are on the CPU already:
-    collectives do not accept tensors as sizes."""
+    """Replace Megatron-Core's `maybe_move_tensor_to_cpu`, which does not convert tensors that are on the CPU already.
+    Collectives do not accept tensors as sizes."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
@@ -78,7 +80,8 @@ _active = False
 
 @contextmanager
 def megatron_device() -> Iterator[None]:
-    """Context in which Megatron-Core runs on this machine's device. Reentrant; does nothing with CUDA."""
+    """Context in which Megatron-Core runs on this machine's device. It is reentrant, and does nothing if CUDA is
+    available."""
     global _active
     if _active or on_gpu():
         yield
@@ -96,7 +99,8 @@ def megatron_device() -> Iterator[None]:
             patch.object(torch.cuda, "stream", lambda _: nullcontext()),
             patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", _token_counts),
             patch.object(torch.distributed, "all_gather", _uneven_all_gather),
-            # Activation recomputation saves the state of a CUDA random generator, which the models here do not use.
+            # Activation recomputation saves the state of CUDA's random-number generator, which the models here do not
+            # use.
             patch(f"{_RANDOM}._get_cuda_rng_state", lambda *_, **__: None),
             patch(f"{_RANDOM}._set_cuda_rng_state", lambda *_, **__: None),
             _CpuInsteadOfCuda(),

@@ -31,8 +31,8 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
 
 
 def reward_settings(recipe: Recipe, key: KeyPath) -> TrainerSettings:
-    """Return the settings from which each process of the reward model at this key creates it. Raises
-    MissingAssetError if its folder is not on this machine."""
+    """Return the settings from which each process of a reward model creates the model; `key` is the key of its recipe
+    table. Raises MissingAssetError if the model folder is not on this machine."""
     table = reward_models(recipe)[key]
     max_tokens = reward_tokens(table, read_shape(model_folder(table.path)))
     return TrainerSettings(
@@ -47,8 +47,8 @@ def reward_settings(recipe: Recipe, key: KeyPath) -> TrainerSettings:
 
 
 def _collective_timeout_s(recipe: Recipe) -> float:
-    """Return how long ranks wait for each other. It must exceed the driver's deadline of a call by a minute: the
-    driver has to report which ranks are late before a collective fails."""
+    """Return how long ranks wait for each other. This timeout must exceed the driver's deadline of a call by a
+    minute: the driver has to report which ranks are late before a collective fails."""
     cluster = recipe.cluster
     deadlines = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
     return max(filter(None, (cluster.call_deadline_s, *deadlines))) + cluster.start_deadline_s + 60.0

@@ -1,7 +1,7 @@
-"""Truncated sampling as in the generator: which ids a distribution keeps, as one threshold per position.
+"""Truncated sampling as in the generator (vLLM). One threshold per position decides which ids a distribution keeps.
 
 An id is kept if its logit reaches the threshold. With a split vocabulary the ranks compute the threshold together
-from a few numbers per position; logits are never gathered. All ranks must therefore process the same positions
+from a few numbers per position. Logits are never gathered. All ranks must therefore process the same positions
 together.
 """
 
@@ -14,23 +14,25 @@ from torch import Tensor
 from ppoctl.ports import OutputRequest
 
 RankGroup = torch.distributed.ProcessGroup | None
-"""The ranks that hold the other ids. None: there are none."""
+"""The ranks that hold the other ids. None: this rank holds all ids."""
 
 LEFT_OUT = -1e9
-"""Logit of an id that is not kept. Its probability is 0, and 0 times its log-prob is 0; with -inf it would be NaN."""
+"""Logit of an id that is not kept. The probability of the id is 0, and 0 times its log-prob is 0. With a logit of
+-inf the product would be NaN."""
 
 _HALVINGS = 25
-"""Number of halvings, which reduce an interval of about thirty nats below float32's resolution."""
+"""Number of halvings. They reduce an interval of about thirty nats below float32's resolution."""
 
 
 def thresholds(
     x: Float[Tensor, "n v"], asked: OutputRequest, *, num_ids: int, group: RankGroup
 ) -> Float[Tensor, " n"]:
-    """Return the smallest logit that each position keeps, from the scaled logits of this rank's ids (possibly none).
+    """Return the smallest logit that each position keeps, from the scaled logits of this rank's ids. The rank may
+    have no ids.
 
-    In vLLM's order: min-p keeps ids at least `min_p` times as likely as the most likely id; then the `top_k` most
-    likely of them; then the smallest set of most likely ids whose fraction of the remaining probability is at least
-    `top_p`. Ids as likely as the last one of a set are kept with it.
+    The filters are applied in vLLM's order. min-p keeps ids that are at least `min_p` times as likely as the most
+    likely id. Top-k keeps the `top_k` most likely of these ids. Top-p keeps the smallest set of most likely ids whose
+    fraction of the remaining probability is at least `top_p`. Ids as likely as the last id of a set are kept too.
     """
     peak = _reduced(_largest(x), torch.distributed.ReduceOp.MAX, group)
     smallest = torch.full_like(peak, -torch.inf)
@@ -45,8 +47,9 @@ def thresholds(
 
 
 def lowered_to(smallest: Float[Tensor, " n"], drawn: Float[Tensor, " n"], group: RankGroup) -> Float[Tensor, " n"]:
-    """Return thresholds that also keep the sampled id, which rounding, or training since then, may have put below.
-    `drawn` is its logit, or minus infinity if another rank has the id."""
+    """Return thresholds that also keep the sampled id. Its logit may be below the threshold because of rounding, or
+    because the model was trained after sampling. `drawn` is the logit of the sampled id, or minus infinity if another
+    rank has the id."""
     return torch.minimum(smallest, _reduced(drawn.clone(), torch.distributed.ReduceOp.MAX, group))
 
 
@@ -62,9 +65,9 @@ def _kth_largest(x: Float[Tensor, "n v"], k: int, group: RankGroup) -> Float[Ten
 
 
 def _edge(mass: Float[Tensor, "n v"], top_p: float, num_ids: int, group: RankGroup) -> Float[Tensor, " n"]:
-    """Return the log of the mass above which ids have the fraction `top_p` of the total, by bisection: one pass and
-    one number per position in each iteration, without sorting. The most likely id has a mass of 1, so that ids below
-    the initial interval together have less mass than may be left out."""
+    """Return the log of the mass above which ids have the fraction `top_p` of the total, by bisection instead of
+    sorting. Each iteration makes one pass over the mass and reduces one number per position. The most likely id has a
+    mass of 1, so the ids below the initial interval together have less mass than may be left out."""
     total = _reduced(mass.sum(-1), torch.distributed.ReduceOp.SUM, group)
     low = torch.full_like(total, math.log((1 - top_p) / num_ids) - 1)
     high = torch.zeros_like(total)

@@ -1,5 +1,5 @@
-"""Import of Megatron-Core: the same code on every machine, independent of other installed packages, without
-warnings."""
+"""Import of Megatron-Core without warnings, so that the same code runs on every machine regardless of other installed
+packages."""
 
 import sys
 import warnings
@@ -11,14 +11,14 @@ _REPLACING_PACKAGES = ("transformer_engine", "apex")
 
 
 def import_megatron() -> None:
-    """Import the parts of Megatron-Core that are used.
+    """Import the parts of Megatron-Core that ppoctl uses.
 
-    If Megatron-Core finds Transformer Engine or Apex, it uses their Adam, norms and gradient norm instead of torch's:
-    different arithmetic and optimizer states than those tested here. Both packages are therefore hidden in this
-    process, permanently. Raises EnvironmentProblemError if one of them is already imported.
+    If Megatron-Core finds Transformer Engine or Apex, it uses their Adam, norms and gradient norm instead of torch's.
+    Their arithmetic and optimizer states differ from those that ppoctl tests. This function therefore hides both
+    packages in this process, permanently. Raises EnvironmentProblemError if one of the packages is already imported.
 
-    The only warnings that are suppressed occur during the import: that Apex or Transformer Engine is not installed,
-    and Megatron-Core's use of deprecated torch.jit and of its own deprecated import path.
+    Warnings are suppressed only during the import: that Apex or Transformer Engine is not installed, that
+    Megatron-Core uses the deprecated torch.jit, and that it uses a deprecated import path of its own package.
     """
     for package in _REPLACING_PACKAGES:
         if sys.modules.get(package) is not None:

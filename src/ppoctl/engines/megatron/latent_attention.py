@@ -8,8 +8,8 @@ Letters: N packed tokens, H heads of this tensor rank. Projections to latents ar
 projections from latents to heads are split by heads.
 
 Without Transformer Engine, Megatron-Core's MLASelfAttention splits latents over tensor ranks only to gather them
-again. In backward it drops the other ranks' part of the gradient of the shared key, and it reads the sequence lengths
-from the device to rotate channels. This module does neither.
+again. In backward it drops the other ranks' part of the gradient of the shared key. It also reads the sequence
+lengths from the device to rotate channels. This module does none of this.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class LatentAttentionSubmodules:
 
 
 class LatentAttention(MegatronModule):
-    """Latent attention, in place of `SelfAttention` in a layer."""
+    """Latent attention, which replaces `SelfAttention` in a layer."""
 
     def __init__(
         self,
@@ -100,12 +100,13 @@ class LatentAttention(MegatronModule):
         packed_seq_params: PackedInput,
         **_: Any,
     ) -> tuple[Float[Tensor, "n 1 hidden"], None]:
-        """Return the attention output, and no bias. n: this rank's slice of the tokens with sequence parallelism,
-        else N."""
+        """Return the attention output, and None instead of a bias. n: number of tokens in this rank's slice with
+        sequence parallelism, else N."""
         assert attention_mask is None, "packed sequences need no mask"
         query = self._query(hidden_states, packed_seq_params)
         key, value = self._key_and_value(hidden_states, packed_seq_params)
-        # Kernels require values as wide as keys: pad channels with zeros, and remove them from the output.
+        # Kernels require values as wide as keys: pad the channels of values with zeros, and remove the padding from
+        # the output.
         wide = F.pad(value, (0, self.latent.head_dim - self.latent.value_dim))
         attended = self.core_attention.attend(query, key, wide, packed_seq_params)[..., : self.latent.value_dim]
         output, _ = self.linear_proj(attended.flatten(1)[:, None])
@@ -157,8 +158,9 @@ class LatentAttention(MegatronModule):
 
 
 class WholeLinear(torch.nn.Module):
-    """A linear layer without bias whose complete weight is on every tensor rank. With sequence parallelism each rank
-    applies it to its own tokens; the gradients are then marked to be summed over the tensor ranks."""
+    """A linear layer without bias whose complete weight is on every tensor rank. With sequence parallelism, each rank
+    applies the layer to its own tokens, and the weight is marked so that its gradients are summed over the tensor
+    ranks."""
 
     def __init__(self, config: TransformerConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ def _by_heads(x: Float[Tensor, "N 1 HxD"], channels: int) -> Float[Tensor, "N H 
 
 
 def _rotate(x: Float[Tensor, "N heads rope"], packed: PackedInput) -> Float[Tensor, "N heads rope"]:
-    """Apply RoPE to neighbouring channels (2i, 2i + 1), which are moved to (i, i + rope_dim / 2). Queries and keys
-    are moved alike, so their products do not change."""
+    """Apply RoPE to pairs of neighbouring channels (2i, 2i + 1), and move each pair to (i, i + rope_dim / 2). The
+    channels of queries and keys are moved alike, so the products of queries and keys do not change."""
     assert packed.rope is not None, "the model fills in the RoPE tables"
     return apply_rope(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), packed.rope)

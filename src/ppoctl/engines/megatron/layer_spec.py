@@ -1,4 +1,4 @@
-"""The modules of a transformer layer. Another backend (Transformer Engine) would be added here."""
+"""The modules of a transformer layer. Code for another backend (Transformer Engine) would be added here."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +25,8 @@ from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
 
 
 def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:
-    """Return the spec of these layers of the model, on plain torch, for CPU and GPU, with attention over packed
-    sequences."""
+    """Return the spec of these layers of the model. The modules use plain torch on CPU and GPU, with attention over
+    packed sequences."""
     specs = [_layer(shape, number) for number in layers]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=_norm(shape))
 
@@ -85,8 +85,8 @@ def _mlp(shape: ModelShape) -> ModuleSpec:
 
 
 def _experts(shape: ModelShape) -> ModuleSpec:
-    """Return the spec of a mixture of experts that runs one expert after the other: grouped products need CUDA
-    extensions."""
+    """Return the spec of a mixture of experts that runs one expert after the other. Grouped products would require
+    CUDA extensions."""
     assert shape.experts is not None
     return ModuleSpec(
         module=MoELayer,

@@ -1,10 +1,10 @@
-"""Log-probs of tokens, and other requested outputs of their distributions, computed from hidden states without
-materializing tokens x vocabulary.
+"""Log-probs of tokens and other outputs of the output layer, computed from hidden states. The logits of all tokens
+are never in memory together.
 
-Letters: n positions, V vocabulary. Logits exist for one chunk of positions at a time, in the model's dtype; the
-float32 arithmetic on them processes a few rows at a time. Backward recomputes the logits of each chunk (except the
-last one, which still exists) and replaces them by their own gradient in place. The KL divergence from a frozen model
-reads a chunk of that model's logits next to the model's own.
+Letters: n positions, V vocabulary. Logits exist for one chunk of positions at a time, in the model's dtype. Float32
+arithmetic on logits processes a few rows at a time. Backward recomputes the logits of each chunk, except the last
+chunk, whose logits still exist. It replaces the logits by their gradient in place. The KL divergence from a frozen
+model reads a chunk of the frozen model's logits too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,14 @@ from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
 from ppoctl.ports import OutputRequest
 
 _BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Number of logits converted to float32 at a time: on a CPU they fit into a core's cache, on a GPU they keep it
-busy."""
+"""Number of logits that are converted to float32 at a time. They fit into a CPU core's cache, or keep a GPU busy."""
 
 _BAND_ELEMENTS = 2**22
-"""Number of weight gradients that are computed in the model's dtype at a time, before they are added in float32."""
+"""Elements of the weight's gradient that are computed at a time in the model's dtype, and then added in float32."""
 
 
 class ExcludedTokens(NamedTuple):
-    """Ids that could not be sampled at some positions."""
+    """Token ids that the sampler excluded at some positions."""
 
     at: Bool[Tensor, " n"]
     """Whether the ids are excluded at the position."""
@@ -43,11 +42,11 @@ class LogprobSettings(NamedTuple):
     softcap: float | None = None
     """c in c tanh(logit / c), applied before the temperature (Gemma 2). None: no cap."""
     excluded: ExcludedTokens | None = None
-    """Ids that are excluded before the filters; a target never is. None: no id is excluded."""
+    """Ids that are excluded before the filters are applied. A target is never excluded. None: no id is excluded."""
 
 
 class PositionOutputs(NamedTuple):
-    """Outputs of the last pipeline stage for the positions read; float32."""
+    """Outputs of the last pipeline stage for the positions to read; float32."""
 
     outputs: Float[Tensor, " n"]
     """Log-probs of the targets, or values."""
@@ -61,7 +60,7 @@ class PositionOutputs(NamedTuple):
 
 
 class FrozenOutputs(NamedTuple):
-    """Inputs of the reference's output layer, from whose distributions the KL divergence is computed. Not trained."""
+    """Inputs of the reference's output layer, for the KL divergence from the reference. They get no gradient."""
 
     hidden: Float[Tensor, "n hidden"]
     weight: Float[Tensor, "V hidden"]
@@ -76,7 +75,7 @@ class VocabularyShard(NamedTuple):
     total: int
     """Number of ids of the model. Rows for higher ids are padding and are not read."""
     group: torch.distributed.ProcessGroup | None
-    """The ranks that hold the other rows. None: there are none."""
+    """The ranks that hold the other rows. None: this rank holds all rows."""
 
     def rows(self, weight: Tensor) -> int:
         """Return the number of rows of `weight` that represent an id."""
@@ -95,20 +94,20 @@ def token_logprobs(
     vocabulary: VocabularyShard | None = None,
     reference: FrozenOutputs | None = None,
 ) -> PositionOutputs:
-    """Return log p(target) of each position and, if requested, the entropy of p and KL(p || reference) (nats);
-    float32, differentiable.
+    """Return log p(target) of each position and, if requested, the entropy of p and KL(p || reference), in nats. The
+    outputs are float32 and differentiable.
 
     p = softmax(cap(hidden @ weight^T) / temperature), over the ids that are not excluded and that the filters keep
-    (`filters.thresholds`). The target is always among them. The choice of ids has no gradient. The reference's
+    (`filters.thresholds`). The target is always one of these ids. The choice of ids has no gradient. The reference's
     distribution is over all ids.
 
-    If `weight` has a `main_grad` (Megatron-Core's float32 gradient buffer), its gradient is added there chunk by
-    chunk, in float32, and not returned to autograd. Gradients from other uses of a tied weight are added by
-    Megatron-Core's hook as usual.
+    If `weight` has a `main_grad` (Megatron-Core's float32 gradient buffer), the gradient of `weight` is added to this
+    buffer chunk by chunk, in float32, and is not returned to autograd. Gradients from other uses of a tied weight are
+    added by Megatron-Core's hook as usual.
 
-    With a split vocabulary, `weight` holds this rank's rows. Every rank gets the complete outputs and its own part of
-    the gradient of `hidden`, which the caller sums. Logits are never gathered: a few numbers per position are reduced
-    over the ranks (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+    With a split vocabulary, `weight` holds this rank's rows. Every rank gets the complete outputs, and its own part
+    of the gradient of `hidden`. The caller sums these parts. Logits are never gathered: a few numbers per position
+    are reduced over the ranks (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
     assert settings.request.full_kl == (reference is not None), "full KL and a reference must be given together"
     shard = vocabulary or VocabularyShard(0, len(weight), None)
@@ -179,7 +178,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Statistics(NamedTuple):
-    """Statistics of a rank's logits at each position; float32. Sums are over its ids, relative to the largest one."""
+    """Statistics of a rank's logits at each position; float32. Sums are over its ids and relative to its largest
+    logit."""
 
     peak: Tensor
     """x*, the largest logit"""
@@ -192,11 +192,11 @@ class _Statistics(NamedTuple):
     smallest: Tensor
     """smallest logit that is kept, over all ranks; 0 without filters"""
     other_peak: Tensor
-    """y*, the largest logit of the reference; without full KL this and the following fields are 0"""
+    """y*, the largest logit of the reference; 0 without full KL, like all following fields"""
     other_z: Tensor
     """sum of exp(y - y*)"""
     apart: Tensor
-    """sum of exp(x - x*) ((x - x*) - (y - y*)); differences first: they are small for similar models"""
+    """sum of exp(x - x*) ((x - x*) - (y - y*)); differences first: small for similar models"""
 
     @property
     def log_z(self) -> Tensor:
@@ -211,7 +211,7 @@ class _Position(NamedTuple):
     """Inputs of backward for some positions."""
 
     places: Tensor
-    """Columns of the targets; outside the logits if another rank has the target."""
+    """Columns of the targets. The column is outside the logits if another rank has the target."""
     entropy: Tensor
     full_kl: Tensor
     log_z: Tensor
@@ -223,7 +223,7 @@ class _Position(NamedTuple):
 
 
 def _layers(hidden: Tensor, weight: Tensor, frozen: Sequence[Tensor], rows: int) -> list[tuple[Tensor, Tensor]]:
-    """Return inputs and weights of the model's logits and, if there is a reference, of the reference's."""
+    """Return the inputs and weight of the output layer of the model and, if there is one, of the reference."""
     return [(hidden, weight[:rows]), *([(frozen[0], frozen[1][:rows])] if frozen else [])]
 
 
@@ -237,8 +237,8 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks of a few rows of a chunk, as slices of all positions and of the chunk. The block size depends only
-    on the weight, including padding: ranks that compute thresholds together must process the same blocks."""
+    """Yield blocks of a few rows of a chunk, as a slice of all positions and a slice of the chunk. All ranks compute
+    thresholds together and need the same blocks, so the block size depends only on the padded size of the weight."""
     elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.request.full_kl else 1)  # two models at a time
     for inside in _slices(chunk.stop - chunk.start, max(1, elements // len(weight))):
         yield slice(chunk.start + inside.start, chunk.start + inside.stop), inside
@@ -254,7 +254,7 @@ def _statistics(
     if settings.request.is_filtered:
         smallest = _smallest_kept(x, places, settings, shard)
         x.masked_fill_(x < smallest[:, None], LEFT_OUT)
-    if x.shape[1] == 0:  # a rank with padding only
+    if x.shape[1] == 0:  # this rank has only padding
         least = zero + torch.finfo(torch.float32).min
         return _Statistics(least, zero, zero, zero - torch.inf, smallest, least, zero, zero)
     peak = x.amax(-1, keepdim=True)
@@ -277,7 +277,7 @@ def _statistics(
 
 
 def _smallest_kept(x: Tensor, places: Tensor, settings: LogprobSettings, shard: VocabularyShard) -> Tensor:
-    """Return the threshold of each position, lowered so that its target is kept."""
+    """Return the threshold of each position, lowered so that the position's target is kept."""
     group = shard.group if shard.is_split else None
     smallest = thresholds(x, settings.request, num_ids=shard.total, group=group)
     target_logit = torch.full_like(smallest, -torch.inf)
@@ -292,7 +292,7 @@ def _owned(places: Tensor, logits: Tensor) -> Tensor:
 
 
 def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettings) -> _Statistics:
-    """Return statistics over the full vocabulary, from those of each rank's shard."""
+    """Return statistics over the full vocabulary, computed from the statistics of all ranks."""
     if not shard.is_split:
         return found
     full_kl = settings.request.full_kl
@@ -315,7 +315,7 @@ def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettin
 
 
 def _distribution(found: _Statistics, request: OutputRequest) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log p(target), entropy and full KL; the last two are 0 unless requested."""
+    """Return log p(target), entropy and full KL. Entropy and full KL are 0 unless requested."""
     log_z, zero = found.z.log(), torch.zeros_like(found.z)
     entropy = log_z - found.moment / found.z if request.entropy else zero
     full_kl = found.apart / found.z + (found.other_z.log() - log_z) if request.full_kl else zero.clone()
@@ -371,7 +371,7 @@ def _at(settings: LogprobSettings, positions: slice) -> LogprobSettings:
 
 
 def _sampleable(logits: Tensor, places: Tensor, settings: LogprobSettings) -> Tensor:
-    """Return the scaled logits of the model with excluded ids masked out; the target is never excluded."""
+    """Return the scaled logits of the model, with excluded ids masked out. The target is never excluded."""
     x, barred = _scaled(logits, settings), settings.excluded
     if barred is not None and len(barred.ids):
         left_out = barred.at[:, None] & (barred.ids != places[:, None])
@@ -389,8 +389,8 @@ def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
 
 
 def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
-    """Add grad_logits^T @ hidden to grad_weight. If the dtypes differ, one band of the vocabulary at a time is
-    computed and cast (torch has no mixed-precision addmm), so that the intermediate product is small."""
+    """Add grad_logits^T @ hidden to grad_weight. If the dtypes differ, the product is computed and cast for one band
+    of the vocabulary at a time, so that it stays small: torch has no mixed-precision addmm."""
     if grad_weight.dtype == hidden.dtype:
         grad_weight.addmm_(grad_logits.t(), hidden)
         return

@@ -24,7 +24,7 @@ from ppoctl.recipe.sizes import microbatch_limit
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Some rows, prepared for the model."""
+    """Rows of a minibatch that the model processes together."""
 
     rows: Int[Tensor, " m"]
     """Rows of the sequences."""
@@ -35,13 +35,14 @@ class Microbatch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no rows of the minibatch: a rank without work still computes if other ranks wait for it."""
+        """Whether the microbatch has no rows of the minibatch: a rank without rows still computes if other ranks wait
+        for it."""
         return len(self.rows) == 0
 
 
 @dataclass(frozen=True)
 class RankOutputs:
-    """Outputs of one data-parallel rank for its rows of a minibatch, on the CPU."""
+    """Outputs of one data rank for its rows of a minibatch, on the CPU."""
 
     places: Int[Tensor, " m"]
     """Indices of these rows in the minibatch."""
@@ -50,27 +51,27 @@ class RankOutputs:
 
 @dataclass(frozen=True)
 class MicrobatchPlan:
-    """How a minibatch is split over the data-parallel ranks, and on each rank by the recipe's batching."""
+    """How a minibatch is split over the data ranks, and on each rank into microbatches."""
 
     batching: BySequences | ByTokens
     reading: ReadSettings
     cost: TokenCost
-    """Cost of a sequence by its length; decides which rank gets which rows."""
+    """Cost of a sequence by its length. The costs decide which rank gets which rows."""
     rank: int = 0
-    """Data-parallel rank of this process."""
+    """Data rank of this process."""
     ranks: int = 1
     count_multiple: int = 0
-    """All ranks get the same number of microbatches, a multiple of this number. 0: each rank gets as many as it
-    needs."""
+    """All ranks get the same number of microbatches, which is a multiple of this number. 0: each rank gets as many
+    microbatches as it needs."""
     with_gradient: bool = True
-    """Whether a gradient is computed. Without one, larger microbatches fit into memory."""
+    """Whether a gradient is computed. Without a gradient, larger microbatches fit into memory."""
 
 
 def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Microbatch]:
-    """Return this rank's rows as microbatches, at least one. Raises RecipeError if a single sequence exceeds the
-    token limit.
+    """Return this rank's rows as microbatches; there is at least one microbatch. Raises RecipeError if a single
+    sequence exceeds the token limit.
 
-    Every rank computes the split for all ranks, since it depends only on the lengths.
+    Every rank computes the split for all ranks: the split depends only on the lengths.
     """
     tokens = input_lengths(sequences)[rows]
     groups = _groups_of_rank(tokens, cut)
@@ -84,7 +85,7 @@ def _groups_of_rank(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Tens
 
 
 def _common_count(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> int:
-    """Return the number of microbatches that every data rank must have. 0: each has as many as it needs."""
+    """Return the number of microbatches that every data rank must have. 0: each rank has as many as it needs."""
     if not cut.count_multiple:
         return 0
     largest = max(len(_groups(places, tokens, cut)) for places in _split(tokens, cut))
@@ -92,7 +93,7 @@ def _common_count(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> int:
 
 
 def _split(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Int[Tensor, " m"]]:
-    """Return indices of the minibatch by data rank, with about equal costs."""
+    """Return, for each data rank, the indices of its rows in the minibatch. The ranks get about equal costs."""
     if cut.ranks == 1:
         return [torch.arange(len(tokens))]
     return balance(sequence_costs(tokens, cut.cost), cut.ranks)
@@ -116,6 +117,6 @@ def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Microba
 
 
 def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
-    """Return the outputs of all data-parallel ranks, with rows in the minibatch's order."""
+    """Return the outputs of all data ranks, with rows in the minibatch's order."""
     order = torch.argsort(torch.cat([outputs.places for outputs in shares]))
     return concatenate_outputs([outputs.outputs for outputs in shares]).map(lambda grid: grid[order])

@@ -1,6 +1,6 @@
-"""Megatron-Core's GPTModel for packed sequences, which returns an output per read position instead of logits.
+"""Megatron-Core's GPTModel for packed sequences. It returns one output per position to read, instead of logits.
 
-Letters: N packed tokens, n positions read. Only those n positions reach the output layer.
+Letters: N packed tokens, n positions to read. Only these n positions reach the output layer.
 """
 
 import warnings
@@ -53,7 +53,7 @@ class PackedModel(GPTModel):
     microbatch and returns `PositionOutputs` on the last stage."""
 
     tie_embeddings: ClassVar[bool]
-    """Whether an output layer that is tied in the source is tied here."""
+    """Whether the output layer is tied to the embedding if it is tied in the model source."""
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
@@ -78,8 +78,8 @@ class PackedModel(GPTModel):
         self.first_layer = first_layer
 
     def forward(self, packed: PackedInput) -> PositionOutputs | Tensor:
-        """Return the outputs of the positions read, or only their hidden states; before the last pipeline stage, the
-        hidden states for the next stage."""
+        """Return the outputs of the positions to read, or only their hidden states. Before the last pipeline stage,
+        return the hidden states for the next stage."""
         packed.rope = self._rope_tables(packed)
         ids = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
         scale, embedded = self.settings.shape.embedding_scale, None
@@ -89,11 +89,11 @@ class PackedModel(GPTModel):
         return super().forward(**ids, decoder_input=embedded, attention_mask=None, packed_seq_params=packed)
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, packed_seq_params: PackedInput, **__: Any) -> Any:
-        """Compute outputs; called by GPTModel instead of its own projection to logits."""
+        """Compute the outputs. GPTModel calls this method, which replaces its projection to logits."""
         if not self.post_process:
             return hidden_states
         if self.config.sequence_parallel:
-            # Every tensor rank reads all positions, so each has the complete gradient of its own slice.
+            # Every tensor rank reads all positions, so each rank has the complete gradient of its own slice.
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
@@ -135,7 +135,7 @@ class LogprobModel(PackedModel):
         vocabulary = VocabularyShard(
             start=group.rank() * len(weight), total=self.settings.shape.vocab_size, group=group
         )
-        # The logits of each tensor rank give a part of the gradient; backward sums the parts.
+        # The logits of each tensor rank give a part of the gradient. Backward sums the parts.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
             packed.request, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.excluded
@@ -158,7 +158,7 @@ class ValueModel(PackedModel):
 
 
 class ScoreModel(ValueModel):
-    """A reward model: one score per position; the last one is the score of the text."""
+    """A reward model: one score per position. The score of the last position is the score of the text."""
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         super().__init__(settings, groups, virtual_stage)
@@ -170,14 +170,15 @@ class ScoreModel(ValueModel):
 def build_stages(
     cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
 ) -> list[PackedModel]:
-    """Return this rank's pipeline stages (several if they are interleaved) with uninitialized weights, all in the
-    model's dtype: norms too, as in the Hugging Face models. Tensors that are not trained (a router's bias) keep their
-    dtype."""
+    """Return this rank's pipeline stages (several if they are interleaved) with uninitialized weights. All weights,
+    including norms, have the model's dtype, as in the Hugging Face models. Tensors that are not trained (a router's
+    bias) keep their dtype."""
     count = settings.parallel.stages_per_rank
     with warnings.catch_warnings():
-        # About unsplit experts with tensor parallelism: their tokens are exchanged, not split over the sequence.
+        # The warning is about unsplit experts with tensor parallelism. Their tokens are exchanged between ranks
+        # instead.
         warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
-        # About Megatron-Core's own shared expert, which sets its width in another way.
+        # The warning is about Megatron-Core's own shared expert, which sets its width in another way.
         warnings.filterwarnings("ignore", message="MLP requires ffn_hidden_size", category=DeprecationWarning)
         stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:
@@ -189,12 +190,12 @@ def build_stages(
 
 
 def _mark_parameters(stage: PackedModel) -> None:
-    """Mark the weights that are slices, and the weights of experts.
+    """Mark the weights that are split over tensor ranks, and the weights of experts.
 
-    Megatron-Core marks slices when it initializes them, which is not done here. Without the mark the gradient norm
-    would include only the first tensor rank's slices. Megatron-Core marks experts' weights only if expert ranks split
-    them. Otherwise it sums their gradients over the data ranks only, although tensor ranks with unsplit experts have
-    processed different tokens too.
+    Megatron-Core marks slices when it initializes weights, but weights are not initialized here. Without the mark the
+    gradient norm would include only the first tensor rank's slices. Megatron-Core marks the weights of experts only
+    if expert ranks split them. Otherwise it sums their gradients over the data ranks only, although tensor ranks with
+    unsplit experts have also processed different tokens.
     """
     dimensions = {ColumnParallelLinear: 0, RowParallelLinear: 1, VocabParallelEmbedding: 0}
     for module in stage.modules():

@@ -1,7 +1,7 @@
 """Small modules with Megatron-Core's constructors: norms, linear layers followed by a norm, the critic's head.
 
 If a norm sees only its rank's slice of the positions, its gradient is marked to be summed over the tensor ranks
-(Megatron-Core's own wrapper rejects that case).
+(Megatron-Core's own wrapper of norms rejects that case).
 """
 
 from typing import Any
@@ -33,15 +33,16 @@ class OffsetRmsNorm(RmsNorm):
 
 
 class RowLinear(RowParallelLinear):
-    """A linear layer whose input dimension is split over tensor ranks. Passes the tensor-parallel group, which this
-    version of Megatron-Core omits (and then warns about)."""
+    """A linear layer whose input dimension is split over tensor ranks. The layer passes the group of tensor ranks:
+    this version of Megatron-Core omits the group, and then warns that it is missing."""
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **settings: Any) -> Tensor:
         return super()._forward_impl(input=input, weight=weight, **{**settings, "tp_group": self.tp_group})
 
 
 class NormedRowLinear(RowLinear):
-    """Gemma's linear layer: its output is normalized before the layer adds it to the residual."""
+    """Gemma's linear layer before a residual connection: a norm is applied to its output before the residual is
+    added."""
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)
@@ -56,10 +57,11 @@ class NormedRowLinear(RowLinear):
 
 
 class ValueHead(MegatronModule):
-    """The critic's output layer, hidden -> 1 without bias: one number per position. It is initialized with zeros, so
-    that the first values are not noise. The weight has the model's dtype; the product is computed in float32.
+    """The critic's output layer, hidden -> 1 without bias: one number per position. The weight is initialized with
+    zeros, so that the first values are not noise. The weight has the model's dtype; the product is computed in
+    float32.
 
-    Replicated over tensor-parallel ranks, since it is very small.
+    Each tensor rank has a copy of the weight, since the weight is very small.
     """
 
     def __init__(self, config: TransformerConfig, device: torch.device, labels: int = 1) -> None:
@@ -73,8 +75,8 @@ class ValueHead(MegatronModule):
 
 
 class ScoreHead(ValueHead):
-    """A reward model's output layer, hidden -> labels without bias. A single output is the score; with several labels
-    the probability of one of them is."""
+    """A reward model's output layer, hidden -> labels without bias. A single output is the score. With several
+    labels, the score is the probability of one of them."""
 
     label: int | None = None
     """Index of the label whose probability is the score. None: there is one output."""

@@ -1,8 +1,8 @@
-"""Offloading of tensors to host memory and back, without changing the tensor objects.
+"""Offloading of tensors to host memory, and reloading, without changing the tensor objects.
 
 Only the storage is moved: parameters, buffers, and views of them in optimizers and in Megatron-Core's buckets remain
-the same objects and have their values again after the reload. Megatron-Core has three functions for this, each for
-some of the tensors and for CUDA tensors only.
+the same objects and have their values again after the reload. Megatron-Core's three functions for offloading each
+handle only some of the tensors, and only CUDA tensors.
 """
 
 from collections import Counter
@@ -23,17 +23,17 @@ class _OffloadedStorage:
     storage: UntypedStorage
     bytes: int
     host: Tensor | None
-    """Its content. None: reload as zeros."""
+    """Content of the storage. None: the storage is reloaded as zeros."""
 
 
 class HostOffload:
-    """Offloaded tensors, by part. The host memory of each part is kept, and reused when the part is offloaded
-    again."""
+    """Offloaded tensors, by part. The host memory of each part is kept after a reload, and reused when the part is
+    offloaded again."""
 
     def __init__(self) -> None:
         self._offloaded: dict[str, list[_OffloadedStorage]] = {}
         self._kept: dict[str, list[PinnedMemory]] = {}
-        """Host buffers by part: one for each `offload` call since the part was last reloaded."""
+        """Host buffers of each part: one buffer for each `offload` call since the part was last reloaded."""
         self._filled: Counter[str] = Counter()
 
     @property
@@ -42,9 +42,9 @@ class HostOffload:
         return sum(piece.bytes.nbytes for pieces in self._kept.values() for piece in pieces)
 
     def offload(self, part: str, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
-        """Free the device memory of these tensors, which must not be read until the reload. Without `keep` they are
-        reloaded as zeros. Tensors that share storage are offloaded together, with the first part that contains them.
-        Raises OutOfMemoryError."""
+        """Free the device memory of these tensors, which must not be read until the reload. Without `keep`, the
+        tensors are reloaded as zeros. Tensors that share storage are offloaded together, with the first part that
+        contains one of them. Raises OutOfMemoryError."""
         by_address = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         storages = [storage for storage in by_address.values() if storage.nbytes() > 0]
         hosts = self._hosts(part, storages) if keep else [None] * len(storages)
@@ -55,7 +55,7 @@ class HostOffload:
             storage.resize_(0)
 
     def reload(self, part: str) -> None:
-        """Restore all tensors of the part; does nothing if they are on the device."""
+        """Restore all tensors of the part. Does nothing if the tensors are on the device."""
         for offloaded in self._offloaded.pop(part, []):
             offloaded.storage.resize_(offloaded.bytes)
             numbers = _numbers(offloaded.storage)
@@ -82,11 +82,11 @@ class HostOffload:
 
 
 _ALIGNED_BYTES = 256
-"""Alignment of tensors in host memory, the same as the GPU allocator's."""
+"""Alignment of tensors in host memory, in bytes. The GPU allocator uses the same alignment."""
 
 
 def side_by_side(sizes: Sequence[int]) -> list[int]:
-    """Return the offset of each block of these sizes in one buffer, and finally the size of the buffer."""
+    """Return the offsets of blocks of these sizes in one buffer, followed by the size of the buffer."""
     return [0, *accumulate(-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes)]
 
 

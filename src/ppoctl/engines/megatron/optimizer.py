@@ -1,4 +1,5 @@
-"""AdamW by Megatron-Core's optimizer, in two phases: inspect the gradients first, step afterwards."""
+"""AdamW by Megatron-Core's optimizer, in two phases: `gradient_norm` inspects the gradients, and `step` changes the
+weights."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,8 @@ from ppoctl.ports import OptimizerStep
 
 
 def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtype) -> MegatronOptimizer:
-    """Return AdamW over all of `stages`, with float32 main weights if the model is bfloat16; moments are zero. If the
-    stages' gradient buffers are sharded over the data ranks, main weights and moments are too.
+    """Return AdamW over all of `stages`, with float32 main weights if the model is bfloat16. Moments are zero. If the
+    stages' gradient buffers are sharded over the data ranks, main weights and moments are sharded too.
 
     Hyperparameters (learning rate and so on) are passed with each step. Megatron-Core's standard groups exempt biases
     and norms from weight decay.
@@ -31,7 +32,7 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
     optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=config.use_distributed_optimizer)
     for part in _parts(optimizer):
         for group in part.param_groups:
-            group["fused"] = True  # one pass over memory per parameter, instead of about ten
+            group["fused"] = True  # one pass over the memory of a parameter instead of about ten
             for parameter in group["params"]:
                 # Moments exist from the start, so that a state saved before the first step has the same format.
                 part.optimizer.state[parameter] = {
@@ -45,15 +46,15 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[Any]:
-    """Return Megatron-Core's optimizers of one model: experts have a separate one."""
+    """Return Megatron-Core's optimizers of one model: experts have a separate optimizer."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
-    """Make the distributed optimizer restore moments without its step count. Megatron-Core 0.16 restores them by
-    iterating over torch's complete Adam state, including the step count, which is already set. One kind of saved
-    state does not contain the count and could not be loaded without this; the other contains the count before the
-    load."""
+    """Make the distributed optimizer restore moments without the step count. Megatron-Core 0.16 restores moments by
+    iterating over torch's complete Adam state, which includes the step count, although the count is already set. One
+    kind of saved state does not contain the count, and could not be loaded without this change. The other kind
+    contains the count before the load."""
     for split in _parts(optimizer):
         restore = split._set_main_param_and_optimizer_states
 
@@ -82,16 +83,16 @@ def held_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
 
 
 def own_step_counts(optimizer: MegatronOptimizer) -> None:
-    """Give each parameter a separate step count. Loading a distributed optimizer leaves the same tensor in all of
-    them, which every parameter's step would then increment."""
+    """Give each parameter a separate step count. After a distributed optimizer is loaded, all parameters share one
+    tensor, which would be incremented once per parameter."""
     for split in _parts(optimizer):
         for state in split.optimizer.state.values():
             state["step"] = state["step"].clone()
 
 
 def blank_padding(state: Any) -> None:
-    """Zero the padding between the parameters of a distributed optimizer's buffers, where Megatron-Core saves
-    uninitialized memory: equal states must give equal files."""
+    """Zero the padding between the parameters of a distributed optimizer's buffers, where Megatron-Core would save
+    uninitialized memory. Equal states must give equal files."""
     if not isinstance(state, dict | list):
         return
     inside = list(state.values() if isinstance(state, dict) else state)
@@ -113,7 +114,7 @@ def gradient_norm(optimizer: MegatronOptimizer) -> float:
 
 @torch.no_grad()
 def step(optimizer: MegatronOptimizer, settings: OptimizerStep, grad_norm: float) -> None:
-    """Take one AdamW step with these settings; `grad_norm` is the result of `gradient_norm`, and must be finite."""
+    """Take one AdamW step with these settings; `grad_norm` is the result of `gradient_norm` and must be finite."""
     assert math.isfinite(grad_norm), "the caller checks before the weights change"
     for group in optimizer.param_groups:
         group["lr"] = settings.lr * group["lr_mult"]

@@ -1,4 +1,4 @@
-"""torch's out-of-memory errors, reported with the recipe keys that reduce memory."""
+"""Conversion of torch's out-of-memory errors to errors that name the recipe keys that reduce memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from ppoctl.recipe.sizes import microbatch_limit
 
 @contextmanager
 def named_out_of_memory(role: str, batching: BySequences | ByTokens, *, with_gradient: bool) -> Iterator[None]:
-    """Context of a forward pass of this role, or (`with_gradient`) of an update. Raises OutOfMemoryError."""
+    """Context of a forward pass of this role or, with `with_gradient`, of an update. Raises OutOfMemoryError."""
     try:
         yield
     except torch.OutOfMemoryError as error:

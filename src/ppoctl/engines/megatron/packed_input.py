@@ -1,7 +1,7 @@
 """One microbatch as the model's input: packed tokens, ends of sequences, and positions to read.
 
-Letters: N packed tokens of this rank, n positions that it reads, D channels of a head. If context ranks split the
-tokens of a microbatch, a rank has pieces of its sequences; otherwise it has full sequences.
+Letters: N packed tokens of this rank, n positions that this rank reads, D channels of a head. If context ranks split
+the tokens of a microbatch, a rank has pieces of its sequences; otherwise it has full sequences.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class RopeTables(NamedTuple):
 
 @dataclass(kw_only=True)
 class PackedInput(PackedSeqParams):
-    """Passed through Megatron-Core as its `packed_seq_params`, from the embedding to the output layer.
+    """A packed microbatch. Megatron-Core passes it from the embedding to the output layer as `packed_seq_params`.
 
     Lengths are Python numbers, computed once per microbatch, so that no layer has to read them from the device.
     """
@@ -41,24 +41,24 @@ class PackedInput(PackedSeqParams):
     query_lengths: tuple[int, ...]
     """Number of tokens of each piece; the sum is N."""
     key_lengths: tuple[int, ...]
-    """Number of tokens that each piece sees: those of its sequence up to the piece's last token."""
+    """Number of tokens that each piece sees: the tokens of its sequence up to the piece's last token."""
     read_at: Tensor
-    """[n] packed positions whose outputs are read."""
+    """[n] indices of the packed tokens whose outputs are read."""
     targets: Tensor
-    """[n] ids that these positions predict; not used by a critic."""
+    """[n] token ids that these positions predict. A critic does not use them."""
     request: OutputRequest = field(default_factory=OutputRequest)
     """Outputs requested from the output layer."""
     excluded: ExcludedTokens | None = None
-    """Ids that could not be sampled at some of these positions. None: no id is excluded."""
+    """Token ids that the sampler excluded at some of these positions. None: no id is excluded."""
     reference: FrozenOutputs | None = None
     """Inputs of the reference's output layer at the same positions, if full KL is requested."""
     hidden_alone: bool = False
-    """Whether to stop before the output layer and return the hidden states of the positions read, for this rank's
+    """Whether to stop before the output layer and return the hidden states of the positions to read, for this rank's
     tokens."""
     rope: RopeTables | None = None
-    """Set by the model, once for all layers."""
+    """Rotation of each token. The model computes it once for all layers."""
     context: ContextShare | None = None
-    """If context ranks split the tokens: which tokens are this rank's, and how it gets data of the others."""
+    """If context ranks split the tokens: the tokens of this rank, and how it gets data of the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,21 @@ class ReadSettings:
     device: torch.device
     request: OutputRequest = field(default_factory=OutputRequest)
     end_token_ids: tuple[int, ...] = ()
-    """Ids that end a response, if they could not be sampled at its first `asked.min_new_tokens` positions."""
+    """Ids that end a response, if the sampler excluded them at the first `request.min_new_tokens` positions of a
+    response."""
     token_multiple: int = 1
-    """The number of packed tokens over all context ranks is a multiple of this, so that context and sequence
-    parallelism split them evenly."""
+    """The number of packed tokens over all context ranks is a multiple of this number, so that context and sequence
+    parallelism split the tokens evenly."""
     context: torch.distributed.ProcessGroup | None = None
-    """The ranks that split the tokens. None: one rank has all of them."""
+    """The ranks that split the tokens. None: one rank has all tokens."""
 
 
 def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
-    """Return this rank's slice of `packed` on the device, with the boundaries in the formats of the attention
+    """Return this rank's slice of `packed` on the device, with sequence boundaries in the formats of the attention
     kernels.
 
-    Padding tokens up to the multiple form a separate sequence at the end, which is not read.
+    Padding tokens up to `token_multiple` form a separate sequence at the end. The outputs of this sequence are not
+    read.
     """
     device, group = reading.device, reading.context
     filler = -len(packed.tokens) % reading.token_multiple
@@ -123,7 +125,7 @@ def _excluded(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) ->
 def _found_at(
     wanted: Int[Tensor, " m"], places: Int[Tensor, " N"], total: int
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Return the wanted positions that this rank has: their indices on this rank, and which of `wanted` they are."""
+    """Return the wanted positions that this rank has: their indices on this rank, and their indices in `wanted`."""
     index = torch.full((total,), -1)
     index[places] = torch.arange(len(places))
     on_rank = index[wanted]

@@ -1,8 +1,8 @@
-"""Pinned host memory, which a GPU copies from and to at the full speed of its bus.
+"""Pinned host memory: a GPU reads and writes it at the full speed of the bus.
 
-torch's own (`pin_memory`) rounds sizes up to powers of two and keeps the memory forever: the parts of a 7B model take
-1.1 to 1.9 times their bytes. Here a buffer is as large as its content, and is kept until a larger one is needed:
-pinning takes about as long as copying.
+torch's `pin_memory` rounds sizes up to powers of two and keeps the memory forever, so the parts of a 7B model take
+1.1 to 1.9 times their bytes. Here a buffer is as large as its content. It is kept until a larger buffer is needed,
+because pinning takes about as long as copying.
 """
 
 import mmap
@@ -17,10 +17,10 @@ from ppoctl.errors import OutOfMemoryError
 
 
 class PinnedMemory:
-    """A buffer of host memory, pinned for `device` if that is a GPU, for the lifetime of this object."""
+    """A buffer of host memory. If `device` is a GPU, the buffer is pinned for it as long as this object exists."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Raises OutOfMemoryError if the host cannot pin so much memory."""
+        """Allocate `size` bytes. Raises OutOfMemoryError if the host cannot pin this much memory."""
         self._cuda: Any = None
         try:
             self.bytes: Tensor = torch.frombuffer(
@@ -53,8 +53,8 @@ _STAGED_BYTES = 64 * 2**20
 
 
 class PinnedStaging:
-    """Copying of GPU tensors to ordinary host memory through two pinned buffers: the GPU fills one while the CPU
-    empties the other."""
+    """Copying of GPU tensors to ordinary host memory through two pinned buffers. The GPU fills one buffer while the
+    CPU empties the other."""
 
     def __init__(self, device: torch.device, size: int = _STAGED_BYTES) -> None:
         """Allocate two buffers of `size` bytes."""

@@ -20,7 +20,7 @@ from ppoctl.recipe.schema import ParallelTable
 COLLECTIVE_S = 600.0
 """Default timeout of a collective in seconds."""
 _met_at = ""
-"""Host at which this process joined the other processes of its role."""
+"""Host where this process joined the other processes of its role."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def join(place: RankInfo, patience: GroupTimeouts) -> None:
 
 
 def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTIVE_S) -> ProcessGroupCollection:
-    """Return Megatron-Core's process groups for this layout; the first call creates them.
+    """Return Megatron-Core's process groups for this layout. The first call creates the groups.
 
-    A process that already belongs to a group (see `join`) keeps it. A single process becomes a world of size 1, with
-    the rendezvous in memory and gloo bound to the loopback interface: no name is resolved, and nothing listens on the
-    network. Must run before vLLM's engine is created in the same process: if vLLM created the default group, it would
-    destroy the group when the engine ends.
+    A process that already belongs to a default group (see `join`) keeps this group. A single process becomes a world
+    of size 1, with the rendezvous in memory and gloo bound to the loopback interface: no name is resolved, and
+    nothing listens on the network. If vLLM's engine runs in the same process, call this function before the engine is
+    created: if vLLM created the default group, it would destroy the group when the engine ends.
     """
     alone = not torch.distributed.is_initialized()
     with megatron_device(), gloo_on_loopback() if alone or is_loopback(_met_at) else nullcontext():
@@ -91,11 +91,12 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
                 # States of a distributed optimizer are gathered over gloo, in host memory instead of GPU memory.
-                # Roles of one process share the groups, and the other role's optimizer may be distributed.
+                # Roles of a single process share the groups, and the optimizer of another role may be distributed.
                 create_gloo_process_groups=alone or parallel.distributed_optimizer,
                 distributed_timeout_minutes=ceil(collective_s / 60),
             )
-            # The inference tracker does not change random generators: the models use no random numbers.
+            # Megatron-Core's inference tracker does not change torch's random-number generators. The models use no
+            # random numbers.
             initialize_rng_tracker(inference_rng_tracker=True)
         return ProcessGroupCollection.use_mpu_process_groups()
 

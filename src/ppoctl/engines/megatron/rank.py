@@ -1,8 +1,9 @@
 """One process of a trained role: its shard of the model and its shard of the optimizer.
 
-A minibatch is one optimizer step. Megatron-Core's schedule runs forward and backward over its microbatches
-(`schedule`), and gradients accumulate in Megatron-Core's float32 buffers. The optimizer steps (`optimizer`) only
-after loss and gradient norm are finite on all ranks: if only some ranks stepped, their weights would diverge.
+A minibatch is one optimizer step. Megatron-Core's schedule (`schedule`) runs forward and backward over the
+microbatches, and gradients accumulate in Megatron-Core's float32 buffers. The optimizer (`optimizer`) takes a step
+only if loss and gradient norm are finite on all ranks: if only some ranks took the step, weights would differ between
+ranks.
 
     role (actor, critic)  =  data ranks  x  context ranks  x  pipeline ranks  x  tensor ranks
                              rows            tokens            layers            heads, columns, vocabulary
@@ -72,7 +73,8 @@ class TrainerSettings:
     """Settings from which each process of a role creates its model."""
 
     role: str
-    """actor or critic; for a reward model the key of its table, which is `reward` or begins with it."""
+    """`actor` or `critic`. For a reward model: the key of its recipe table, which is `reward` or begins with
+    `reward`."""
     model: str
     """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights of actor, critic and
     reference."""
@@ -82,9 +84,9 @@ class TrainerSettings:
     parallel: ParallelTable = field(default_factory=ParallelTable)
     recompute: Recompute = "none"
     reshardable: str = "full"
-    """Layouts in which states of a distributed optimizer can be loaded: full, dp."""
+    """Layouts in which saved states of a distributed optimizer can be loaded: "full" or "dp"."""
     device: str | None = None
-    """None: this process's GPU, or the CPU if there is none."""
+    """torch device. None: this process's GPU, or the CPU if there is no GPU."""
     collective_s: float = COLLECTIVE_S
     """Seconds that ranks wait for each other in a collective (`process_group.GroupTimeouts`)."""
     label: str | None = None
@@ -105,7 +107,7 @@ class RankStepResult:
     grad_norm: float
     """2-norm of the complete gradient, before clipping."""
     share: RankOutputs | None
-    """Outputs, on the ranks that have them: the first tensor and context rank of the last pipeline stage."""
+    """Outputs, on the first tensor and context rank of the last pipeline stage. None on other ranks."""
 
 
 class MegatronRank(SendingRank):
@@ -137,17 +139,17 @@ class MegatronRank(SendingRank):
         self._reload("weights", "training")
         with megatron_device():
             self._read_source(self._build_once())
-            # Must follow the weights: the optimizer copies its float32 main weights from them.
+            # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
     def start_frozen(self) -> None:
-        """Load weights from the model source that never change, as for a reward model. Raises the errors of
-        `start`."""
+        """Load weights from the model source without an optimizer, for a model that never changes (a reward model).
+        Raises the errors of `start`."""
         self._reference.stages()
 
     def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - called by name and position
-        """Write this rank's shard of weights and optimizer into an existing folder; in the background, write a copy.
-        Raises StorageError."""
+        """Begin to write this rank's shard of weights and optimizer into an existing folder. With `in_background`, a
+        copy of the shard is written. Raises StorageError."""
         self._reload("weights", "training")
         with megatron_device():
             how = self.settings.reshardable
@@ -155,11 +157,12 @@ class MegatronRank(SendingRank):
         self._saving = folder, saving
 
     def is_saved(self) -> bool:
-        """Whether this rank's shard is written."""
+        """Whether this rank has written its shard."""
         return self._saving[1].is_written()
 
     def finish_save(self) -> dict[str, FileDigest]:
-        """Return the flushed files of this rank, after all ranks have written theirs. Raises StorageError."""
+        """Wait until all ranks have written their files, and return the flushed files of this rank. Raises
+        StorageError."""
         folder, saving = self._saving
         del self._saving
         return checkpoint.finish_save(saving, folder)
@@ -193,7 +196,8 @@ class MegatronRank(SendingRank):
         return self._forward(self.stages, sequences, request)
 
     def reference_forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
-        """Return log-probs, or scores of a reward model, of the frozen initial weights (see `ReferenceModel`)."""
+        """Return log-probs, or a reward model's scores, computed with the frozen initial weights (see
+        `ReferenceModel`)."""
         stages = self._reference.stages()
         self._reload("reference")
         return self._forward(stages, sequences, request)
@@ -210,8 +214,8 @@ class MegatronRank(SendingRank):
         return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
 
     def offload(self) -> None:
-        """Offload everything to the host, so that other roles can use the device memory. Parts are reloaded when they
-        are used. Gradients are dropped, since every minibatch starts with zeros."""
+        """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
+        used. Gradients are dropped, since every minibatch starts with zero gradients."""
         self.stop_sharing()
         if self._optimizer is not None:
             self._host.offload("weights", (weight for model in self.models for weight in model.parameters()))
@@ -220,11 +224,11 @@ class MegatronRank(SendingRank):
             self._host.offload("training", optimizer.held_tensors(self._optimizer))
         self._host.offload("reference", self._reference.weights())
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # without this, only this process could reuse the memory
+            torch.cuda.empty_cache()  # otherwise only this process could reuse the memory
 
     def _reload(self, *parts: str) -> None:
-        """Reload these parts to the device: weights, training (gradients and optimizer), reference. Stops sharing
-        first: engines must not read buffers whose weights are about to change."""
+        """Reload these parts to the device: weights, training (gradients and optimizer), reference. Sharing with
+        engines is stopped first: engines must not read buffers whose weights are about to change."""
         self.stop_sharing()
         for part in parts:
             self._host.reload(part)
@@ -246,7 +250,7 @@ class MegatronRank(SendingRank):
 
     @property
     def models(self) -> list[PackedModel]:
-        """This rank's pipeline stages without the wrapper of gradient buffers."""
+        """This rank's pipeline stages without the wrapper with the gradient buffers."""
         return [stage.module for stage in self.stages]
 
     @property
@@ -322,7 +326,7 @@ class MegatronRank(SendingRank):
         return (*end_token_ids(self.source[0]), *request.stop_token_ids)
 
     def _with_reference(self, microbatches: list[Microbatch], request: OutputRequest) -> list[Microbatch]:
-        """Return the microbatches; if full KL is requested, with the reference's hidden states."""
+        """Return the microbatches. If full KL is requested, add the reference's hidden states to them."""
         if not request.full_kl:
             return microbatches
         stages = self._reference.stages()
@@ -339,7 +343,8 @@ class MegatronRank(SendingRank):
     def _forward(self, stages: ModelChunks, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(request, with_gradient=False))
-        # The reference's hidden states of a group are in memory together: one microbatch per pipeline rank.
+        # The reference's hidden states of all microbatches of a group are in memory together, so a group has only one
+        # microbatch per pipeline rank.
         role, batching = self.settings.role, self.settings.batching
         size = self.settings.parallel.pipeline if request.full_kl else len(microbatches)
         results: list[MicrobatchResult] = []
@@ -371,7 +376,8 @@ class MegatronRank(SendingRank):
         return RankStepResult(loss, grad_norm, self._share(microbatches, results))
 
     def _total_loss(self, loss: float) -> float:
-        """Return the sum over the data ranks, on every rank, so that either all ranks step or none."""
+        """Return the sum of the losses of all data ranks, on every rank, so that either all ranks take the step or
+        none."""
         world = torch.distributed.group.WORLD
         if torch.distributed.get_world_size(world) == 1:
             return loss

@@ -1,4 +1,4 @@
-"""How a trainer calls the processes of its role: directly if there is one, through an executor if there are several.
+"""Calls of a trainer to the processes of its role: directly if there is one process, through an executor otherwise.
 Every rank receives the same call at the same time, because the ranks communicate by collectives."""
 
 import math
@@ -22,16 +22,17 @@ class Ranks(Protocol):
     """The processes of one role."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of each rank and return the results in rank order. Raises the error of any rank."""
+        """Call a method of each rank and return the results in rank order. If ranks fail, raises the error of one of
+        them."""
         ...
 
     def weights(self) -> RankSource:
-        """Return the weights of the role's model, which must be used before the next call."""
+        """Return the weights of the role's model. They must be used before the next call."""
         ...
 
 
 class ThisProcess:
-    """One rank in this process; the engine is in another process of this machine."""
+    """A role whose only rank is in this process. The engine is in another process of this machine."""
 
     def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20, *, shares: bool = True) -> None:
         """`bucket_bytes` and `shares` are passed to `RankSource`."""
@@ -59,7 +60,7 @@ class ThisProcess:
 
 
 class ManyProcesses:
-    """Ranks in separate processes."""
+    """A role whose ranks are in separate processes."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class ManyProcesses:
 
 
 def gathering_groups(layout: ParallelTable) -> list[list[range]]:
-    """Return, for each pipeline rank, the groups of ranks that can gather its weights: complete groups of tensor
-    ranks and of expert ranks. After gathering, the first rank of a group has full tensors."""
+    """Return, for each pipeline rank, the groups of ranks that can gather the weights of this pipeline rank. A group
+    contains all tensor ranks and all expert ranks. After gathering, the first rank of a group has full tensors."""
     count = math.lcm(layout.tensor, layout.expert_ranks)
     # Megatron-Core numbers ranks over tensor, then context, then data, then pipeline.
     firsts = [pipeline_rank * layout.stage_ranks for pipeline_rank in range(layout.pipeline)]
@@ -93,8 +94,8 @@ def gathering_groups(layout: ParallelTable) -> list[list[range]]:
 
 
 class DeviceSharingRanks:
-    """Ranks of a role that shares its devices. Before it computes, the other roles are offloaded; before it only
-    reads its weights, its own gradients and optimizer are offloaded."""
+    """Ranks of a role that shares its devices. Before the role computes, the other roles are offloaded. Before a call
+    that only reads the role's weights, its gradients and optimizer are offloaded."""
 
     def __init__(self, ranks: Ranks, role: str, sharing: DeviceSharing) -> None:
         self.ranks = ranks
@@ -126,7 +127,7 @@ class DeviceSharingRanks:
 _WITH_OPTIMIZER = frozenset({"start", "load", "update", "begin_save"})
 """Calls that need gradients and optimizer on the device in addition to the weights."""
 _WITHOUT_DEVICE = frozenset({"is_saved", "finish_save"})
-"""Calls that do not need the device, and are possible while another role uses it."""
+"""Calls that do not need the device. They are possible while another role uses the device."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ class OpenRank:
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
         if self.settings.parallel.tensor > 1:
-            # CUDA reads it at startup. With one connection, messages of tensor ranks start before the product that
-            # overlaps them.
+            # CUDA reads this variable at startup. With one connection, messages between tensor ranks start before the
+            # matrix product with which they overlap.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         if on_gpu():
             use_expandable_segments()

@@ -1,4 +1,4 @@
-"""The frozen reference of an actor's rank: a second model, which always has the weights of the model source."""
+"""The frozen reference on a rank of the actor: a second model, which always has the weights of the model source."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,8 +8,8 @@ from ppoctl.engines.megatron.model import PackedModel
 
 
 class ReferenceModel:
-    """The initial weights in the model's dtype. Read on first use and never from a saved state, so that a resumed run
-    keeps its reference."""
+    """A model with the initial weights, in the dtype of the actor. The weights are read on first use, and never from
+    a saved state, so that a resumed run keeps its reference."""
 
     def __init__(
         self, build: Callable[[], Sequence[PackedModel]], read_source: Callable[[Sequence[PackedModel]], None]
@@ -29,5 +29,5 @@ class ReferenceModel:
         return self._stages
 
     def weights(self) -> Iterator[Tensor]:
-        """Return the weights in memory; empty before the first use."""
+        """Yield the weights that are in memory. Yields nothing before the first use."""
         return (weight for stage in self._stages for weight in stage.parameters())

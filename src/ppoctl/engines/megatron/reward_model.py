@@ -1,4 +1,5 @@
-"""A reward model on Megatron-Core: the critic's model without optimizer, gradients and states. It never changes."""
+"""A reward model on Megatron-Core: the critic's model without optimizer, gradients and saved states. Its weights
+never change."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -12,7 +13,7 @@ from ppoctl.ports import OutputRequest
 
 
 class MegatronRewardModel:
-    """The computing part of a `ports.RewardModel`."""
+    """The part of a reward model (`batch.scores.RewardModel`) that computes scores of token ids."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks

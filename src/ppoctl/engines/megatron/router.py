@@ -1,4 +1,4 @@
-"""Choice of the experts of each token, and their weights."""
+"""Choice of the experts of each token, and of the weight of each expert."""
 
 from typing import Any
 
@@ -13,10 +13,11 @@ from ppoctl.model.shape import SigmoidRouting
 
 class SoftmaxRouter(TopKRouter):
     """Megatron-Core's router with the order of operations of transformers: softmax over all experts in float32,
-    choice of the largest probabilities, division by their sum if the model requires it, then the cast.
+    choice of the largest probabilities, division by their sum if the model requires it, and finally the cast to the
+    model's dtype.
 
-    Megatron-Core casts to the model's dtype before the choice: in bfloat16 that creates ties, and other experts than
-    the generator's. Its own product of hidden states and weights requires Transformer Engine.
+    Megatron-Core casts before the choice. In bfloat16 the cast creates ties, so other experts would be chosen than by
+    the generator (vLLM). Megatron-Core's product of hidden states and weights requires Transformer Engine.
     """
 
     def __init__(self, *, renormalise: bool, **settings: Any) -> None:
@@ -43,17 +44,17 @@ class SoftmaxRouter(TopKRouter):
 
 class SigmoidRouter(TopKRouter):
     """DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2), in float32 as in transformers: sigmoid scores, plus a
-    bias that is used only for the choice, first of groups of experts, then of experts in these groups.
+    bias that is used only to choose groups of experts, and then experts in these groups.
 
-    The bias balanced loads in pre-training. PPO does not train it: it is a buffer, in float32 for every dtype of the
-    model.
+    Pre-training used the bias to balance the load of experts. PPO does not train the bias: it is a buffer, in float32
+    for every dtype of the model.
     """
 
     def __init__(self, *, renormalise: bool, how: SigmoidRouting, **settings: Any) -> None:
         super().__init__(**settings)
         self.renormalise = renormalise
         self.how = how
-        del self.expert_bias  # None, because Megatron-Core does not train it here
+        del self.expert_bias  # it is None, because Megatron-Core does not train it here
         self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
 
     def gating(self, input: Float[Tensor, "N 1 hidden"]) -> Float[Tensor, "N 1 experts"]:

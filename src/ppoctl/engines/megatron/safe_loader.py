@@ -1,8 +1,8 @@
 """Megatron-Core's loader of torch_dist folders, without executing code from them.
 
-By default it unpickles all of `.metadata`, and every part of a state that is not a tensor. Here `.metadata` comes
-from `convert.torch_dist`, which reads it once and accepts only descriptions of tensors. Other objects are loaded by
-`convert.safe_pickle`.
+By default, Megatron-Core's loader unpickles all of `.metadata`, and every part of a state that is not a tensor. Here
+`.metadata` comes from `convert.torch_dist`, which reads the file once and accepts only descriptions of tensors. Other
+objects are loaded by `convert.safe_pickle`.
 """
 
 import io
@@ -44,7 +44,7 @@ class DataOnly(TorchDistLoadShardedStrategy):
         self._metadata = metadata
 
     def load(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path | str) -> dict[str, Any]:
-        """Load as the replaced strategy does, with our reader and planner."""
+        """Load as Megatron-Core's strategy does, but with the reader and planner of this module."""
         tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
         by_key, flat, renamed = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
         state = mcore_to_pyt_state_dict(by_key, is_loading=True)
@@ -86,20 +86,22 @@ class CommonDataOnly(TorchCommonLoadStrategy):
 
 
 class _ChunkReader(FileSystemReader):
-    """Reader of chunks, but not of metadata."""
+    """Reader of chunks of tensors. It does not read metadata from a file."""
 
     def __init__(self, folder: Path | str, metadata: Metadata) -> None:
         super().__init__(folder)
         self._metadata = metadata
 
     def read_metadata(self) -> Metadata:
-        """Return the metadata passed in. Without a rank parameter, so that torch does not look for per-rank files."""
+        """Return the metadata that was passed to the constructor. The method has no rank parameter, so that torch
+        does not look for files of single ranks."""
         return self._metadata
 
 
 class _Planner(MCoreLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Store an object that is not a tensor; torch would unpickle it and could execute code in it."""
+        """Store the bytes of an object that is not a tensor. torch would unpickle the object, which could execute
+        code."""
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], load_plain(value))
 
 

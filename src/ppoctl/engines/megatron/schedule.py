@@ -1,9 +1,9 @@
 """Megatron-Core's forward-backward schedule over microbatches, with losses already divided by the global token count.
 
-Only this module undoes Megatron's averaging: the schedule divides a loss by the number of microbatches or by a token
-count, and the gradient reduction divides by a token count. Our microbatch losses are already divided by the
-minibatch's global count, so their plain sum over microbatches and ranks is the minibatch's loss, and likewise for the
-gradient.
+Only this module undoes Megatron's averaging. Megatron's schedule divides a loss by the number of microbatches or by a
+token count, and its gradient reduction divides by a token count. Our microbatch losses are already divided by the
+minibatch's global token count. The loss of the minibatch is therefore the sum of these losses over microbatches and
+ranks, and its gradient is the sum of their gradients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,8 @@ class MicrobatchResult:
 
 
 def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list[MicrobatchResult]:
-    """Return the model's outputs for each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
+    """Return the model's outputs for each microbatch, on the last pipeline stage. Other stages return an empty list.
+    Computes no gradient."""
 
     def collect(microbatch: Microbatch, outputs: PositionOutputs, **_: bool) -> MicrobatchResult:
         return MicrobatchResult(_on_grid(microbatch, outputs))
@@ -50,22 +51,22 @@ def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list
 def run_forward_backward(
     stages: ModelChunks, microbatches: Sequence[Microbatch], loss_of: LossOf
 ) -> list[MicrobatchResult]:
-    """Return the model's outputs for each microbatch, like `run_forward`. The gradient of the summed losses is in the
-    model's gradient buffers afterwards, reduced over all ranks."""
+    """Return the model's outputs for each microbatch, like `run_forward`. Afterwards, the model's gradient buffers
+    contain the gradient of the summed losses, reduced over all ranks."""
 
     def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, MicrobatchResult]:
         token_outputs = _on_grid(microbatch, outputs)
         loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, token_outputs)
         result = MicrobatchResult(token_outputs.map(Tensor.detach), float(loss.detach()))
-        # The middle entry is the token count to divide by; with 0, Megatron-Core does not divide.
+        # The middle entry is the token count by which Megatron-Core divides. With 0, it does not divide.
         return loss, torch.zeros((), dtype=torch.int), result
 
     return _run(stages, microbatches, loss_func, backward=True)
 
 
 def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microbatch]) -> list[Microbatch]:
-    """Return the microbatches, each with a frozen model's hidden states before the output layer. The hidden states of
-    all microbatches are then in memory, on the last pipeline stage."""
+    """Return the microbatches, each with the reference's hidden states before the output layer. On the last pipeline
+    stage, the hidden states of all microbatches are then in memory together."""
 
     def collect(_: Microbatch, hidden: Tensor, **__: bool) -> Tensor:
         return hidden
@@ -89,7 +90,7 @@ def share_of(microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResul
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:
-    """Reduce gradients over ranks like Megatron-Core, without its division by a token count
+    """Reduce gradients over ranks as Megatron-Core does, but without dividing by a token count
     (`finalize_model_grads_func`)."""
     finalize_model_grads(model, None, **settings)
 
@@ -119,7 +120,7 @@ def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> TokenOutputs:
     def on_grid(values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
         if microbatch.is_idle:
             return torch.zeros(0, microbatch.packed.num_columns)
-        # On the CPU: grids are small, and objectives use data that are on the CPU.
+        # The grid is on the CPU: grids are small, and objectives use other data on the CPU.
         return microbatch.packed.to_grid(values.cpu())
 
     entropy, full_kl = (None if output is None else on_grid(output) for output in (outputs.entropy, outputs.full_kl))

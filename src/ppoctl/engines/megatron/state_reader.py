@@ -1,7 +1,8 @@
 """Loading of the weights of a torch_dist checkpoint into a model with any layout. Optimizers and other data are not
 read.
 
-Megatron-Core's loader copies directly into the parameters. Objects that are not tensors (`common.pt`) are not read.
+Megatron-Core's loader copies tensors directly into the parameters. Objects that are not tensors (`common.pt`) are not
+read.
 """
 
 import warnings
@@ -26,10 +27,11 @@ from ppoctl.model.shape import ModelShape
 
 @torch.no_grad()
 def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
-    """Load this rank's pipeline stages, cast to the model's dtype. Collective over all ranks of the layout.
+    """Load the weights of this rank's pipeline stages, cast to the model's dtype. Collective over all ranks of the
+    layout.
 
-    Raises EnvironmentProblemError, which names the first tensor that is missing, unknown or of another shape, and
-    StorageError if the folder cannot be read.
+    Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
+    tensor. Raises StorageError if the folder cannot be read.
     """
     shape, is_critic = stages[0].settings.shape, isinstance(stages[0], ValueModel)
     source = TorchDist(folder)

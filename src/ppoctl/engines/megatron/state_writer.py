@@ -4,8 +4,8 @@
     write    per rank, here or in a thread   this rank's file, digested while it is written
     finish   collective                      the list of written tensors, in the metadata files
 
-Megatron-Core's default writer starts a helper process and forks, which does not work in a process with a vLLM engine
-or in an interactive process. The files are the same.
+Megatron-Core's default writer starts a helper process and forks. That does not work in a process with a vLLM engine
+or in an interactive process. The files are the same as with the default writer.
 """
 
 import io
@@ -39,7 +39,7 @@ COMMON_FILES = ("metadata.json", "common.pt")
 
 
 class StateWriter(TorchDistSaveShardedStrategy):
-    """The writer of one state, passed to `dist_checkpointing.save`."""
+    """The writer of one state. It is passed to `dist_checkpointing.save`."""
 
     def __init__(self, copied: Callable[[Tensor], Tensor] | None = None) -> None:
         """`copied` copies a tensor that may change while the files are written. None: no tensor changes."""
@@ -48,7 +48,8 @@ class StateWriter(TorchDistSaveShardedStrategy):
         self.files = _DigestedFiles()
 
     def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> AsyncRequest:
-        """Plan the save. The request's `async_fn` writes, in any thread; its last function finishes."""
+        """Plan the save. The request's `async_fn` writes the files, in any thread. The request's last function
+        finishes the save."""
         translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         state = mcore_to_pyt_state_dict(translated, is_loading=False)
         writer = FileSystemWriter(checkpoint_dir, sync_files=False)  # closing a `DigestingFile` flushes
@@ -57,7 +58,7 @@ class StateWriter(TorchDistSaveShardedStrategy):
         planner: Any = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         plan, metadata = _plan_together(state, planner, writer, ranks)
         source: Any = planner if self.copied is None else _Copies(plan, planner, self.copied)
-        self.copied = None  # frees the pinned memory that it copies through
+        self.copied = None  # frees the pinned memory that `copied` uses
         written: Future[list[WriteResult]] = Future()
 
         def write() -> None:
@@ -73,12 +74,12 @@ class StateWriter(TorchDistSaveShardedStrategy):
 
 
 class RankSaving:
-    """One rank's running save, after planning."""
+    """A save of one rank that is planned and not finished."""
 
     def __init__(self, request: AsyncRequest, files: "_DigestedFiles", *, in_background: bool) -> None:
         self._request = request
         self._files = files
-        # A daemon thread does not keep the process alive: without a manifest, a partial save is not used anyway.
+        # A daemon thread does not keep the process alive. A partial save has no manifest, so it is never used.
         self._thread = threading.Thread(target=request.async_fn, name="save", daemon=True)
         self._thread.start()
         if not in_background:
@@ -118,11 +119,11 @@ def _plan_together(
 
 
 class _Copies:
-    """This rank's shard of a state, copied to the host. Each item is returned once and then freed."""
+    """Copies of this rank's shard of a state in host memory. Each item is returned once and then freed."""
 
     def __init__(self, plan: SavePlan, planner: SavePlanner, copied: Callable[[Tensor], Tensor]) -> None:
         resolved = ((item.index, planner.resolve_data(item)) for item in plan.items)
-        # Objects were pickled for this save only, and need no copy.
+        # Objects are not copied: they were pickled for this save only.
         self._items = {index: copied(data) if isinstance(data, Tensor) else data for index, data in resolved}
 
     def resolve_data(self, item: WriteItem) -> Tensor | io.BytesIO:
@@ -136,8 +137,8 @@ class _DigestedFiles(FileSystem):
         self.digests: dict[str, FileDigest] = {}
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do not create the folder: the caller of the save has done that. torch would recreate it, with all its
-        parents, after a newer attempt has moved it away."""
+        """Do nothing: the caller of the save has created the folder. torch would re-create the folder and its parents
+        after a newer attempt has moved the folder away."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The ports of actor and critic: call all ranks of the role, and merge their outputs."""
+"""Implementations of the ports of actor and critic. They call all ranks of the role and merge the ranks' outputs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ LOOK_EVERY_S = 0.2
 
 
 class MegatronSaving:
-    """A `ports.Saving`: each rank writes its shard; the model's config.json is added."""
+    """A `ports.Saving`: each rank writes its shard, and this process adds the model's config.json."""
 
     def __init__(self, ranks: Ranks, folder: Path, companions: Companions) -> None:
         self.ranks, self.folder, self.companions = ranks, folder, companions
@@ -48,11 +48,11 @@ class MegatronSaving:
         return all(self.ranks.call("is_saved"))
 
     def finish(self) -> dict[str, FileDigest]:
-        """Return the files of all ranks and the config.json with which other programs load the state. Raises
-        StorageError."""
+        """Finish the save, and return the files of all ranks and the config.json, which other programs need to load
+        the state. Raises StorageError."""
         files = {name: digest for files in self.ranks.call("finish_save") for name, digest in files.items()}
         try:
-            # Last, because Megatron-Core requires an empty folder.
+            # The config is written last, because Megatron-Core requires an empty folder.
             return {**files, CONFIG: flushed_digest(self.companions.write_config(self.folder))}
         except OSError as error:
             raise StorageError(f"state cannot be written to `{self.folder}`: {error}") from error
@@ -71,11 +71,11 @@ class MegatronTrainer:
         Raises EnvironmentProblemError or RecipeError if the source is missing, broken or not supported.
         """
         self.ranks.call("start")
-        self._companions.config()  # read now, since saves write a copy even if the source is gone by then
+        self._companions.config()  # read now: a save writes a copy even if the source no longer exists
 
     def save(self, folder: Path, *, in_background: bool) -> "MegatronSaving":
-        """Write weights and optimizer into an existing empty folder; in the background, write copies of them. Raises
-        StorageError."""
+        """Begin to write weights and optimizer into an existing empty folder. With `in_background`, copies of them
+        are written. Raises StorageError."""
         self.ranks.call("begin_save", folder, in_background)
         return MegatronSaving(self.ranks, folder, self._companions)
 
@@ -89,7 +89,7 @@ class MegatronTrainer:
         self.export(folder)
 
     def export(self, folder: Path) -> SentChecksums:
-        """Write the weights like `save_weights`, and return checksums of the written tensors."""
+        """Write the weights as `save_weights` does, and return checksums of the written tensors."""
         sent = SentChecksums()
         shape, companions = self.source[1], self._companions
         loaded: dict[str, Spec] = {}
@@ -128,20 +128,20 @@ class MegatronTrainer:
         return Companions(self.source[0], role, self.settings.dtype)
 
     def forward(self, method: str, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
-        """Return the outputs of all ranks for all rows."""
+        """Return the outputs for all rows, merged from all ranks."""
         shares: list[RankOutputs | None] = self.ranks.call(method, sequences, request)
         return merge([share for share in shares if share is not None])
 
 
 class MegatronActor(MegatronTrainer):
-    """A `ports.Actor`. The reference is in the same processes."""
+    """A `ports.Actor`. The reference is in the same processes as the actor."""
 
     def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         """Return the log-prob of each response token, and the other requested outputs."""
         return self.forward("forward", sequences, request)
 
     def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> Float[Tensor, "B R"]:
-        """Return the log-prob of each response token by the frozen initial weights."""
+        """Return the log-prob of each response token under the reference, the frozen initial weights."""
         return self.forward("reference_forward", sequences, request).primary
 
     def weights(self, state: State) -> NamedWeights:
@@ -154,7 +154,7 @@ class MegatronCritic(MegatronTrainer):
     """A `ports.Critic`: the base model with a value head instead of the output layer."""
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
-        """Return V of the state before each response token."""
+        """Return the value estimate V of the state before each response token."""
         return self.forward("forward", sequences, OutputRequest()).primary
 
 
@@ -174,7 +174,8 @@ class Sender(Protocol):
 
 
 def trainer_side(actor: Sender, actor_at: Callable[[State], Actor]) -> TrainerAt:
-    """Return what a weight sync calls of `actor`; `actor_at` brings the actor to a state (`ports.Models`)."""
+    """Return the function with which a weight sync gets the trainer at a state. `actor_at` brings the actor to a
+    state (`ports.Models`)."""
 
     def at(state: State) -> TrainerSide:
         trainer = actor_at(state)

@@ -1,10 +1,10 @@
-"""Hugging Face tensors <-> Megatron-Core parameters, tensor by tensor. Every tensor is accounted for, in both
-directions.
+"""Conversion between Hugging Face tensors and Megatron-Core parameters, tensor by tensor. In both directions, no
+tensor may be missing or left over.
 
-A `ParameterShard` is one Hugging Face tensor, or this tensor rank's slice of it, as a view of the Megatron parameter
-that contains it: loading copies into the view, exporting reads it. The tables in `convert` define which part of which
-parameter it is. Experts have the names of the checkpoint, one tensor each, although transformers 5 fuses them in
-memory.
+A `ParameterShard` is one Hugging Face tensor, or this tensor rank's slice of the tensor, as a view of the Megatron
+parameter that contains it. Loading copies into the view, and exporting reads the view. The tables in `convert` define
+which part of which parameter each tensor is. Experts have the names of the checkpoint, with a tensor per expert,
+although transformers 5 fuses experts in memory.
 """
 
 import math
@@ -37,21 +37,23 @@ class ParameterShard:
     name: str
     """Hugging Face name."""
     view: Tensor
-    """View of its elements in the parameter, in order; not always contiguous."""
+    """View of the tensor's elements in the parameter, in order. The view may be non-contiguous."""
     shape: tuple[int, ...]
     """Shape of the full tensor in the Hugging Face format."""
     split: int | None = None
-    """Dimension that tensor ranks split evenly; the last ranks may have padding along it. None: not split."""
+    """Dimension that tensor ranks split evenly. The last ranks may have padding along this dimension. None: the
+    tensor is not split."""
     holder: int | None = None
-    """Expert rank that holds an expert's tensor, split over expert tensor ranks; on other ranks the view is empty.
-    None: not an expert's tensor."""
+    """Expert rank that holds an expert's tensor, which expert tensor ranks split. On other ranks the view is empty.
+    None: the tensor does not belong to an expert."""
 
     def is_here(self, groups: ProcessGroupCollection) -> bool:
         """Whether this rank has the tensor or a slice of it."""
         return self.holder is None or self.holder == groups.ep.rank()
 
     def write(self, tensor: Tensor, groups: ProcessGroupCollection) -> None:
-        """Copy this rank's slice into the parameter, cast to its dtype; padding becomes zero."""
+        """Copy this rank's slice of `tensor` into the parameter, cast to the parameter's dtype. Padding becomes
+        zero."""
         if self.split is None:
             self.view.copy_(tensor.view(self.view.shape))
             return
@@ -66,8 +68,8 @@ class ParameterShard:
             self.view.narrow(self.split, 0, count).copy_(tensor.narrow(self.split, start, count))
 
     def read(self, groups: ProcessGroupCollection) -> Tensor:
-        """Return the full tensor, gathered from all ranks that split it; a view if this rank has all of it
-        contiguously."""
+        """Return the full tensor, gathered from all ranks that split it. The result is a view if this rank has the
+        full tensor contiguously."""
         full = self._gathered(groups) if self.is_here(groups) else self.view.new_empty(self.shape)
         if self.holder is not None and groups.ep.size() > 1:
             full = full.contiguous()
@@ -132,8 +134,8 @@ def _placements_of(model: PackedModel) -> Iterator[Placement]:
 
 
 def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: PackedModel) -> str:
-    """Return the name of the parameter in the stage; for an expert on another rank, the name of the first local
-    expert."""
+    """Return the name of the parameter in the stage. For an expert on another rank, return the name for the first
+    local expert."""
     if placement.layer is None:
         return placement.parameter
     slot = None
@@ -159,7 +161,7 @@ def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> Parame
 
 
 def _held_at(expert: int, model: PackedModel) -> tuple[int, int]:
-    """Return the expert rank that holds the expert, and its index there."""
+    """Return the expert rank that holds the expert, and the index of the expert on that rank."""
     experts = model.settings.shape.experts
     assert experts is not None
     return divmod(expert, experts.count // model.pg_collection.ep.size())
@@ -174,13 +176,13 @@ def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tenso
 
 
 def sent_parts(stage: PackedModel) -> list[ParameterShard]:
-    """Return the tensors that a pipeline stage sends: all except the copy of a tied embedding."""
+    """Return the tensors that a pipeline stage sends: all tensors except the copy of a tied embedding."""
     return [part for part in parts_of(stage) if part.name != EMBEDDING or stage.pre_process]
 
 
 @torch.no_grad()
 def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
-    """Load this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
+    """Load the weights of this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
 
     A value head that is not in the folder is set to zero. Raises EnvironmentProblemError if the folder does not
     contain exactly the tensors of the model (`convert.accounted_tensors`).
