@@ -1,4 +1,4 @@
-"""Attempts of a run, and whether one is running: compares the journal with this host's processes.
+"""Attempts of a run, and whether an attempt is running, from the journal and this host's processes.
 
 Imports no torch.
 """
@@ -61,7 +61,7 @@ def in_use_error(paths: RunPaths, who: str) -> RunAliveError:
 
 
 def _is_alive(pid: int, *, since: float) -> bool:
-    """Return whether a process that existed at `since` (unix seconds) still runs; a later one may reuse its pid."""
+    """Return whether the process that existed at `since` (unix seconds) runs; a newer process may have its pid."""
     try:
         process = psutil.Process(pid)
         return bool(process.create_time() <= since) and process.status() != psutil.STATUS_ZOMBIE
