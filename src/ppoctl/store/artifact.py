@@ -66,8 +66,8 @@ class Draft:
 
         `written` has the digest of every file in the folder, as the writer computed it; the writer has flushed
         the files. `in_place_of` first removes the artifact that is published under the same name; after a kill in
-        between, neither artifact exists. Returns the manifest with the digests. Raises StorageError if the folder does
-        not match the digests.
+        between, neither artifact exists. Returns the manifest with the digests. Raises StorageError if the folder
+        does not match the digests.
         """
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))

@@ -1,6 +1,6 @@
 """Slurm jobs that were submitted for a run, and how their scripts ended. Imports no torch.
 
-The run directory keeps this record even if Slurm no longer knows the job.
+The record remains in the run directory even if Slurm no longer has the job.
 """
 
 import re

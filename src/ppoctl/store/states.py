@@ -82,7 +82,7 @@ class States:
     saves: Saves
     versions: dict[str, str]
     replay: Replay | None = None
-    """Function that replays an update. `wire` sets it after the stages are built, since a replay runs an update stage."""
+    """Function that replays an update. `wire` sets it after it has built the stages, since it runs an update stage."""
     observers: tuple[Observer, ...] = ()
     notify: Callable[[str], None] = no_listener
     """Receives a message for each save, restore and replay."""
@@ -185,7 +185,7 @@ class States:
     def keep_residents(self) -> list[str]:
         """Save to `states/at-stop` the resident states that are not saved but whose update is committed.
 
-        The next attempt loads them instead of replaying updates. Returns the roles of these states. Raises StorageError.
+        The next attempt loads them instead of replaying updates. Returns their roles. Raises StorageError.
         """
         kept: list[str] = []
         for role in self.outlines.roles:
