@@ -31,8 +31,8 @@ _WORDS = {
 }
 
 AGAIN_S = 0.05
-"""Seconds after which a signal whose error was swallowed is sent again. By then, the callback that swallowed the
-error has returned."""
+"""Seconds after which a signal whose error was swallowed is sent again; the callback that swallowed the error has
+returned by then."""
 
 REPEATED_S = 1.0
 """Seconds within which a second signal is considered a copy of the first."""
@@ -129,8 +129,8 @@ class SignalGate:
     def may_save(self) -> bool:
         """Return whether unsaved states may be saved during the stop.
 
-        The result is True if there is enough time and no stage was abandoned. After an abandoned stage, the state of a
-        trainer is undefined.
+        The result is True if there is enough time and no stage was abandoned. After an abandoned stage, the state of
+        a trainer is undefined.
         """
         until = self._time.ends_at if self.received is None else self._until
         return not self.abandons and self._time.has_time_to_save(until, self.clock())
@@ -224,7 +224,7 @@ class SignalGate:
             with self._lock:
                 if (is_late or self.request == "now") and not (self._has_stopped or ended.is_set()):
                     self._is_due_now = True
-                    # The main thread receives the signal, so its blocking system call returns. It counts as a second one.
+                    # Sent to the main thread, so that its blocking system call returns. Acts like a second signal.
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                     return
 

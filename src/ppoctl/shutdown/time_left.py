@@ -25,7 +25,7 @@ class TimeLeft:
     stage_s: Callable[[str], float | None] = unknown
     """Seconds that a stage of this name takes; None: this run has not committed one."""
     draws: Callable[[str], object] = unknown
-    """Whether a stage of this name generates. Such a stage keeps finished samples, so it may start and stop any time."""
+    """Whether a stage of this name generates. Such a stage keeps finished samples, so it may stop at any time."""
     save_s: Callable[[], float | None] = unknown
     """Seconds that saving the states of all roles takes; None: this run has not saved any."""
     longest_s: Callable[[], float] = float

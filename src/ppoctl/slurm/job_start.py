@@ -23,7 +23,7 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import stop_requested
 
 OWN = "PPOCTL_JOB"
-"""Environment variable that a run's batch script sets. It is not set for commands that a user types on a job's node."""
+"""Environment variable that a run's batch script sets. Commands that a user types on a node do not have it."""
 MAX_STARTS_WITHOUT_PROGRESS = 3
 """Largest number of consecutive starts of a job that commit nothing new; after that, the job does not start again."""
 
@@ -34,8 +34,8 @@ _SIGNALLED = range(134, 140)
 def is_resumable(code: int) -> bool:
     """Return whether the next job should continue after a job that ended with this exit code.
 
-    The result is True if the job was preempted, lost a process or a node, hung, or was killed. Any other code means that the run is
-    done or that a person must look at the error.
+    The result is True if the job was preempted, lost a process or a node, hung, or was killed. Any other code means
+    that the run is done, or that a person must look at the error.
     """
     return code in (75, 3, 6) or code in _SIGNALLED
 

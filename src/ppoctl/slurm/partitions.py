@@ -61,7 +61,7 @@ class Partition:
 
 
 def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:
-    """Parse the output of `SINFO`, and return the partitions in the order of the output. `shown` has the names from `SHOWN`."""
+    """Parse the output of `SINFO`, and return the partitions in its order. `shown` has the names from `SHOWN`."""
     by_name: dict[str, Partition] = {}
     for line in text.splitlines():
         name, state, limit, usual, sizes, count, node_state, cpus, memory, gres, features = line.split("|", 10)

@@ -141,7 +141,7 @@ def _of_cluster(
 ) -> Iterator[_RequestFault]:
     """Yield the faults of the request on the partitions that the request names.
 
-    If it names none, all partitions are checked if a plugin chooses (`is_routed`), otherwise the default partition. If
+    If it names none, these are all partitions if a plugin chooses (`is_routed`), otherwise the default partition. If
     one of several partitions can meet the request, there is no fault.
     """
     if recipe.slurm.qos is not None:  # the limits of a QOS may replace those of the partition
@@ -285,7 +285,7 @@ def _of_one_node(
 def _no_such_type(
     recipe: Recipe, request: Request, partition: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
 ) -> _RequestFault:
-    """Return the fault of a GPU type that no node has; nearest: a partition that has it, or else a sufficient type."""
+    """Return the fault of a GPU type that no node has; nearest: a partition with it, or else a sufficient type."""
     types = sorted({type for kind in kinds for type in kind.gpus if type})
     has = f"its nodes have {_listed(types)}" if types else "its GPUs have no types: leave the key out"
     text = f"no node of partition `{partition.name}` has GPUs of type `{request.gpu_type}`; {has}"
@@ -377,7 +377,7 @@ def _too_few_nodes(
 
 
 def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_RequestFault]:
-    """Yield a fault if accounting knows the user and the user may not charge the account. Slurm checks other cases."""
+    """Yield a fault if the user has accounts but not this account; without accounting, Slurm checks the account."""
     account = recipe.slurm.account
     if account is not None and (mine := slurm.accounts()) and account.lower() not in mine:
         near = get_close_matches(account, mine, n=1) or mine[:1]

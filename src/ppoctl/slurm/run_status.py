@@ -24,7 +24,7 @@ TAIL_BYTES = 16384
 
 
 def facts(paths: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
-    """Return the facts from a run's folder; `lines` are its journal lines. Raises StorageError if it cannot be read."""
+    """Return the facts from a run's folder; `lines` are its journal. Raises StorageError if a file cannot be read."""
     outlines, recipe_by_start = outlines_of(paths), recipes(paths)
     recipe = recipe_by_start[max(recipe_by_start)]
     attempts = liveness.attempts(lines)
@@ -80,8 +80,8 @@ def has_open_job(paths: RunPaths, lines: Sequence[JournalLine]) -> bool:
 def require_idle(paths: RunPaths) -> None:
     """Raise RunAliveError if another process on this host or a Slurm job works on the run.
 
-    A waiting job of the run is an error too, because it would supersede this attempt when it starts. It is not an error if
-    this process is in a job of the same run. Raises SlurmError if the state of the jobs is unknown.
+    A waiting job of the run is an error too, because it would supersede this attempt when it starts. It is not an
+    error if this process is in a job of the same run. Raises SlurmError if the state of the jobs is unknown.
     """
     mine = allocation()
     liveness.require_idle(paths, here=None if mine is None else (mine.id, mine.restarts))

@@ -52,15 +52,15 @@ def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence
         command=" ".join(map(quoted, _words(recipe, work, program))),
         record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
         resumable=RESUMABLE_CODES,
-        # srun ends its job step at once when it receives TERM, so the script sends USR1 to srun. Slurm itself sends TERM
-        # to the processes of the job step.
+        # srun ends its job step at once when it receives TERM, so the script sends USR1 to srun. Slurm itself sends
+        # TERM to the processes of the job step.
         term="USR1" if isinstance(table.container, Pyxis) else "TERM",
         requeues=table.requeues if work.is_run and table.requeue else 0,
     )
 
 
 def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """Return the options of `srun` for a job step in the recipe's container, and the words before the step's command."""
+    """Return the options of `srun` for a job step in the recipe's container, and the words before its command."""
     match recipe.slurm.container:
         case Pyxis() as pyxis:
             # Job steps of a node share files in /tmp, but enroot gives each container a separate /tmp.
@@ -76,7 +76,7 @@ def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
 
 
 def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
-    """Return the command of the job. With container options, the command is a job step: only `srun` has such options."""
+    """Return the command of the job. With container options, it is a job step: only `srun` has these options."""
     options, before = in_container(recipe)
     cpus = [f"--cpus-per-task={recipe.slurm.cpus_per_node}"] if recipe.slurm.cpus_per_node else []
     step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", *cpus, *options] if options else []

@@ -57,8 +57,8 @@ def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
         patient.cancel(id, waiting_only=True)
     if waiting:
         snapshot = ask(slurm, [run])
-    # Jobs that waited and have started by now are cancelled too: they have no running attempt yet. Jobs that ppoctl did
-    # not submit, such as an interactive job of the user, are not cancelled.
+    # Jobs that waited and have started by now are cancelled too: they have no running attempt yet. Jobs that ppoctl
+    # did not submit, such as an interactive job of the user, are not cancelled.
     own = {job.id for job in run.jobs} - {attempt_job}
     idle = [job.id for job in snapshot.at_work(run) if job.id in own and _would_resume(run.attempt_of(job))]
     for id in idle:

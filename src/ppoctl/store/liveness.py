@@ -42,7 +42,7 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def require_idle(paths: RunPaths, *, here: tuple[str, int] | None = None) -> None:
     """Raise RunAliveError if another process on this host works on the run. Other hosts are not checked.
 
-    `here` is this process's Slurm job and its number of requeues; processes of the job's earlier starts are ignored.
+    `here` is this process's Slurm job and its number of requeues; processes of its earlier starts are ignored.
     A damaged journal is not an error: its intact lines are used, and other checks report the damage.
     """
     for attempt in attempts(intact(paths.journal)):

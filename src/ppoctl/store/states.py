@@ -82,7 +82,7 @@ class States:
     saves: Saves
     versions: dict[str, str]
     replay: Replay | None = None
-    """Function that replays an update. `wire` sets it after it has built the stages, since it runs an update stage."""
+    """Function that replays an update. `wire` sets it after the stages are built, since it runs an update stage."""
     observers: tuple[Observer, ...] = ()
     notify: Callable[[str], None] = no_listener
     """Receives a message for each save, restore and replay."""
