@@ -41,8 +41,9 @@ class Comparison:
 def compare(left: Path, right: Path) -> Comparison:
     """Compare two ledgers, line by line in their order.
 
-    A line that a kill left unfinished is skipped, and so is a step that one ledger lost before its end. If one run is
-    longer, the first difference is at the end of the shorter run. Raises CorruptArtifactError naming a damaged line.
+    A line that a kill left unfinished is skipped, and so is a step that one ledger lost before its end. If only the
+    lengths of the runs differ, the first difference is at the end of the shorter run. Raises CorruptArtifactError
+    naming a damaged line.
     """
     ledgers = [read_lines(left), read_lines(right)]
     samples = (len(ledgers[0]), len(ledgers[1]))

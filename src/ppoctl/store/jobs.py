@@ -104,7 +104,7 @@ def ends(paths: RunPaths, id: str) -> list[ScriptEnd]:
 
 
 def last_end(ends: Sequence[ScriptEnd], began: Iterable[int]) -> ScriptEnd | None:
-    """Return the end of the job's last run, out of its `ends` in the order of restarts.
+    """Return the end of the job's last run. `ends` has the recorded ends in the order of restarts.
 
     `began` has the restarts that are known to have started. None: the job runs, or its script was killed before it
     recorded an end.

@@ -1,7 +1,7 @@
 """The journal: one line for each committed artifact and each event, in order. Imports no torch.
 
-The journal is derived from the manifests: if a kill prevented a line, it is appended when its stage is reused. A
-stage has one line, so curves have one point per step. A stage that was dropped and then had another result has a
+The journal is derived from the manifests: if a kill prevented a line, the line is appended when its stage is reused.
+A stage has one line, so curves have one point per step. A stage that was dropped and then had another result has a
 second line, and the later line is valid.
 """
 

@@ -65,7 +65,7 @@ class Outline:
         return next((stage for stage in self.stages if stage.trains == role), None)
 
     def is_update(self, name: str) -> bool:
-        """Return whether the stage trains a role: a resume replays the record of such a stage."""
+        """Return whether the stage trains a role: a resume replays such a stage instead of reusing its record."""
         return any(stage.name == name and stage.trains is not None for stage in self.stages)
 
 

@@ -13,7 +13,7 @@ from math import comb, sqrt
 from statistics import NormalDist, fmean, stdev
 
 _FLIPS = 10_000
-"""Number of sampled sign choices if exact counting is not possible; the smallest p-value is about its inverse."""
+"""Number of sampled sign choices if exact counting is not possible; the smallest p-value is about 1 / this number."""
 _TIE = 1e-9
 
 

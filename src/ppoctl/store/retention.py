@@ -98,7 +98,7 @@ class Retention:
                     self.attempt.remove(paths.state(role, step))
 
     def drop_kept_at_stop(self, saved: int) -> None:
-        """Delete the `at-stop` states of steps up to `saved`. The states of `saved` are or will be saved."""
+        """Delete the `at-stop` states of steps up to `saved`, since states of that step are or will be saved."""
         for role in self.outlines.roles:
             self._drop(self.attempt.paths.at_stop / role, saved)
 

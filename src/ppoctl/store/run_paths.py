@@ -169,7 +169,7 @@ class RunPaths:
         return sorted(int(path.name) for path in folders(self.steps) if path.name.isdigit())
 
     def has_committed(self, step: int) -> bool:
-        """Return whether any stage of the step is committed. Discards and kills leave folders without any."""
+        """Return whether any stage of the step is committed. The step's folder alone does not show this."""
         stages = folders(self.step(step))
         return any((folder / MANIFEST).is_file() for folder in stages if ".attempt-" not in folder.name)
 

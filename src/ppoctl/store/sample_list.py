@@ -132,7 +132,7 @@ def flips(rows: Sequence[SampleRow], before: Mapping[Question, Before]) -> dict[
 def ordered(
     rows: Sequence[SampleRow], key: SortKey, flipped: Mapping[Question, float], *, reverse: bool = False
 ) -> list[SampleRow]:
-    """Return the rows sorted by `key`, highest value first; `flipped` keeps the samples of a prompt together.
+    """Return the rows sorted by `key`, highest value first; the key `flipped` keeps a prompt's samples together.
 
     Rows without a value are last, also if `reverse` is set. Rows with equal values stay in their order. The key `row`
     is the order of generation.

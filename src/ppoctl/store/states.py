@@ -109,7 +109,7 @@ class States:
 
     @contextmanager
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
-        """Yield the trainer at `state`; the caller trains it to `to`. After an error, its state is unknown."""
+        """Yield the trainer at `state`, for the caller to train to `to`. After an error, the trainer's state is unknown."""
         engine = self._bring(state)
         self._resident[state.role].state = None
         yield engine
@@ -206,7 +206,7 @@ class States:
         return kept
 
     def reshard(self, step: int) -> list[str]:
-        """Save the states of this step again if they are for some layouts and the recipe sets any layout.
+        """Save the states of this step again if they were saved as reshardable `dp` and the recipe sets `full`.
 
         After a kill between the removal of the old state and the publication of the new state, the state is replayed
         from the redo log. Returns the roles whose states were saved.
