@@ -224,7 +224,8 @@ class SignalGate:
             with self._lock:
                 if (is_late or self.request == "now") and not (self._has_stopped or ended.is_set()):
                     self._is_due_now = True
-                    # Sent to the main thread, so that its blocking system call returns. Acts like a second signal.
+                    # The signal is sent to the main thread, so that its blocking system call returns. The handler
+                    # treats it like a second signal.
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                     return
 

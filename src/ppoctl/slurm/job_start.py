@@ -28,7 +28,7 @@ MAX_STARTS_WITHOUT_PROGRESS = 3
 """Largest number of consecutive starts of a job that commit nothing new; after that, the job does not start again."""
 
 _SIGNALLED = range(134, 140)
-"""Exit codes of a command that a signal killed; the sender is not known."""
+"""Exit codes of a command that a signal killed; the reason is not known."""
 
 
 def is_resumable(code: int) -> bool:

@@ -76,7 +76,8 @@ def request_of(recipe: Recipe) -> Request:
 def require_request(loaded: Loaded, slurm: Slurm) -> Request:
     """Return the recipe's request if the cluster can meet it.
 
-    Raises RecipeError with a line for each value that it cannot meet; SlurmError if Slurm is absent or silent.
+    Raises RecipeError with a line for each value that the cluster cannot meet; SlurmError if there is no Slurm, or if
+    Slurm does not answer.
     """
     request = request_of(loaded.recipe)
     faults = list(_of_layout(loaded.recipe))

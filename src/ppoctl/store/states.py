@@ -109,7 +109,7 @@ class States:
 
     @contextmanager
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
-        """Yield the trainer at `state`, for the caller to train to `to`. After an error, the trainer's state is unknown."""
+        """Yield the trainer at `state`, to be trained to `to`. After an error, the trainer is at no known state."""
         engine = self._bring(state)
         self._resident[state.role].state = None
         yield engine

@@ -208,7 +208,7 @@ class Forwarder:
 
 
 def _text(path: Path, read: Callable[[TextIO], str]) -> str | None:
-    """Return the text that `read` makes of a file; None if retention has removed the file."""
+    """Return the text that `read` makes of a file; None if the file does not exist (retention removes old ones)."""
     if not path.is_file():
         return None
     with path.open(encoding="utf-8") as file:

@@ -297,7 +297,8 @@ def _client(address: Address) -> Any:
     from mlflow.store.db import utils as database
     from mlflow.tracking import MlflowClient
 
-    # MLflow's default is ten tries with doubled pauses: 100 s in one call. It has no setting. The mirror retries.
+    # MLflow's default is ten tries with doubled pauses: 100 s in one call, without a setting for it. The
+    # mirror retries instead.
     database.MAX_RETRY_COUNT = 0
     if address.uri.startswith("sqlite:///"):
         _check_sqlite(address)
@@ -314,7 +315,7 @@ def _check_sqlite(address: Address) -> None:
     """Raise at once if the file is locked or cannot be written (MLflow would wait 20 s); create it if it is missing.
 
     A new file is created in a temporary folder and then moved: MLflow creates its tables in about eighty migrations.
-    A kill during these, or a second run that starts then, would leave a database that MLflow cannot open.
+    A kill during the migrations, or a second run that starts then, would leave a database that MLflow cannot open.
     """
     path = _sqlite_file(address)
     if path.name == ":memory:":

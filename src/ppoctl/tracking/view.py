@@ -136,7 +136,7 @@ class RunView:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens per second of the running rollout if it has tokens, otherwise of the last rollout.
+        """Tokens per second of generation, in the running rollout if it has tokens, otherwise in the last rollout.
 
         The value is None if the last rollout was reused.
         """
