@@ -1,11 +1,11 @@
-"""The `Gate` port on signals, on a stop request in the run directory, and on the remaining time of a job.
+"""The `Gate` port. The gate closes on a signal, a stop request in the run directory, or the end of a job's time.
 
 A signal handler saves nothing: all finished work is already committed.
 
-After the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 (the time limit is near), the current stage finishes and the job
+After the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 (near the time limit), the current stage finishes and the job
 exits with 75 or 130. A stage that generates keeps its finished samples and stops at once. A second signal abandons
 the stage. A stage that cannot end in time is abandoned too: at once if its last durations show this, otherwise when
-the time is over. Before the first stage, the first signal ends the job at once.
+the remaining time is over. Before the first stage, the first signal ends the job at once.
 """
 
 import os
@@ -31,14 +31,14 @@ _WORDS = {
 }
 
 AGAIN_S = 0.05
-"""Seconds after which a signal whose error was swallowed is sent again; the callback that swallowed it has then
-returned."""
+"""Seconds after which a signal whose error was swallowed is sent again; the callback that swallowed the error has
+returned by then."""
 
 REPEATED_S = 1.0
 """Seconds within which a second signal is considered a copy of the first."""
 
 POLL_S = 1.0
-"""Seconds between two checks of the clock and of the stop request."""
+"""Seconds between two checks of the remaining time and of the stop request."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class SignalGate:
     """Gate that closes after a signal or a stop request. Its checks then raise the error that ends the job."""
 
     is_resumable: str
-    """Command that continues the work later; the hint of the error."""
+    """Command that continues the work later; it is the hint of the error."""
     keeps: str = "everything finished is committed"
     """Clause of the error about the work that is not lost."""
     clock: Callable[[], float] = time.time
-    """Unix seconds."""
+    """Function that returns the present time in unix seconds."""
     received: int | None = None
-    """The first signal."""
+    """Number of the first signal; None: no signal was received."""
     request: str | None = None
     """Stop request for the run: finish the `stage`, the `step`, or nothing (`now`)."""
     abandons: bool = False
     """Whether the running stage is abandoned."""
     at: str = " before the first stage"
-    """Position of the job, for the error."""
+    """Clause of the error about the stage at which the job stopped."""
     notify: Callable[[str], None] = lambda _: None
     """Receives a message when a signal arrives; called from a separate thread."""
     _time: TimeLeft = field(default_factory=TimeLeft)
@@ -89,7 +89,7 @@ class SignalGate:
 
     @contextmanager
     def working(self, time_left: TimeLeft, asked: Callable[[], str | None]) -> Iterator[None]:
-        """Enclose the stages of a run. From now on, the first signal lets the current stage finish.
+        """Enclose the stages of a run. Inside the block, the first signal lets the current stage finish.
 
         `asked` returns the stop request of the run; it is called every second and before each stage.
         """
@@ -108,7 +108,7 @@ class SignalGate:
     def before(self, step: int, stage: str) -> None:
         """Raise PreemptedError or InterruptedByUserError if the stage must not run.
 
-        This is after a signal or a stop request, or if the stage cannot end before the time limit.
+        A stage must not run after a signal or a stop request, or if it cannot end before the time limit.
         """
         self.at = f" at `{stage}` of step {step}"
         self._look()
@@ -129,7 +129,8 @@ class SignalGate:
     def may_save(self) -> bool:
         """Return whether unsaved states may be saved during the stop.
 
-        True if there is time for it and no stage was abandoned: after that, the state of a trainer is undefined.
+        The result is True if there is enough time and no stage was abandoned. After an abandoned stage, the state of
+        a trainer is undefined.
         """
         until = self._time.ends_at if self.received is None else self._until
         return not self.abandons and self._time.has_time_to_save(until, self.clock())
@@ -201,7 +202,7 @@ class SignalGate:
             )
 
     def _is_repeated(self, number: int) -> bool:
-        """Return whether this signal is a copy of the first: Slurm and its script both signal the process."""
+        """Return whether this signal is a copy of the first: Slurm and the batch script both send it."""
         is_ours = self._is_due_now or self.abandons or self.request == "now"
         if not self._time.is_job or self.received is None or is_ours or number == signal.SIGINT:
             return False
@@ -216,14 +217,15 @@ class SignalGate:
         return ends + ENDING_S <= self._until
 
     def _watch(self, ended: threading.Event) -> None:
-        """Check the clock and stop requests while the main thread is inside a stage."""
+        """Check the remaining time, and whether a stop was requested, while the main thread is inside a stage."""
         while not ended.wait(POLL_S):
             self._look()
             is_late = self._until is not None and self.clock() + ENDING_S > self._until
             with self._lock:
                 if (is_late or self.request == "now") and not (self._has_stopped or ended.is_set()):
                     self._is_due_now = True
-                    # To the main thread, so that its blocking system call returns. It acts like a second signal.
+                    # The signal is sent to the main thread, so that its blocking system call returns. The handler
+                    # treats it like a second signal.
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                     return
 
@@ -275,7 +277,8 @@ def signal_gate(goes_on: str, notify: Callable[[str], None] = lambda _: None) ->
 def _answered(gate: SignalGate) -> Iterator[None]:
     """Report signals at the moment of their arrival.
 
-    Python runs a handler only between two of its instructions, so during a long call of an engine no handler runs.
+    Python runs a signal handler only between two bytecode instructions, so no handler runs during a long call of an
+    engine.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

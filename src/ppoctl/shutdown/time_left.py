@@ -1,4 +1,4 @@
-"""Remaining time of a job, and whether a stage or a save fits into it, judged by earlier durations."""
+"""Remaining time of a job, and whether a stage or a save fits into that time, estimated from earlier durations."""
 
 import signal
 from collections.abc import Callable
@@ -25,24 +25,24 @@ class TimeLeft:
     stage_s: Callable[[str], float | None] = unknown
     """Seconds that a stage of this name takes; None: this run has not committed one."""
     draws: Callable[[str], object] = unknown
-    """Whether a stage of this name generates. It keeps its finished samples, so it may start and stop at any time."""
+    """Whether a stage of this name generates. Such a stage keeps finished samples, so it may stop at any time."""
     save_s: Callable[[], float | None] = unknown
     """Seconds that saving the states of all roles takes; None: this run has not saved any."""
     longest_s: Callable[[], float] = float
     """Seconds of the longest stage of the last step."""
     is_job: bool = False
-    """Whether Slurm kills the process some time after its signal."""
+    """Whether the process is in a Slurm job: Slurm kills it some time after the signal."""
     ends_at: float | None = None
     """Time at which Slurm ends the job, in unix seconds; None: not known, or no limit."""
 
     def until(self, received: int, now: float) -> float | None:
-        """Return the time by which the process must have ended after this signal; None: no deadline."""
+        """Return the time by which the process must have ended after the signal `received`; None: no deadline."""
         if self.is_job and received in (signal.SIGTERM, signal.SIGHUP):
             return now + KILL_WAIT_S
         return self.ends_at
 
     def lacks_s(self, stage: str, now: float) -> float | None:
-        """Return the expected seconds of the stage and a save after it if they do not fit into the remaining time.
+        """Return the expected seconds of the stage and a save after it, if the remaining time is shorter.
 
         None: there is enough time, or the durations are not known.
         """
@@ -53,9 +53,9 @@ class TimeLeft:
         return needed if now + needed > self.ends_at else None
 
     def has_time_to_save(self, until: float | None, now: float) -> bool:
-        """Return whether the states of all roles can be saved until then.
+        """Return whether the states of all roles can be saved before the time `until`.
 
-        Before the first save, twice the longest stage of the last step is assumed as its duration.
+        Before the first save, its duration is assumed to be twice that of the longest stage of the last step.
         """
         if until is None:
             return True

@@ -29,16 +29,16 @@ IS_OVER = frozenset(
 )  # fmt: skip
 """States of jobs that have ended and never run again by themselves.
 
-A state that is in neither set, also an unknown one of a later Slurm, means that the job is running: to consider a
-running job as ended could not be corrected later.
+A job in any other state, including states of later versions of Slurm, is considered running. If a running job were
+considered ended, ppoctl could not correct this later.
 """
 
 _UNKNOWN = "Invalid job id"
-"""Slurm's message for an unknown job, and the message of `scancel --state` for a job that has ended."""
+"""Slurm's message for an unknown job. `scancel --state` also prints it for a job that has ended."""
 
 _OWN_SETTINGS = ("SBATCH_", "SINFO_", "SQUEUE_", "SACCT_", "SCANCEL_")
-"""Prefixes of environment variables that change what these programs do and print. They are removed, because
-`SBATCH_PARTITION`, for example, would override the script."""
+"""Prefixes of environment variables that change what Slurm's programs do and print. The variables are
+removed, because `SBATCH_PARTITION`, for example, would override the script."""
 SUBMIT_S = 120.0
 """Seconds that a submission may take: sbatch itself waits if the queue is full."""
 
@@ -50,11 +50,11 @@ _NO_ANSWER = (
 
 
 class SlurmAwayError(SlurmError):
-    """Slurm's controller does not answer. The outcome of the call is unknown, not failed."""
+    """Slurm's controller does not answer, so it is unknown whether the call had an effect."""
 
 
 class SlurmAbsentError(SlurmAwayError):
-    """This machine has no Slurm: its programs are not installed, or they have no cluster configured."""
+    """This machine has no Slurm: Slurm's programs are not installed, or no cluster is configured."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SlurmJob:
     reason: str = ""
     """Reason why the job waits or ended, such as `Resources`; empty: not reported."""
     nodes: str = ""
-    """Slurm's list of its nodes, such as `node[1-2]`; empty: no nodes yet."""
+    """Slurm's list of the job's nodes, such as `node[1-2]`; empty: the job has no nodes yet."""
     restarts: int = 0
     """Number of requeues."""
     exit_code: str = ""
@@ -75,7 +75,7 @@ class SlurmJob:
     starts_at: float | None = None
     """Start time or expected start time, in unix seconds; None: not known."""
     ends_at: float | None = None
-    """End time, or for a running job its time limit, in unix seconds; None: not known, or no limit."""
+    """End time (for a running job: when its time limit ends), in unix seconds; None: not known, or no limit."""
 
     @property
     def is_waiting(self) -> bool:
@@ -92,7 +92,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class Slurm:
-    """The cluster of this machine's Slurm programs."""
+    """The cluster that this machine's Slurm programs use."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     deadline_s: float = DEADLINE_S
@@ -101,7 +101,7 @@ class Slurm:
         """Submit the script to run in `folder`, and return the job's id.
 
         `options` are options of sbatch in addition to those in the script. Raises SlurmError with Slurm's message if
-        it refuses the job; SlurmAwayError if it is unknown whether it accepted the job.
+        it refuses the job; SlurmAwayError if it is unknown whether Slurm accepted the job.
         """
         # A submission from within a job must not pass on that job's SLURM_ variables.
         outside = {name: value for name, value in self.environ.items() if not _is_of_a_job(name)}
@@ -122,13 +122,13 @@ class Slurm:
         return _without_program(answer.stderr or answer.stdout)
 
     def job(self, id: str) -> SlurmJob | None:
-        """Return the job; None: Slurm does not know it, or no longer. Raises SlurmAwayError."""
+        """Return the job; None: Slurm does not know the job, or no longer knows it. Raises SlurmAwayError."""
         return self.jobs([id]).get(id)
 
     def jobs(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
         """Return the jobs that Slurm knows, by id. All ids are queried in one call.
 
-        The jobs come from the controller, and jobs that have ended also from accounting if there is one. Raises
+        The controller is queried, and accounting, if the cluster has it, for jobs that have ended. Raises
         SlurmAwayError.
         """
         known = self._from_controller(ids)
@@ -157,7 +157,7 @@ class Slurm:
         self._output(["scontrol", "requeue", id])
 
     def hosts(self, nodes: str) -> list[str]:
-        """Return the names of the nodes in a list of Slurm such as `node[1-2]`. Raises SlurmError."""
+        """Return the names of the nodes in one of Slurm's lists, such as `node[1-2]`. Raises SlurmError."""
         return self._output(["scontrol", "show", "hostnames", nodes]).split()
 
     def addresses(self, nodes: str) -> dict[str, str]:
@@ -176,7 +176,7 @@ class Slurm:
         return partitions_in(self._output(SINFO), self._output(SHOWN).split())
 
     def configuration(self) -> dict[str, str]:
-        """Return the controller's settings by name, as it prints them; empty if it does not answer."""
+        """Return the controller's settings by name, as the controller prints them; empty if it does not answer."""
         try:
             return dict(re.findall(r"^(\w+) *= (.*)$", self._output(["scontrol", "show", "config"]), re.M))
         except SlurmError:
@@ -212,7 +212,7 @@ class Slurm:
         columns = "JobID,State,ExitCode,NodeList,Start,End"
         try:
             output = self._output(["sacct", "-X", "-n", "-P", f"--jobs={','.join(ids)}", f"--format={columns}"])
-        except SlurmError:  # most clusters without an answer have no accounting
+        except SlurmError:  # if accounting does not answer, the cluster usually has none
             return {}
         rows = (line.split("|") for line in output.splitlines())
         # The state may be "CANCELLED by 1000". A job that the controller no longer knows but accounting reports as

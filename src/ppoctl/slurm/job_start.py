@@ -23,19 +23,19 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import stop_requested
 
 OWN = "PPOCTL_JOB"
-"""Environment variable that a run's batch script sets. Commands that a user types on a job's node lack it."""
+"""Environment variable that a run's batch script sets. Commands that a user types on a node do not have it."""
 MAX_STARTS_WITHOUT_PROGRESS = 3
 """Largest number of consecutive starts of a job that commit nothing new; after that, the job does not start again."""
 
 _SIGNALLED = range(134, 140)
-"""Exit codes of a command that a signal killed, for an unknown reason."""
+"""Exit codes of a command that a signal killed; the reason is not known."""
 
 
 def is_resumable(code: int) -> bool:
     """Return whether the next job should continue after a job that ended with this exit code.
 
-    True if the job was preempted, lost a process or a node, hung, or was killed. Any other code means that the run is
-    done or that a person must look at the error.
+    The result is True if the job was preempted, lost a process or a node, hung, or was killed. Any other code means
+    that the run is done, or that a person must look at the error.
     """
     return code in (75, 3, 6) or code in _SIGNALLED
 
@@ -51,7 +51,7 @@ def register_start(paths: RunPaths, here: Allocation) -> int | None:
     if job is None and os.environ.get(OWN) == here.id:  # the submitting command was killed before it recorded the job
         job = JobRecord(here.id, time.time(), "resume")
         record(paths, job)
-    if job is None:  # the script of a user, not of ppoctl
+    if job is None:  # the job's script was written by a user, not by ppoctl
         return None
     if (code := _done_before(paths, job)) is not None:
         return code

@@ -27,7 +27,7 @@ class NodeKind:
     features: frozenset[str]
 
     def gpus_of(self, type: str | None) -> int:
-        """Return the GPUs of one node that a job of this type can get; None: of any type."""
+        """Return how many GPUs of this type a job can get on one node; None: GPUs of any type."""
         return sum(self.gpus.values()) if type is None else self.gpus.get(type, 0)
 
 
@@ -44,11 +44,11 @@ class Partition:
     limit: str
     """Longest time limit, as Slurm prints it; `infinite`: there is no limit."""
     usual_limit: str
-    """Default time limit of a job, as Slurm prints it; `n/a`: the longest."""
+    """Default time limit of a job, as Slurm prints it; `n/a`: the longest time limit."""
     most_nodes: int | None
     """Largest number of nodes of one job; None: all nodes."""
     kinds: tuple[NodeKind, ...]
-    """Its nodes; empty: it has none, or Slurm does not show them (private nodes, cloud nodes not yet created)."""
+    """Kinds of its nodes; empty: no nodes, or Slurm does not show them (private, or cloud nodes not yet created)."""
 
     @property
     def is_up(self) -> bool:
@@ -61,7 +61,7 @@ class Partition:
 
 
 def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:
-    """Parse the output of `SINFO`, and return its partitions in its order. `shown` has the names from `SHOWN`."""
+    """Parse the output of `SINFO`, and return the partitions in its order. `shown` has the names from `SHOWN`."""
     by_name: dict[str, Partition] = {}
     for line in text.splitlines():
         name, state, limit, usual, sizes, count, node_state, cpus, memory, gres, features = line.split("|", 10)
@@ -99,6 +99,6 @@ def _gpus(gres: str) -> dict[str, int]:
 
 
 def _number(text: str) -> int:
-    """Return a number of sinfo, which may end in `+` if nodes differ; 0 if it is not a number (`N/A`)."""
+    """Return a number that sinfo prints, which may end in `+` if nodes differ; 0 if it is not a number (`N/A`)."""
     digits = re.match(r"\d+", text.strip())
     return int(digits[0]) if digits else 0

@@ -3,8 +3,8 @@
 Slurm accepts a request for more nodes than a partition has, and the job then waits forever.
 
     request_of       nodes, GPUs and time, from the recipe alone
-    require_request  the same, or one error with every value that this cluster cannot meet, its origin, and the
-                     nearest possible value
+    require_request  the same, or one error with every value that this cluster cannot meet, each with its
+                     origin and the nearest possible value
 
 If `slurm.nodes` does not fit the layout, the cluster is checked with the corrected number.
 """
@@ -34,13 +34,13 @@ class Request:
 
     nodes: int
     gpus_per_node: int | None
-    """None: no GPUs; everything runs on CPUs."""
+    """GPUs of each node; None: no GPUs, all processes run on CPUs."""
     gpu_type: str | None
-    """None: any type."""
+    """Type of the GPUs; None: any type."""
     cpus_per_node: int
-    """0: the cluster's default."""
+    """CPUs of each node; 0: the cluster's default."""
     memory_mib: float
-    """Host memory of each node; 0: the cluster's default, or all of it."""
+    """Host memory of each node; 0: the cluster's default, or all memory of the node."""
     partitions: tuple[str, ...]
     """Names of the possible partitions; empty: the cluster chooses."""
     constraint: str | None
@@ -53,13 +53,13 @@ class _RequestFault:
     """A value that the cluster cannot meet."""
 
     key: str
-    """Key in `[slurm]` to change; the line of the error begins with its origin."""
+    """Key in `[slurm]` to change; the line of the error begins with the origin of this key."""
     message: str
     nearest: Nearest
 
 
 def request_of(recipe: Recipe) -> Request:
-    """Return the recipe's request. Without `slurm.nodes`, the layout decides their number; it is 1 without GPUs."""
+    """Return the recipe's request. Without `slurm.nodes`, the layout sets the number of nodes; without GPUs, 1."""
     table = recipe.slurm
     return Request(
         nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node),
@@ -76,7 +76,8 @@ def request_of(recipe: Recipe) -> Request:
 def require_request(loaded: Loaded, slurm: Slurm) -> Request:
     """Return the recipe's request if the cluster can meet it.
 
-    Raises RecipeError with a line for each value that it cannot meet; SlurmError if no cluster exists or answers.
+    Raises RecipeError with a line for each value that the cluster cannot meet; SlurmError if there is no Slurm, or if
+    Slurm does not answer.
     """
     request = request_of(loaded.recipe)
     faults = list(_of_layout(loaded.recipe))
@@ -91,7 +92,7 @@ def require_request(loaded: Loaded, slurm: Slurm) -> Request:
 
 
 def _as_error(faults: Sequence[_RequestFault], loaded: Loaded) -> RecipeError:
-    """Return all faults as one error, one line each; the hint has the nearest values of all of them."""
+    """Return all faults as one error, one line each; the hint has the nearest values of all faults."""
     lines: list[str] = []
     sets: Nearest = {}
     for fault in faults:
@@ -139,10 +140,10 @@ def _is_routed(settings: dict[str, str]) -> bool:
 def _of_cluster(
     recipe: Recipe, request: Request, partitions: Sequence[Partition], *, is_routed: bool
 ) -> Iterator[_RequestFault]:
-    """Yield the faults of the request on the partitions that it names.
+    """Yield the faults of the request on the partitions that the request names.
 
-    If it names none, these are all partitions if a plugin chooses, otherwise the default. There is no fault if one of
-    several partitions can meet the request.
+    If it names none, these are all partitions if a plugin chooses (`is_routed`), otherwise the default partition. If
+    one of several partitions can meet the request, there is no fault.
     """
     if recipe.slurm.qos is not None:  # the limits of a QOS may replace those of the partition
         partitions = [replace(entry, limit="infinite", usual_limit="n/a", most_nodes=None) for entry in partitions]
@@ -171,7 +172,7 @@ def _of_cluster(
 
 
 def _nearest_partition(name: str, recipe: Recipe, request: Request, usable: Sequence[Partition]) -> Nearest:
-    """Return the partition with the nearest name among those that can meet the request, or else among those up."""
+    """Return the partition with the nearest name among those that can meet the request, or else of all `usable`."""
     able = _able(recipe, request, usable) or list(usable)
     names = [partition.name for partition in able]
     usual = [partition.name for partition in able if partition.is_default] or names
@@ -180,7 +181,7 @@ def _nearest_partition(name: str, recipe: Recipe, request: Request, usable: Sequ
 
 
 def _able(recipe: Recipe, request: Request, partitions: Sequence[Partition]) -> list[Partition]:
-    """Return the partitions that can meet the request; those that show no nodes are last, since it is unknown."""
+    """Return the partitions that can meet the request; last, those that may meet it but show no nodes."""
     able = [partition for partition in partitions if not list(_of_partition(recipe, request, partition, ()))]
     return sorted(able, key=lambda partition: not partition.kinds)
 
@@ -285,7 +286,7 @@ def _of_one_node(
 def _no_such_type(
     recipe: Recipe, request: Request, partition: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
 ) -> _RequestFault:
-    """Return the fault of a GPU type that no node has; nearest: a partition with it, or else a type that would do."""
+    """Return the fault of a GPU type that no node has; nearest: a partition with it, or else a sufficient type."""
     types = sorted({type for kind in kinds for type in kind.gpus if type})
     has = f"its nodes have {_listed(types)}" if types else "its GPUs have no types: leave the key out"
     text = f"no node of partition `{partition.name}` has GPUs of type `{request.gpu_type}`; {has}"
@@ -377,7 +378,7 @@ def _too_few_nodes(
 
 
 def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_RequestFault]:
-    """Yield a fault if accounting knows the user and the account is not the user's; otherwise Slurm checks it."""
+    """Yield a fault if the user has accounts but not this account; without accounting, Slurm checks the account."""
     account = recipe.slurm.account
     if account is not None and (mine := slurm.accounts()) and account.lower() not in mine:
         near = get_close_matches(account, mine, n=1) or mine[:1]

@@ -85,11 +85,11 @@ class RunFacts:
     jobs: Sequence[JobRecord] = ()
     """Jobs that were submitted for the run, oldest first."""
     ends: Mapping[str, Sequence[ScriptEnd]] = field(default_factory=dict)
-    """Recorded ends of their scripts, by job id, in the order of restarts."""
+    """Recorded ends of the jobs' scripts, by job id, in the order of restarts."""
     steps_done: int = 0
     steps_planned: int = 0
     quiet_s: float = 0.0
-    """Seconds since the last write to the journal or to the console log of the newest attempt."""
+    """Seconds since the last write to the journal or to a log of the newest attempt or job."""
     patience_s: float = 3600.0
     """Seconds without a write after which a running attempt is considered hung."""
     start_patience_s: float = 3600.0
@@ -103,7 +103,7 @@ class RunFacts:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Ids of all its jobs, in the order of their submission; ids that only attempts have are last."""
+        """Ids of all jobs of the run, in the order of their submission; ids that only attempts have are last."""
         named = (str(attempt["job"]) for attempt in self.attempts if "job" in attempt)
         return tuple(dict.fromkeys([*(job.id for job in self.jobs), *named]))
 
@@ -118,7 +118,7 @@ class RunFacts:
         return mine[-1] if mine else None
 
     def last_end(self, id: str) -> ScriptEnd | None:
-        """Return how the job's last run ended; None: its script recorded no end."""
+        """Return the recorded end of the job's last run; None: the script recorded no end."""
         began = (int(a.get("restart", 0)) for a in self.attempts if str(a.get("job")) == id)
         return last_end(self.ends.get(id, ()), began)
 
@@ -155,11 +155,11 @@ class RunState:
     word: str
     """One of the states of the module's table."""
     description: str
-    """One sentence: where, since when, why."""
+    """One sentence about the state: where the run is in it, since when, and why."""
 
 
 def run_state(facts: RunFacts, snapshot: SlurmSnapshot, *, now: float) -> RunState:
-    """Return the state of a run at `now`, in unix seconds; see the table of the module."""
+    """Return the state of a run at `now`, in unix seconds, from the table in the docstring of this module."""
     state = (
         _on_this_host(facts)
         or _in_running_job(facts, snapshot, now)

@@ -1,4 +1,4 @@
-"""Present facts of runs: from their folders, and from one query to Slurm for all of their jobs. Imports no torch."""
+"""Present facts of runs, from their folders and from one query to Slurm about all of their jobs. Imports no torch."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ ANSWER_S = 0.5
 """Seconds that Slurm has to answer a command that only reads; a busy controller may need more."""
 
 TAIL_BYTES = 16384
-"""Number of bytes at the end of a job's log in which the last error is searched."""
+"""Number of bytes at the end of a job's log that are searched for the last error."""
 
 
 def facts(paths: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
-    """Return the facts from a run's folder; `lines` are its journal. Raises StorageError if it cannot be read."""
+    """Return the facts from a run's folder; `lines` are its journal. Raises StorageError if a file cannot be read."""
     outlines, recipe_by_start = outlines_of(paths), recipes(paths)
     recipe = recipe_by_start[max(recipe_by_start)]
     attempts = liveness.attempts(lines)
@@ -53,10 +53,10 @@ def slurm(wait_s: float | None = None) -> Slurm:
 def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
     """Return Slurm's answer about the jobs of these runs.
 
-    It makes one query, only about jobs that may not be over.
+    One query is made, only about jobs that may not be over.
     """
     runs = list(runs)
-    # Also the newest job of each run: a user may have requeued it by hand.
+    # The query includes the newest job of each run, which a user may have requeued by hand.
     ids = dict.fromkeys(id for run in runs for id in (*run.open_jobs, *run.job_ids[-1:]))
     if not ids:
         return SlurmSnapshot()
@@ -67,9 +67,9 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
 
 
 def has_open_job(paths: RunPaths, lines: Sequence[JournalLine]) -> bool:
-    """Return whether a Slurm job of the run runs or waits; also True if Slurm does not answer.
+    """Return whether a Slurm job of the run is running or waiting; also True if Slurm does not answer.
 
-    `lines` are the run's journal.
+    `lines` are the run's journal lines.
     """
     jobs = jobs_of.jobs(paths)
     known = RunFacts(liveness.attempts(lines), jobs, {job.id: jobs_of.ends(paths, job.id) for job in jobs})
@@ -80,8 +80,8 @@ def has_open_job(paths: RunPaths, lines: Sequence[JournalLine]) -> bool:
 def require_idle(paths: RunPaths) -> None:
     """Raise RunAliveError if another process on this host or a Slurm job works on the run.
 
-    A waiting job of the run is an error too, because it would supersede this attempt when it starts; but not if this
-    process is in a job of the same run. Raises SlurmError if the state of the jobs is unknown.
+    A waiting job of the run is an error too, because it would supersede this attempt when it starts. It is not an
+    error if this process is in a job of the same run. Raises SlurmError if the state of the jobs is unknown.
     """
     mine = allocation()
     liveness.require_idle(paths, here=None if mine is None else (mine.id, mine.restarts))
@@ -98,8 +98,8 @@ def require_idle(paths: RunPaths) -> None:
 def _other_job(paths: RunPaths, mine: Allocation | None) -> SlurmJob | None:
     """Return a job of the run that conflicts with this process, a running job first; None: there is none.
 
-    Raises SlurmError if this machine has Slurm but it does not answer, unless this process is in a job itself. Such a
-    job starts after the previous jobs have ended, and a process that is cut off from the network can no longer
+    Raises SlurmError if this machine has Slurm but it does not answer, unless this process is in a job itself. This
+    job started after the previous jobs had ended, and a process that is cut off from the network can no longer
     publish.
     """
     newest = liveness.attempts(intact(paths.journal))[-1:]
@@ -135,10 +135,10 @@ def last_error(log: Path) -> str:
 
 
 def _silence_limits(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float, float]:
-    """Return the seconds without a write after which a starting and a running attempt are considered hung.
+    """Return the seconds without a write after which a starting attempt, and a running attempt, is considered hung.
 
-    The limit of a running attempt is ten times its longest stage so far, at least the deadline of a start, and at
-    most the longest deadline.
+    The limit of a running attempt is ten times the longest stage so far. It is at least
+    `cluster.start_deadline_s`, and at most the longest deadline in `[cluster]`.
     """
     deadlines = {key: value for key, value in recipe["cluster"].items() if key.endswith("_deadline_s") and value}
     longest = max(deadlines.values(), default=3600.0)

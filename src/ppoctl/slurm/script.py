@@ -1,6 +1,6 @@
 """The batch script of a recipe: `slurm/batch.sh` with the values of the recipe.
 
-It is a pure function, so that `plan --sbatch` prints exactly what is submitted.
+A pure function creates the script, so that `plan --sbatch` prints exactly the script that is submitted.
 """
 
 import re
@@ -26,14 +26,14 @@ _PLAIN = re.compile(r"[\w.,:%@/+=-]+")
 
 @dataclass(frozen=True)
 class Work:
-    """The command that a job runs, and its folder."""
+    """The command that a job runs, and the folder in which it runs."""
 
     words: tuple[str, ...]
     """Arguments of `ppoctl`."""
     folder: Path
-    """Working directory of the job. Slurm's output and the job's record are relative to it."""
+    """Working directory of the job. Paths of Slurm's output and of the job's record are relative to it."""
     log: str
-    """File of Slurm's output in the folder; `%j` is the job's id."""
+    """Name of the file in `folder` for Slurm's output; Slurm replaces `%j` by the job's id."""
     is_run: bool
     """Whether the job works on a run directory, so that a requeued job can resume it."""
 
@@ -52,14 +52,15 @@ def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence
         command=" ".join(map(quoted, _words(recipe, work, program))),
         record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
         resumable=RESUMABLE_CODES,
-        # srun ends its step at once if it receives TERM, so it gets USR1. Slurm sends TERM to the step's processes.
+        # srun ends its job step at once when it receives TERM, so the script sends USR1 to srun. Slurm itself sends
+        # TERM to the processes of the job step.
         term="USR1" if isinstance(table.container, Pyxis) else "TERM",
         requeues=table.requeues if work.is_run and table.requeue else 0,
     )
 
 
 def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """Return how a job step runs in the recipe's container: options of its `srun`, and words before its command."""
+    """Return the options of `srun` for a job step in the recipe's container, and the words before its command."""
     match recipe.slurm.container:
         case Pyxis() as pyxis:
             # Job steps of a node share files in /tmp, but enroot gives each container a separate /tmp.
@@ -75,7 +76,7 @@ def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
 
 
 def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
-    """Return the command of the job. With container options it is a job step, because only `srun` has them."""
+    """Return the command of the job. With container options, it is a job step: only `srun` has these options."""
     options, before = in_container(recipe)
     cpus = [f"--cpus-per-task={recipe.slurm.cpus_per_node}"] if recipe.slurm.cpus_per_node else []
     step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", *cpus, *options] if options else []

@@ -1,6 +1,6 @@
 """Stop of a run: a request to the running attempt, and cancellation of jobs that wait to resume the run.
 
-Everything can also be done by hand. Imports no torch.
+A user can also do each of these by hand. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class Stopped:
     cancelled: tuple[str, ...]
     """Cancelled jobs, in the order of their submission."""
     unheard: tuple[str, ...]
-    """Jobs that may wait, or run without an attempt, because Slurm did not answer."""
+    """Jobs about which Slurm did not answer. They may be waiting, or running without an attempt."""
 
     @property
     def job(self) -> str | None:
@@ -53,12 +53,12 @@ def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
         request_stop(paths, after)
     attempt_job = str(attempt["job"]) if attempt is not None and "job" in attempt else None
     waiting = [job.id for job in snapshot.waiting(run)]
-    for id in reversed(waiting):  # otherwise the end of a job would start the next one of its chain
+    for id in reversed(waiting):  # last job first: the end of a job would start the next job of its chain
         patient.cancel(id, waiting_only=True)
     if waiting:
         snapshot = ask(slurm, [run])
-    # This includes jobs that waited and have started by now: they have no running attempt yet. It excludes jobs that
-    # ppoctl did not submit, such as an interactive job of the user.
+    # Jobs that waited and have started by now are cancelled too: they have no running attempt yet. Jobs that ppoctl
+    # did not submit, such as an interactive job of the user, are not cancelled.
     own = {job.id for job in run.jobs} - {attempt_job}
     idle = [job.id for job in snapshot.at_work(run) if job.id in own and _would_resume(run.attempt_of(job))]
     for id in idle:
@@ -82,7 +82,7 @@ def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
 
 
 def _would_resume(attempt: Mapping[str, Any] | None) -> bool:
-    """Return whether a running job would start an attempt or be requeued; `attempt` is its last one, None: none."""
+    """Return whether a running job would start an attempt or be requeued; `attempt` is the job's last, if any."""
     return attempt is None or is_resumable(attempt.get("exit_code", ExitCode.PREEMPTED))
 
 

@@ -36,7 +36,7 @@ class GrowingFile:
         os.ftruncate(self.descriptor, size)
 
     def append(self, data: bytes) -> None:
-        """Append all of `data` and flush it. Raises OSError on a full disk, and then appends nothing."""
+        """Append all of `data` and flush the file. After an OSError, as on a full disk, nothing is appended."""
         end = self.size
         try:
             written = os.pwrite(self.descriptor, data, end)
@@ -51,7 +51,7 @@ class GrowingFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[GrowingFile]:
-    """Open a file of a run directory that was created with the run.
+    """Open a file of a run directory that exists since the run was created, such as the journal.
 
     Raises CorruptArtifactError if the file is missing; StorageError for any other OSError.
     """
@@ -86,5 +86,5 @@ def intact(path: Path) -> list[dict[str, Any]]:
 
 
 def missing(path: Path) -> CorruptArtifactError:
-    """Return the error of a missing journal or ledger, which existed when the run was created."""
+    """Return the error for a missing journal or ledger; both files exist from the creation of a run on."""
     return CorruptArtifactError(f"`{path}` is missing: it was deleted", hint=repair_hint(path.parent))

@@ -18,7 +18,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
 
 
 def _column(values: list[Any]) -> "pyarrow.Array":
-    """Return a column. Mappings become JSON: their keys differ between rows, and a table cannot hold empty ones."""
+    """Return a column. Mappings become JSON: their keys differ between rows, and a table cannot hold `{}`."""
     import pyarrow
 
     if any(isinstance(value, Mapping) for value in values):

@@ -1,8 +1,8 @@
 """Atomic artifacts: a reader sees either nothing or the complete artifact.
 
 The files are written to a temporary folder, flushed and digested. The manifest is written last, and the folder is
-then renamed to a name that must not exist. The next attempt removes the remains of a killed writer when it is
-claimed.
+then renamed to a name that must not exist. If the writer is killed, the claim of the next attempt removes the
+temporary folder.
 """
 
 import os
@@ -21,12 +21,12 @@ from ppoctl.store.run_paths import MANIFEST, folders
 
 Moment = Callable[[str], None]
 """Callback for the moments of a commit: `writing`, `written`, `renamed`. Fault-injection tests kill the process
-there."""
+at these moments."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An artifact that is written to a temporary folder, to be published or dropped."""
+    """An artifact that is written to a temporary folder, and then published or dropped."""
 
     folder: Path
     """Path under which the artifact is published."""
@@ -42,13 +42,13 @@ class Draft:
     def work(self) -> Iterator[None]:
         """Enclose the work on the draft. If it fails, the draft is dropped and published artifacts stay unchanged.
 
-        Raises SupersededError if a newer attempt runs; StorageError if the disk rejects a write.
+        Raises SupersededError if a newer attempt has started; StorageError if the disk rejects a write.
         """
         try:
             yield
         except (OSError, StorageError) as error:
             self.drop()
-            self.attempt.require_newest()  # the error may come from a newer attempt that removed the draft
+            self.attempt.require_newest()  # a newer attempt may have removed the draft
             if isinstance(error, OSError):
                 raise storage_error(self.folder, error) from error
             raise
@@ -64,9 +64,10 @@ class Draft:
     ) -> Manifest:
         """Write the manifest, then rename the folder to its published name.
 
-        `written` has the digest of every file in the folder, as the writer computed it; the files are flushed.
-        `in_place_of` removes the artifact that is published under the name first; after a kill in between, neither
-        exists. Returns the manifest with the files. Raises StorageError if the folder does not match the digests.
+        `written` has the digest of every file in the folder, as the writer computed it; the writer has flushed
+        the files. `in_place_of` first removes the artifact that is published under the same name; after a kill in
+        between, neither artifact exists. Returns the manifest with the digests. Raises StorageError if the folder
+        does not match the digests.
         """
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))
@@ -88,7 +89,7 @@ class Draft:
 def commit(
     folder: Path, write: Callable[[Path], None], manifest: Manifest, attempt: Attempt, moment: Moment
 ) -> Manifest:
-    """Publish the files that `write` puts into an empty folder as `folder`. This function flushes and digests them.
+    """Call `write` with an empty folder, flush and digest the files that it creates, and publish them as `folder`.
 
     Raises the errors of `Draft.work`.
     """
@@ -114,7 +115,7 @@ def require_covered(folder: Path, written: Mapping[str, FileDigest]) -> None:
 
 
 def link_files(source: Path, target: Path) -> None:
-    """Hard-link an artifact's files, except its manifest, into `target`; copy them if the disk has no links."""
+    """Hard-link an artifact's files, except its manifest, into `target`; copy them if the disk has no hard links."""
     for path in _files(source):
         if path.name != MANIFEST:
             copy = target / path.relative_to(source)
@@ -126,7 +127,7 @@ def link_files(source: Path, target: Path) -> None:
 
 
 def sweep(attempt: Attempt) -> None:
-    """Remove half-written and half-removed folders of earlier versions: those without a manifest, except `*.parts`.
+    """Remove folders that earlier versions left half-written or half-removed: without a manifest, except `*.parts`.
 
     Such a folder would make the rename fail if the same artifact were created again.
     """

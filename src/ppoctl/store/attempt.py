@@ -8,11 +8,11 @@ server enforces this:
     drafts/attempt-2              an empty file: attempt 2 is closed
 
 An attempt changes the run only by renames: out of its private folder (files that it wrote) or into it (files that it
-deletes). A claim empties the private folders of all earlier attempts, removes them, and creates a file in their
-place. After that, every rename of an older attempt fails, because a folder on one side is missing, even if the
-attempt decided on the rename before the claim. So the gap between a check and the change after it is harmless, and
-the fence depends on no listing, clock or lock. Journal and ledger grow in place. A claim replaces them by copies, so
-that an older attempt that has them open writes into an unlinked file.
+deletes). A claim empties the private folders of all earlier attempts, removes them, and creates a file in place
+of each. After that, every rename of an older attempt fails, because its source or target folder is missing. It fails
+even if the older attempt decided on the rename before the claim. So it is harmless if a claim comes between a check
+and the change after it. The fence does not depend on a listing, a clock or a lock. Journal and ledger grow in place.
+A claim replaces the two files by copies, so that an older attempt that has them open writes into unlinked files.
 """
 
 import errno
@@ -34,9 +34,9 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """Error numbers of a file server for a folder that was removed."""
 NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 CLOSE_DEADLINE_S = 120.0
-"""Seconds for which a claim tries to empty the folder of an earlier attempt, which may still be writing."""
+"""Seconds for which a claim tries to empty the folder of an earlier attempt. That attempt may still be writing."""
 SET_ASIDE = "discarded."
-"""Prefix of the names in an attempt's private folder that are kept when the attempt is closed."""
+"""Prefix of the entries in an attempt's private folder that are kept when the attempt is closed."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Attempt:
 
     @property
     def own(self) -> Path:
-        """Private folder in which the attempt prepares its changes. A newer attempt removes it when it starts."""
+        """Private folder in which the attempt prepares its changes. A newer attempt removes it at its start."""
         return self.paths.drafts(self.number) / self.key
 
     def draft(self, target: Path) -> Path:
-        """Return the path in the private folder of a file or folder that becomes `target` in the run."""
+        """Return the path in the private folder for a file or folder that is later renamed to `target`."""
         return self.own / self.paths.inside(target).replace("/", ".")
 
     def require_newest(self) -> None:
         """Raise SupersededError if a newer attempt has started; StorageError if the private folder is missing.
 
         The list of attempts may be some seconds old on a network file system. So the attempt also creates a file in
-        its private folder, which a client cannot answer from its cache.
+        its private folder: a network client cannot answer this call from its cache.
         """
         newest = self.paths.newest_attempt
         if newest > self.number:
@@ -104,9 +104,9 @@ class Attempt:
             raise storage_error(path, error) from error
 
     def place(self, aside: Path, target: Path) -> None:
-        """Rename a file or folder of the private folder to its name in the run.
+        """Rename `aside`, an entry of the private folder, to `target` in the run.
 
-        A file replaces an older file; a folder must not exist yet. Raises OSError.
+        A file replaces an older file; for a folder, `target` must not exist yet. Raises OSError.
         """
         self._make_folder(target.parent)
         aside.rename(target)
@@ -151,7 +151,7 @@ class Attempt:
             self.place(aside, path)
 
     def remove(self, path: Path) -> None:
-        """Delete a file or a folder of the run, at once for every reader. Does nothing if it does not exist."""
+        """Delete a file or folder, so that it disappears at once for every reader. A missing path is ignored."""
         if path.exists():
             aside = self.own / f"removed-{secrets.token_hex(4)}"
             with self.acting(path):
@@ -178,7 +178,7 @@ class Attempt:
 
     @staticmethod
     def free(target: Path) -> Path:
-        """Return the path if it does not exist; otherwise the path with the first unused number after its name."""
+        """Return the path if it does not exist; otherwise the path with the first unused number at its end."""
         number, free = 1, target
         while free.exists():
             number, free = number + 1, target.with_name(f"{target.name}.{number + 1}")
@@ -186,10 +186,10 @@ class Attempt:
 
 
 def claim(paths: RunPaths) -> Attempt:
-    """Take the next number and close all earlier attempts. After the return, they can no longer change the run.
+    """Take the next number and close all earlier attempts. After the call, they can no longer change the run.
 
-    Creating the folder is the claim: of two racing processes, only one succeeds. Raises StorageError, also if an
-    earlier attempt keeps filling its folder; SupersededError if another claim was faster.
+    Creating the attempt's folder is the claim: if two processes try, only one succeeds. Raises StorageError, also if
+    an earlier attempt keeps writing into its folder; SupersededError if another claim was faster.
     """
     _require_one_disk(paths)
     try:
@@ -239,7 +239,7 @@ def _take_number(paths: RunPaths) -> Attempt:
 def _close(attempt: Attempt, number: int) -> None:
     """Remove the private folders of an earlier attempt and put a file in their place.
 
-    It touches nothing of an attempt that is newer than this one, so a late call does no harm.
+    Folders of an attempt that is newer than `attempt` are not changed, so a late call does no harm.
     """
     folder = attempt.paths.drafts(number)
     until, pause_s = time.monotonic() + CLOSE_DEADLINE_S, 0.01
@@ -270,7 +270,7 @@ def _is_closed(folder: Path) -> bool:
 def _empty(attempt: Attempt, number: int) -> None:
     """Move every entry out of the folder of an earlier attempt, then remove the folder.
 
-    Each entry moves by one rename: either this attempt gets it complete, or the earlier one published it complete.
+    Each entry moves by one rename: either this attempt gets it complete, or the earlier attempt has published it.
     Raises OSError while entries remain.
     """
     paths, folder = attempt.paths, attempt.paths.drafts(number)

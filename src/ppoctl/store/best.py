@@ -1,4 +1,4 @@
-"""The best actors of a run: weights only, each with the metric that ranks it."""
+"""The best actors of a run: weights without optimizer, each with the value of the metric that ranks the actor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,14 +29,15 @@ class BestStates:
     versions: Mapping[str, str]
 
     def offer(self, state: "State", value: float, save_weights: Callable[[Path], None]) -> None:
-        """Keep the actor's weights unless `keep` better actors exist, and delete the worst above that number.
+        """Keep the actor's weights unless `keep` better actors exist. Afterwards, delete all but the best `keep`.
 
-        If two actors are equal, the later is better. An actor that was kept for another metric is worse than all.
+        If two actors have equal values, the later is better. An actor that was kept for another metric is worse than
+        every actor that was kept for this metric.
         """
         folder = self.attempt.paths.best / f"{state.step:06d}"
         existing = manifests.read(folder)
         if existing is not None and existing.identity != state.lineage:
-            self.attempt.remove(folder)  # from a step that was dropped and generated again
+            self.attempt.remove(folder)  # the folder is from a dropped run of this step
             existing = None
         others = sorted((self._rank(other), other) for other in self.attempt.paths.best_states() if other != folder)
         if sum(rank > (self._signed(value), state.step) for rank, _ in others) >= self.keep:
@@ -49,7 +50,7 @@ class BestStates:
             self.attempt.remove(other)
 
     def _rank(self, folder: Path) -> tuple[float, int]:
-        """Return the rank of a kept actor: the greater the better."""
+        """Return the rank of a kept actor; a greater rank is better."""
         try:
             manifest = manifests.read(folder)
         except CorruptArtifactError:

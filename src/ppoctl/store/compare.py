@@ -9,7 +9,7 @@ from ppoctl.store.journal import read_lines
 
 COMPARED = ("seed", "tokens", "finish", "outcome", "score")
 """Fields of a sample that are compared. The origin of the weights (`stamp`, `used_by`) and the number of times a
-request was sent are not."""
+request was sent (`sends`) are not compared."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,22 @@ class Comparison:
     """Result of a comparison: how far two runs are equal."""
 
     equal_samples: int
-    """Samples before the first difference."""
+    """Number of samples before the first difference."""
     last_equal_step: int
     """Last step up to which all samples of all steps are equal; 0: no step."""
     samples: tuple[int, int]
     """Number of samples of each run."""
     lost_steps: tuple[tuple[int, ...], tuple[int, ...]]
-    """Steps that a run's ledger lost and the other run has, for each run; they are skipped."""
+    """For each run, the steps that its ledger lost and the other ledger has; the comparison skips these steps."""
     first: Difference | None
 
 
 def compare(left: Path, right: Path) -> Comparison:
     """Compare two ledgers, line by line in their order.
 
-    A line that a kill left unfinished is skipped, and so is a step that one ledger lost before its end. If one run is
-    longer, the first difference is where the other ends. Raises CorruptArtifactError naming a damaged line.
+    A line that a kill left unfinished is skipped, and so is a step that one ledger lost before its end. If only the
+    lengths of the runs differ, the first difference is at the end of the shorter run. Raises CorruptArtifactError
+    naming a damaged line.
     """
     ledgers = [read_lines(left), read_lines(right)]
     samples = (len(ledgers[0]), len(ledgers[1]))

@@ -13,7 +13,7 @@ _TIE = 1e-9
 
 @dataclass(frozen=True)
 class Changed:
-    """A prompt that the two evaluations score differently: the mean scores of its samples."""
+    """A prompt that the two evaluations score differently, with the mean scores of its samples in both."""
 
     prompt: str
     scores: tuple[float, float]
@@ -35,7 +35,7 @@ class ComparedSet:
 
 
 def compare_evaluations(left: Sequence[SampleDict], right: Sequence[SampleDict]) -> list[ComparedSet]:
-    """Compare two evaluations in the sets and modes that both have. Raises RecipeError if there is none."""
+    """Compare two evaluations in the sets and modes that both have. Raises RecipeError if none is in both."""
     scores = [_scores(rows) for rows in (left, right)]
     results = [
         _compared(name, mode, scores[0][name, mode], scores[1][name, mode])
@@ -53,7 +53,7 @@ def compare_evaluations(left: Sequence[SampleDict], right: Sequence[SampleDict])
 
 
 def not_compared(left: Sequence[SampleDict], right: Sequence[SampleDict], found: Sequence[ComparedSet]) -> list[str]:
-    """Return the sets and modes of either evaluation that have no prompt with a score in both."""
+    """Return the sets and modes of either evaluation that have no prompt with a score in both evaluations."""
     compared = {(result.set, result.mode) for result in found}
     of_either = sorted({(row["set"], row["mode"]) for row in (*left, *right)})
     return [f"{name} {mode}" for name, mode in of_either if (name, mode) not in compared]

@@ -1,6 +1,6 @@
-"""Discarding of artifacts of a run: they move to `discarded/attempt-N/` and are never deleted. Imports no torch.
+"""Discards of a run's artifacts: they are moved to `discarded/attempt-N/` and never deleted. Imports no torch.
 
-A discard is a separate attempt, so that an earlier attempt that is still alive can add nothing after it.
+A discard is an attempt with a new number, so that an earlier attempt that is still alive cannot change the run later.
 """
 
 import time
@@ -23,7 +23,7 @@ from ppoctl.store.run_paths import RunPaths
 
 
 def repair(paths: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
-    """Move broken artifacts and the artifacts after them aside, until a resume finds nothing missing or corrupt.
+    """Move broken artifacts, and all that were computed after a broken stage, aside until a resume finds no fault.
 
     Returns the new plan, and one line for each action. Raises StorageError if an item is broken again after it was
     moved aside.
@@ -56,7 +56,7 @@ def _require_new(paths: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
 
 
 def roll_back(paths: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
-    """Move everything after the saved states of `step` aside.
+    """Move aside every artifact that is later than the saved states of `step`.
 
     Returns the new plan, and one line for each action. Raises RecipeError if the step has no saved states.
     """
@@ -125,7 +125,7 @@ def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
 
 
 def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
-    """Move the damaged file aside and write the lines in its place. Returns a line that reports this."""
+    """Move the damaged file aside and write the lines in its place. Returns a line that reports the move."""
     aside = attempt.free(attempt.paths.discarded(attempt.number) / path.name)
     if path.is_file():
         attempt.write(aside, path.read_bytes())
@@ -134,9 +134,9 @@ def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
 
 
 def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the journal's lines, followed by new lines for committed stages that have lost theirs.
+    """Return the journal's lines, followed by new lines for committed stages whose line was lost.
 
-    A number that a saved state recorded is never used again: MLflow identifies points by these numbers.
+    A line number that a saved state recorded is never used again, because MLflow identifies points by line numbers.
     """
     seq = max([_recorded_seq(paths), *(int(line["seq"]) for line in lines)])
     last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}

@@ -1,4 +1,4 @@
-"""Errors of a disk as StorageError: full (with the free space), read-only, no permission. Imports no torch."""
+"""Conversion of disk errors to StorageError: disk full, read-only, no permission. Imports no torch."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
 def storage_error(path: Path, error: OSError, *, doing: str = "write") -> StorageError:
-    """Return the StorageError for an OSError; for a full disk it contains the free space."""
+    """Return the StorageError for an OSError; if the disk is full, the message contains the free space."""
     reason, folder = error.strerror or str(error), existing(path)
     if error.errno in FULL:
         return StorageError(
@@ -32,14 +32,14 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
 
 
 def refused(error: OSError) -> StorageError | None:
-    """Return the StorageError for an OSError of a disk that no caller has translated; None for other causes."""
+    """Return the StorageError for an OSError of a disk that no caller has translated; None for other errors."""
     if error.errno not in REFUSED or not isinstance(error.filename, str):
         return None
     return storage_error(Path(error.filename), error, doing="write" if error.errno in FULL else "use")
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that an unprivileged user can still write at a path, which need not exist; 0: not known."""
+    """Return the bytes that an unprivileged user can still write at `path`; 0: not known. The path need not exist."""
     try:
         return shutil.disk_usage(existing(path)).free
     except OSError:
@@ -52,7 +52,7 @@ def size_of(folder: Path) -> int:
     A file with several hard links counts once. Files that disappear meanwhile or cannot be read count as 0.
     """
     sizes: dict[tuple[int, int], int] = {}
-    folders = [str(folder)]  # no `Path`: a list of runs looks at many files
+    folders = [str(folder)]  # strings, because `Path` is too slow for the many files of a list of runs
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -73,7 +73,7 @@ def existing(path: Path) -> Path:
 
 
 def require_format(path: Path, found: object) -> None:
-    """Raise StorageError naming the file if its format is not the one that this version reads."""
+    """Raise StorageError naming the file if its format is not the format that this version reads."""
     if found != FORMAT:
         raise StorageError(
             f"`{path}` has format {found}, this version of ppoctl reads {FORMAT}",

@@ -20,7 +20,7 @@ def read(path: Path) -> list[SampleDict]:
     """Read the samples of an evaluation.
 
     `path` is a run (its newest evaluation is read), the folder of an evaluation (`steps/000040/80-eval`), or a file
-    that `eval --out` wrote (JSONL or parquet). Raises RecipeError if it has no samples of an evaluation;
+    that `eval --out` wrote (JSONL or parquet). Raises RecipeError if `path` has no samples of an evaluation;
     CorruptArtifactError if the file cannot be read.
     """
     file = _file(path)

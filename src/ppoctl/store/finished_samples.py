@@ -76,7 +76,7 @@ def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:
     """
     columns = [f.name for f in fields(Sample) if f.name not in PER_TOKEN]
     tensors = {
-        # Through an array: `torch.tensor` takes five times as long to convert a list of numbers.
+        # Converted through an `array`: `torch.tensor` takes five times as long to convert a list of numbers.
         "tokens": torch.frombuffer(array("i", chain.from_iterable(s.tokens for s in samples)), dtype=torch.int32),
         "logprobs": torch.frombuffer(
             array("f", chain.from_iterable(s.logprobs for s in samples)), dtype=torch.float32
@@ -88,7 +88,7 @@ def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:
 
 
 def decoded(data: bytes, fingerprint: str) -> list[Sample]:
-    """Decode the samples of one file; an empty list if it was written for another fingerprint."""
+    """Decode the samples of one file; an empty list if the file was written for another fingerprint."""
     _, tensors, meta = codec.decode(data)
     if meta["fingerprint"] != fingerprint:
         return []

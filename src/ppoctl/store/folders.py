@@ -1,4 +1,4 @@
-"""Checks that folders can be written. They write, because only that detects permissions, quotas and read-only disks.
+"""Checks that folders can be written. They create a file, since only a write detects quotas and read-only disks.
 
 Imports no torch.
 """
@@ -14,7 +14,7 @@ from ppoctl.store.disk import existing
 def require_writable(folder: Path) -> None:
     """Raise StorageError if no file can be created in this folder, or if the folder cannot be created."""
     for link in (folder, *folder.parents):
-        if os.path.islink(link) and not os.access(link, os.F_OK):  # noqa: PTH114 - the same
+        if os.path.islink(link) and not os.access(link, os.F_OK):  # noqa: PTH114 - see below
             raise StorageError(
                 f"`{link}` is a link to `{os.path.realpath(link)}`, which does not exist",
                 hint=f"mkdir -p {quoted(os.path.realpath(link))}",
@@ -40,6 +40,6 @@ def require_new(path: Path, option: str) -> None:
         # The hint is not `rm`: a mistyped OUT may be a folder of runs.
         aside = f"mv {quoted(path)} {quoted(f'{path}.old')}"
         raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or move it away: {aside}")
-    if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - as above
         raise StorageError(f"`{path.parent}` is not a folder", hint=f"mkdir -p {quoted(path.parent)}")
     require_writable(path.parent)

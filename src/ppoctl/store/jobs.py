@@ -1,6 +1,6 @@
 """Slurm jobs that were submitted for a run, and how their scripts ended. Imports no torch.
 
-The run directory has this record even if Slurm no longer has one.
+The record remains in the run directory even if Slurm no longer has the job.
 """
 
 import re
@@ -52,7 +52,7 @@ class Start:
     restart: int
     """Number of requeues of the job before this start."""
     progress: int
-    """A number that grows with every commit."""
+    """Progress of the run before this start: a number that grows with every commit."""
     at: float
     """Time, in unix seconds."""
     limit_s: float
@@ -69,7 +69,7 @@ def record(paths: RunPaths, job: JobRecord) -> None:
 
 
 def resume_command(run: Path) -> str:
-    """Return the command that resumes the run: as a Slurm job if one was or may have been submitted for it."""
+    """Return the command that resumes the run: as a Slurm job if a job was or may have been submitted."""
     paths = RunPaths(run)
     return f"ppoctl resume {quoted(run)}" + (" --on slurm" if paths.jobs.is_dir() else "")
 
@@ -104,7 +104,7 @@ def ends(paths: RunPaths, id: str) -> list[ScriptEnd]:
 
 
 def last_end(ends: Sequence[ScriptEnd], began: Iterable[int]) -> ScriptEnd | None:
-    """Return how the job's last run ended: one of its `ends`, which are in the order of restarts.
+    """Return the end of the job's last run. `ends` has the recorded ends in the order of restarts.
 
     `began` has the restarts that are known to have started. None: the job runs, or its script was killed before it
     recorded an end.

@@ -1,8 +1,8 @@
 """The journal: one line for each committed artifact and each event, in order. Imports no torch.
 
-The journal is derived from the manifests: a line that a kill prevented is appended when its stage is reused. A stage
-has one line, so curves have no double points. A stage that was dropped and then had another result has a second line,
-and the later line is valid.
+The journal is derived from the manifests: if a kill prevented a line, the line is appended when its stage is reused.
+A stage has one line, so curves have one point per step. A stage that was dropped and then had another result has a
+second line, and the later line is valid.
 """
 
 import time
@@ -21,12 +21,12 @@ from ppoctl.store.run_paths import RunPaths
 JournalLine = dict[str, Any]
 
 REPAIRED = "mended"
-"""The event after damaged lines of the journal or the ledger were dropped. States saved before it are from when the
-files were longer."""
+"""Event that is appended after damaged lines of the journal or the ledger were dropped. States that were saved before
+this event recorded longer files."""
 
 
 RECENT = 5
-"""Number of last steps from which the duration of a stage is estimated."""
+"""Number of last runs of a stage from which its duration is estimated."""
 
 NEWEST = 100
 """Number of lines at the end of a journal that `read_newest` reads."""
@@ -64,9 +64,9 @@ def events(lines: Iterable[JournalLine]) -> list[JournalEvent]:
 
 
 def read_newest(path: Path) -> list[JournalLine]:
-    """Return every event, the newest lines and the last evaluation, which a list of runs shows.
+    """Return every event, the newest lines and the line of the last evaluation. A list of runs shows these lines.
 
-    The time hardly depends on the length of the journal. Raises the same errors as `read_lines`.
+    The time of a call hardly depends on the length of the journal. Raises the same errors as `read_lines`.
     """
     raws = read_whole(path).split(b"\n")[:-1]
     if not all(map(is_as_sealed, raws)):
@@ -78,7 +78,7 @@ def read_newest(path: Path) -> list[JournalLine]:
 
 
 class Journal:
-    """Append-only writer of a run's journal. Only the newest attempt writes: others raise SupersededError.
+    """Append-only writer of a run's journal. Only the newest attempt can write; others raise SupersededError.
 
     The file is read once and then only from the last known line on, so that the time of a step does not grow with the
     length of the run.
@@ -101,9 +101,9 @@ class Journal:
         return int(self._lines[-1]["seq"]) if self._lines else 0
 
     def ensure(self, manifest: Manifest) -> JournalLine | None:
-        """Append the line of a committed stage unless its last line is for the same result.
+        """Append the line of a committed stage unless the last line of the stage has the same result.
 
-        Returns the line, or None if it existed.
+        Returns the appended line, or None if the line existed.
         """
         with opened(self._path) as file:
             self._catch_up(file)
@@ -137,7 +137,7 @@ class Journal:
         return [(step, self.metrics(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
 
     def recent_s(self, stage: str) -> float | None:
-        """Return the longest duration in seconds of a stage's last `RECENT` runs; None: the stage has not run."""
+        """Return the seconds of the longest of a stage's last `RECENT` runs; None: the stage has not run."""
         has_it = (line for line in reversed(self._lines) if line.get("stage") == stage)
         return max((float(line["seconds"]) for line in islice(has_it, RECENT)), default=None)
 

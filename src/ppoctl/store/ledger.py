@@ -1,8 +1,9 @@
 """The sample ledger: one line per sample and step, with the origin of the sample and the updates that used it.
 
 It contains no times and no attempt numbers. A resumed run therefore writes the same bytes as an uninterrupted run,
-and fault-injection tests (drills) compare these bytes. Only `sends` shows that an engine died during a sample. A step
-that was dropped and then had another result replaces its block and all blocks after it.
+and fault-injection tests (drills) compare these bytes. If an engine died during a sample, only the
+field `sends` shows this. If a step was dropped and then had another result, the new block replaces the old block and
+all blocks after it.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """One block of lines per step, each block written once, by the newest attempt."""
+    """Writer of a run's ledger. The newest attempt writes one block of lines for each step, once."""
 
     def __init__(self, path: Path, attempt: Attempt) -> None:
         self._path = path
@@ -34,12 +35,12 @@ class Ledger:
     def end_of(self, step: int) -> int:
         """Return the size of the file in bytes after this step was recorded.
 
-        The file is longer if a run repeats earlier steps: it then has later steps already.
+        The file may be longer at present: if a run repeats earlier steps, it already has later steps.
         """
         return max((end for known, (_, end) in self._blocks.items() if known <= step), default=0)
 
     def record(self, step: int, samples: "Sequence[tuple[Rollouts, Rewards]]", used_by: dict[str, str]) -> None:
-        """Append the samples of a finished step, round by round, unless the file has them.
+        """Append the samples of a finished step, round by round, unless the ledger already has them.
 
         `used_by` maps each role to the lineage of its state after the update.
         """
@@ -64,7 +65,7 @@ class Ledger:
     def _forget(self, step: int) -> None:
         """Forget the blocks from this step on.
 
-        Their samples are of a dropped step and have trained no current state.
+        The samples of these blocks are from dropped steps, and no current state was trained on them.
         """
         self._end = min((start for known, (start, _) in self._blocks.items() if known >= step), default=self._end)
         self._blocks = {earlier: block for earlier, block in self._blocks.items() if earlier < step}

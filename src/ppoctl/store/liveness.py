@@ -1,4 +1,4 @@
-"""Attempts of a run, and whether one is running: compares the journal with this host's processes.
+"""Attempts of a run, and whether an attempt is running, from the journal and this host's processes.
 
 Imports no torch.
 """
@@ -42,7 +42,7 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def require_idle(paths: RunPaths, *, here: tuple[str, int] | None = None) -> None:
     """Raise RunAliveError if another process on this host works on the run. Other hosts are not checked.
 
-    `here` is this process's Slurm job and its number of requeues; processes of the job's earlier starts are ignored.
+    `here` is this process's Slurm job and its number of requeues; processes of its earlier starts are ignored.
     A damaged journal is not an error: its intact lines are used, and other checks report the damage.
     """
     for attempt in attempts(intact(paths.journal)):
@@ -61,7 +61,7 @@ def in_use_error(paths: RunPaths, who: str) -> RunAliveError:
 
 
 def _is_alive(pid: int, *, since: float) -> bool:
-    """Return whether a process that existed at `since` (unix seconds) still runs; a later one may reuse its pid."""
+    """Return whether the process that existed at `since` (unix seconds) runs; a newer process may have its pid."""
     try:
         process = psutil.Process(pid)
         return bool(process.create_time() <= since) and process.status() != psutil.STATUS_ZOMBIE

@@ -12,7 +12,7 @@ from ppoctl.store.run_paths import RunPaths
 CONSOLE = "console"
 """Log of the lines that an attempt printed to its terminal."""
 KINDS = {CONSOLE: r"console\.log", "engines": r"vllm-.*\.log", "ranks": r"[a-z]+-\d+\.log", "all": r".*"}
-"""Kinds of log files of an attempt, and the pattern of their names."""
+"""Kinds of log files of an attempt, and the patterns of their names."""
 SLURM = "slurm"
 """Kind of the log files of Slurm jobs."""
 BLOCK_BYTES = 1 << 20

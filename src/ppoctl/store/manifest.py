@@ -1,4 +1,4 @@
-"""The manifest of an artifact. An artifact is complete if it has one; `read` is the only function that checks this.
+"""The manifest of an artifact. An artifact is complete if it has a manifest; only `read` checks this.
 
 Data and states have the same kind of manifest. Imports no torch.
 """
@@ -36,16 +36,16 @@ class Manifest:
     inputs: tuple[str, ...]
     """Identity of each input, in the order of the stage's signature."""
     fingerprint: str
-    """Fingerprint of the result keys that the stage reads."""
+    """Fingerprint of the keys that the stage reads and that affect results."""
     files: dict[str, FileDigest]
     seconds: float
     committed_at: float
-    """Unix seconds."""
+    """Time of the commit, in unix seconds."""
     attempt: int
     figures: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    """States: `updates`, `carry`, `replay`, `healthy`, `at_stop`, `layout`."""
+    """Further fields. A state has `updates`, `carry`, `replay`, `healthy`, `at_stop`, `layout`."""
 
     def to_text(self) -> str:
         """Return the text of the file: JSON that ends with its own checksum."""
@@ -55,7 +55,7 @@ class Manifest:
 def of_state(
     stage: str, state: "State", extra: Mapping[str, Any], attempt: int, versions: Mapping[str, str]
 ) -> Manifest:
-    """Return the manifest of a state that is written now, without its files."""
+    """Return the manifest of a state that is written now, without the list of its files."""
     return Manifest(
         stage=stage,
         step=state.step,
@@ -118,7 +118,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 
 def verify_bytes(path: Path, found: FileDigest | None, expected: FileDigest) -> None:
-    """Raise CorruptArtifactError if the digest that was found differs from the manifest's."""
+    """Raise CorruptArtifactError if the digest of a file differs from the digest in its manifest."""
     if found is None:
         raise _corrupt(path, "missing")
     if found.size != expected.size:

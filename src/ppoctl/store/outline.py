@@ -1,6 +1,6 @@
 """Outlines of the steps of a run: the recorded stage lists of its step functions. Imports no torch.
 
-They are written into each recorded recipe, so that a reader of the directory finds its stages and roles in it.
+The outlines are written into each recorded recipe, so that a reader of the run directory finds its stages and roles.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
 
 EVAL = "eval"
-"""Stage after a step of any step function, if the recipe sets an evaluation."""
+"""Name of the stage that follows a step of any step function if the recipe sets an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class OutlineEntry:
 
     name: str
     reads: tuple[str, ...]
-    """Roles, `prompts`, `carry`, and names of earlier stages, in the order of the stage's arguments."""
+    """Inputs in the order of the stage's arguments: roles, `prompts`, `carry`, and names of earlier stages."""
     trains: str | None = None
     """Role whose weights the stage changes; None: the stage trains no role."""
 
@@ -40,7 +40,7 @@ class Outline:
 
     @property
     def first(self) -> str:
-        """First stage of the step: without its record, a step has no record."""
+        """First stage of the step. If its record is missing, the step has no records."""
         return self.names[0]
 
     @property
@@ -61,11 +61,11 @@ class Outline:
         return {stage.name: stage for stage in self.stages}[name]
 
     def training(self, role: str) -> OutlineEntry | None:
-        """Return the entry that trains the role; None if no stage does."""
+        """Return the entry that trains the role; None if no stage trains it."""
         return next((stage for stage in self.stages if stage.trains == role), None)
 
     def is_update(self, name: str) -> bool:
-        """Return whether the stage trains a role: a resume then replays its record instead of reusing it."""
+        """Return whether the stage trains a role: a resume replays such a stage instead of reusing its record."""
         return any(stage.name == name and stage.trains is not None for stage in self.stages)
 
 
@@ -90,14 +90,14 @@ class Outlines:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> "Outlines":
-        """Return the outlines from the result of `as_json`. Raises KeyError, TypeError or ValueError for others."""
+        """Return the outlines from the result of `as_json`. Raises KeyError, TypeError or ValueError otherwise."""
         return Outlines({int(start): _outline(fields) for start, fields in found.items()})
 
 
 def outlines_of(paths: RunPaths) -> Outlines:
     """Return the outlines of a run.
 
-    A recipe that was changed during the run has its own outlines from its first step.
+    If the recipe was changed during the run, the changed recipe has separate outlines from its first step on.
 
     Raises the errors of `run_dir.facts` and `run_dir.read_recorded`.
     """

@@ -1,9 +1,9 @@
 """Paired comparison of two measurements of the same prompts: their difference, and its significance.
 
-The test flips the signs of the pairs' differences (Fisher 1935): if both sides were equal in distribution, each sign
-would be equally likely. If all differences have one size, as for right and wrong answers, this is McNemar's exact
-test. The test is paired because the variance that both sides share, from the difficulty of the prompts, is not noise
-of the difference (Miller 2024, arXiv:2411.00640).
+The test flips the signs of the pairs' differences (Fisher 1935): if both measurements had the same distribution,
+each sign would be equally likely. If all differences have the same size, as for right and wrong answers, this is
+McNemar's exact test. The test is paired because the difficulty of the prompts affects both measurements, and this
+shared variance is not noise of their difference (Miller 2024, arXiv:2411.00640).
 """
 
 import random
@@ -19,20 +19,20 @@ _TIE = 1e-9
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Second measurement minus first, over all pairs."""
+    """Difference of two measurements over all pairs: the second minus the first."""
 
     pairs: int
     mean: float
     low: float | None
     high: float | None
-    """Bounds of the 95 % confidence interval of the mean (Student's t); None: a single pair has no deviation."""
+    """Bounds of the 95 % confidence interval of the mean (Student's t); None: a single pair has none."""
     effect: float | None
     """Mean divided by the standard deviation of the pairs' differences (Cohen's d_z); 0 if all differences are 0;
     None if all are equal but not 0, since their standard deviation is 0."""
     better: int
     worse: int
     p_value: float
-    """Two-sided p-value: probability of a mean at least this far from 0 if both measurements had one distribution."""
+    """Two-sided p-value: probability of a mean at least this far from 0 if both had the same distribution."""
 
 
 def paired(differences: Sequence[float]) -> PairedDifference:
@@ -49,10 +49,10 @@ def paired(differences: Sequence[float]) -> PairedDifference:
 
 
 def p_value(differences: Sequence[float], better: int, worse: int) -> float:
-    """Return the fraction of all choices of signs whose sum is at least as far from 0.
+    """Return the fraction of all sign choices for which the sum of the differences is at least as far from 0.
 
-    The fraction is exact if all differences have one size; otherwise it is estimated from the same 10,000 choices in
-    each call.
+    The fraction is exact if all differences have the same size; otherwise it is estimated from 10,000 choices, which
+    are the same in each call.
     """
     sizes = [abs(difference) for difference in differences if abs(difference) > _TIE]
     if not sizes:

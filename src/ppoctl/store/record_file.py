@@ -1,4 +1,4 @@
-"""Files of committed records, verified, and their contents as numpy arrays.
+"""Reader of committed records: verifies their files, and returns their tensors as numpy arrays.
 
 Imports numpy but not torch, which takes seconds to import and is not needed for reading.
 """
@@ -42,7 +42,7 @@ FIELDS = {
     "advantages": {"advantages", "mask"},
     "evaluation": {"rows"},
 }  # fmt: skip
-"""Kinds of records that are read as numpy arrays, and the fields that readers require of each."""
+"""Kinds of records that are read as numpy arrays, and the fields that readers require of each kind."""
 
 
 def read(paths: RunPaths, step: int, stage: str) -> PlainRecord | None:

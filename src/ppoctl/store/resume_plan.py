@@ -1,8 +1,8 @@
 """The plan of a resume before it changes anything: each item is restored, reused, replayed or run. Imports no torch.
 
-If a stage is missing before a later one, or a file was changed after it was written, the resume is refused with an
-error that names the item. With `--allow-missing`, everything that depends on it moves to `discarded/` (see
-`discard`).
+If a stage is missing before a later stage, or if a file was changed after it was written, the resume is refused with
+an error that names the item. With `--allow-missing`, the item and everything that depends on it move to `discarded/`
+(see `discard`).
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
             return []
         healthy = healthy_steps(paths, roles)
     except CorruptArtifactError:
-        return []  # an item of the plan reports it
+        return []  # an item of the plan reports the damage
     note = f"a health rule stopped the run at step {start}; it continues from the states of that step"
     if not healthy:
         return [note]
@@ -98,7 +98,7 @@ def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
 
 
 def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[ResumeItem]:
-    """Return items for journal and ledger if they are damaged, missing, or shorter than the saved states recorded."""
+    """Return items for the journal and the ledger, if damaged, missing, or shorter than when states were saved."""
     items: list[ResumeItem] = []
     recorded_seq, recorded_bytes = _recorded_by_states(paths, saved, start)
     repaired_seq = -1
@@ -121,13 +121,13 @@ def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[Resu
 
 
 def _recorded_by_states(paths: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
-    """Return the last line number of the journal and the bytes of the ledger when the newest states were saved."""
+    """Return the journal's last line number and the ledger's bytes that the newest saved states recorded."""
     seq, size_bytes = 0, 0
     for role in saved:
         try:
             manifest = manifests.read(paths.state(role, start))
         except CorruptArtifactError:
-            continue  # `_state_items` reports it
+            continue  # `_state_items` reports the damage
         if manifest is not None:
             seq, size_bytes = max(seq, manifest.extra["journal_seq"]), max(size_bytes, manifest.extra["ledger_bytes"])
     return seq, size_bytes
@@ -136,7 +136,7 @@ def _recorded_by_states(paths: RunPaths, saved: Sequence[str], start: int) -> tu
 def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[ResumeItem]:
     """Return items for the states that the run continues from, and for other states that cannot be read.
 
-    The resume does not need the others, but retention reads their manifests to decide whether to delete them.
+    The resume does not load the other states, but retention reads their manifests to decide whether to delete them.
     """
     items: list[ResumeItem] = []
     for role in roles:
@@ -175,7 +175,7 @@ def _item(
 ) -> ResumeItem:
     """Return the item of an artifact, with `action` if it is intact.
 
-    If it is not needed, only its manifest is read.
+    If the artifact is not needed, only its manifest is read.
     """
     name = paths.inside(folder)
     try:

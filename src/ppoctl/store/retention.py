@@ -1,6 +1,6 @@
 """Deletion of old artifacts.
 
-The last healthy states, and artifacts from which a kept state is continued, are kept.
+The last healthy states are kept, and the artifacts that a run requires to continue from a kept state.
 """
 
 from collections.abc import Sequence
@@ -41,19 +41,19 @@ LEAST_KEPT = 2
 
 @dataclass
 class Retention:
-    """Deletion of states older than the last `keep_last` healthy saved steps, and of step folders that no state
-    needs.
+    """Deletion of old states, and of step folders that are not needed to restore a kept state.
 
-    A step that was saved only because the run was stopped is not one of these steps: its states are deleted when
-    later ones are saved. Steps up to the oldest kept state are not needed to restore a state; the rollouts of every
-    `keep_rollouts_every_steps`-th are kept for inspection. Each process handles a folder once, so that the time of a
-    step does not grow with the length of the run.
+    States older than the last `keep_last` healthy saved steps are deleted. A step that was saved only because the run
+    was stopped does not count as one of these steps: its states are deleted when later states are saved. Step folders
+    up to the oldest kept state are deleted, but the rollouts of every `keep_rollouts_every_steps`-th step are kept
+    for inspection. Each process handles a folder once, so that the time of a step does not grow with the length of
+    the run.
     """
 
     attempt: Attempt
     outlines: Outlines
     keep_last: int | None
-    """None: no state is deleted."""
+    """Number of healthy saved steps whose states are kept; None: no state is deleted."""
     keep_rollouts_every_steps: int
     _retired: int = 0
     """Last step whose folder was handled."""
@@ -75,9 +75,9 @@ class Retention:
         return retired
 
     def _newest_healthy(self, count: int) -> tuple[list[int], list[int]]:
-        """Return the newest `count` healthy saved steps, and the saved steps of stops back to the oldest of these.
+        """Return the newest `count` healthy saved steps, and the steps since the oldest of these that a stop saved.
 
-        Both are newest first; a step of a stop is not in the first list.
+        Both lists are newest first. A step that was saved only because of a stop is not in the first list.
         """
         kept: list[int] = []
         stopped_at: list[int] = []
@@ -98,7 +98,7 @@ class Retention:
                     self.attempt.remove(paths.state(role, step))
 
     def drop_kept_at_stop(self, saved: int) -> None:
-        """Delete the `at-stop` states of steps up to `saved`, which is or will be saved: trainers are past them."""
+        """Delete the `at-stop` states of steps up to `saved`, since states of that step are or will be saved."""
         for role in self.outlines.roles:
             self._drop(self.attempt.paths.at_stop / role, saved)
 

@@ -1,8 +1,8 @@
 """Identity of a run directory: its recipes and the digests of its sources. Imports no torch.
 
 The directory is created atomically. `run.json` holds the run's id and the digests of its sources (model, tokenizer
-and template, data); a resume with other sources is rejected. Recipes are stored by the first step that they apply to,
-each with the outlines of its steps: `recipes/000001.json`, ...
+and template, data); a resume with other sources is rejected. Each recipe is stored under the first step that it
+applies to, with the outlines of its steps: `recipes/000001.json`, ...
 """
 
 import glob
@@ -21,14 +21,14 @@ from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.run_paths import FORMAT, RunPaths
 
 STORIES = "stories"
-"""Key of a recorded recipe, in addition to the recipe's own keys: the outlines of its steps (`store.outline`)."""
+"""Key that a recorded recipe has in addition to its own keys: the outlines of its steps (`store.outline`)."""
 
 
 def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Create the run directory atomically.
 
-    `resolved` is the recipe with its outlines; `facts` has sources, versions and command. Raises RunExistsError if
-    the directory exists; StorageError if it cannot be written.
+    `resolved` is the recipe with its outlines; `facts` has the run's sources, versions and command. Raises
+    RunExistsError if the directory exists; StorageError if it cannot be written.
     """
     if paths.root.exists():
         raise RunExistsError(
@@ -53,7 +53,7 @@ def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], fa
 
 
 def _sweep(paths: RunPaths) -> None:
-    """Delete the remains of killed commands: creations of this run over an hour old, and removals of any run."""
+    """Delete folders that killed commands left: creations of this run over an hour old, and removals of any run."""
     for path in paths.root.parent.glob(".*.removing-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in paths.root.parent.glob(f".{glob.escape(paths.root.name)}.creating-*"):
@@ -76,7 +76,7 @@ def facts(paths: RunPaths) -> dict[str, Any]:
 
 
 def complete(attempt: Attempt, digests: Mapping[str, str], rows: Mapping[str, Mapping[str, int]]) -> None:
-    """Add digests and row counts that were unknown when the run was created: a login node has no tokenizer."""
+    """Add digests and row counts that were unknown when the run was created, as on a login node without tokenizer."""
     known = facts(attempt.paths)
     missing = {name: digest for name, digest in digests.items() if name not in known["sources"]}
     counted = {"rows": dict(rows)} if rows and "rows" not in known else {}
@@ -96,7 +96,7 @@ def recipes(paths: RunPaths) -> dict[int, dict[str, Any]]:
 def read_recorded(paths: RunPaths) -> dict[int, dict[str, Any]]:
     """Return the resolved recipes with their outlines, by the first step that they apply to.
 
-    Raises CorruptArtifactError if a file was changed after it was written, or if the first one is missing;
+    Raises CorruptArtifactError if a file was changed after it was written, or if the first file is missing;
     StorageError if a file cannot be read.
     """
     newest = f"the newest recipe is: ppoctl validate {quoted(paths.recipe_toml)} --show"
@@ -141,8 +141,8 @@ def remove(paths: RunPaths) -> Path | None:
     """Delete a run.
 
     The folder is renamed first, so that after a kill a new run can use the name. The next run that is created or
-    removed in the same folder deletes the remains. Returns the folder of files that could not be deleted; None: all
-    were deleted. Raises StorageError if the folder could not be renamed.
+    removed in the same folder deletes the renamed folder. Returns the folder of the files that could not be deleted;
+    None: all files were deleted. Raises StorageError if the run's folder could not be renamed.
     """
     aside = paths.root.with_name(f".{paths.root.name}.removing-{uuid.uuid4().hex[:8]}")
     try:

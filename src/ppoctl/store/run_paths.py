@@ -1,9 +1,9 @@
-"""Every path of a run directory; no other file joins paths. Imports only the standard library.
+"""All paths of a run directory; no other module builds them. Imports only the standard library.
 
 runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl  stop.json
   recipes/000001.json                  the recipe that applies from that step on
   logs/attempt-3/                      one folder per attempt
-  drafts/attempt-3/                    what the newest attempt is about to publish; a file for each older attempt
+  drafts/attempt-3/                    changes that the newest attempt prepares; a file for each older attempt
   jobs/4711.json  jobs/4711.sh         two files per Slurm job
   steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
   states/actor/000041/  states/critic/000041/  states/best/  states/at-stop/actor/
@@ -23,7 +23,7 @@ NUMBERS = {
     "actor_update": 70,
     "eval": 80,
 }
-"""Number in front of a stage's folder name, so that `ls` lists the stages in order. Other stages have no number."""
+"""Number in front of a stage's folder name, so that `ls` lists the stages in order. Other stages are not numbered."""
 
 FORMAT = 3
 """Version of the directory's format, written into run.json and every manifest."""
@@ -103,11 +103,11 @@ class RunPaths:
         return self.jobs / f"{id}.sh"
 
     def job_log(self, id: str) -> Path:
-        """Return the path of the output of a job's script and its command, over all restarts."""
+        """Return the path of a job's log: the output of its script and its command, over all restarts."""
         return self.logs / f"slurm-{id}.log"
 
     def job_ended(self, id: str) -> Path:
-        """Return the path of the file in which the job's script writes a line each time it ends."""
+        """Return the path of the file to which the job's script appends a line each time the script ends."""
         return self.jobs / f"{id}.ended"
 
     def job_started(self, id: str) -> Path:
@@ -116,7 +116,7 @@ class RunPaths:
 
     @property
     def stop_request(self) -> Path:
-        """Request of `ppoctl stop` to the running attempt."""
+        """File with the request of `ppoctl stop` to the running attempt."""
         return self.root / "stop.json"
 
     @property
@@ -149,7 +149,7 @@ class RunPaths:
 
     @property
     def at_stop(self) -> Path:
-        """Folder of the states that were in memory when the run was stopped and belong to no saved step."""
+        """Folder of the states that were in memory when the run was stopped and that belong to no saved step."""
         return self.states / "at-stop"
 
     @property
@@ -157,7 +157,7 @@ class RunPaths:
         return self.states / "best"
 
     def best_states(self) -> list[Path]:
-        """Return the folders of the best actors; there is one more while an actor is being replaced."""
+        """Return the folders of the best actors. A further folder exists while an actor is being replaced."""
         return [path for path in folders(self.best) if path.name.isdigit()]
 
     def discarded(self, number: int) -> Path:
@@ -169,7 +169,7 @@ class RunPaths:
         return sorted(int(path.name) for path in folders(self.steps) if path.name.isdigit())
 
     def has_committed(self, step: int) -> bool:
-        """Return whether any stage of the step is committed. Discards and kills leave folders without a stage."""
+        """Return whether any stage of the step is committed. The step's folder alone does not show this."""
         stages = folders(self.step(step))
         return any((folder / MANIFEST).is_file() for folder in stages if ".attempt-" not in folder.name)
 
@@ -196,5 +196,5 @@ class RunPaths:
 
 
 def folders(parent: Path) -> list[Path]:
-    """Return the folders in a folder; an empty list if it does not exist."""
+    """Return the folders in `parent`; an empty list if `parent` does not exist."""
     return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []

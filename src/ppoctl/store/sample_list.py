@@ -31,7 +31,7 @@ class SampleFilter:
     """Evaluation set, or set and mode, such as `heldout/greedy`."""
 
     def takes(self, row: SampleRow) -> bool:
-        """Return whether the sample meets all conditions. A sample without a score meets no bound on the reward."""
+        """Return whether the sample meets all conditions. Without a score, it does not meet a bound on the reward."""
         low, high = self.min_reward, self.max_reward
         return (
             self.finish in (None, row.finish)
@@ -56,14 +56,14 @@ class Source:
         return (samples.steps_with_evaluation if self.evaluations else samples.steps_with_rollouts)(self.paths)
 
     def last(self) -> int:
-        """Return the newest step that has samples. Raises RecipeError if there is none."""
+        """Return the newest step that has samples. Raises RecipeError if no step has samples."""
         if steps := self.steps():
             return steps[-1]
         self.rows(1)  # raises the RecipeError
         raise AssertionError("`rows` raises for a step without samples")
 
     def rows(self, step: int) -> list[SampleRow]:
-        """Return all samples of a step. Raises RecipeError if it has none, and the errors of `record_file.read`."""
+        """Return all samples of a step. Raises RecipeError if there are none, or an error of `record_file.read`."""
         if self.evaluations:
             return samples.listed(step, samples.evaluation_rows(self.paths, step))
         return StepRecords.read(self.paths, step, per_token=False).rows()
@@ -83,7 +83,7 @@ class Source:
         return of_prompt
 
     def before(self, step: int, rows: Sequence[SampleRow]) -> "dict[Question, Before]":
-        """Return the mean score of each prompt of these rows in the nearest earlier step that has one."""
+        """Return the mean score of each prompt of these rows in the nearest earlier step that scored the prompt."""
         open_, earlier_scores = {(row.set, row.prompt_id) for row in rows}, dict[Question, Before]()
         for earlier in reversed([other for other in self.steps() if other < step]):
             if not open_:
@@ -96,7 +96,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Before:
-    """Mean score of a prompt in the nearest earlier step that has it."""
+    """Mean score of a prompt in the nearest earlier step that scored the prompt."""
 
     step: int
     score: float
@@ -112,9 +112,10 @@ def means(rows: Iterable[SampleRow]) -> dict[Question, float]:
 
 
 def flips(rows: Sequence[SampleRow], before: Mapping[Question, Before]) -> dict[Question, float]:
-    """Return how inconsistent the scores of each prompt are; 0: all equal, and equal to the earlier step.
+    """Return how much the scores of each prompt differ; 0: all are equal, and equal to those of the earlier step.
 
-    The value is the range of its samples' scores, or the change of their mean since the earlier step if that is more.
+    The value is the larger of two numbers: the range of the scores of the prompt's samples, and the change of their
+    mean since the earlier step.
     """
     scores: dict[Question, list[float]] = {}
     for row in rows:
@@ -131,7 +132,7 @@ def flips(rows: Sequence[SampleRow], before: Mapping[Question, Before]) -> dict[
 def ordered(
     rows: Sequence[SampleRow], key: SortKey, flipped: Mapping[Question, float], *, reverse: bool = False
 ) -> list[SampleRow]:
-    """Return the rows sorted by `key`, highest value first; samples of a prompt that flipped stay together.
+    """Return the rows sorted by `key`, highest value first; the key `flipped` keeps a prompt's samples together.
 
     Rows without a value are last, also if `reverse` is set. Rows with equal values stay in their order. The key `row`
     is the order of generation.

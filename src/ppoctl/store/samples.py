@@ -1,6 +1,6 @@
 """Samples of a run's steps and evaluations, one row each, read from their records.
 
-Imports numpy but not torch. The texts of prompts are not included, because they require a tokenizer.
+Imports numpy but not torch. The texts of prompts are not included, because decoding them requires a tokenizer.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class SampleRow:
     tokens: int
     finish: str
     advantage: float | None
-    """Mean over the unmasked tokens; None: all are masked out, or the stage has not run yet."""
+    """Mean advantage of the unmasked tokens; None: all tokens are masked out, or the stage has not run yet."""
     response: str
 
 
@@ -53,7 +53,7 @@ class StepRecords:
 
     @staticmethod
     def read(paths: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
-        """Read and verify the records; without `per_token` only those that `rows` requires.
+        """Read and verify the records; without `per_token`, only the records that `rows` requires.
 
         Raises RecipeError if the step has no rollouts, and the errors of `record_file.read`.
         """
@@ -88,7 +88,7 @@ class StepRecords:
         """Return KL(actor || reference) of each token; None if the reference log-probs are not recorded.
 
         The value is the full KL if it is recorded; otherwise the estimate from the sampled token: the actor's
-        log-prob minus the reference's.
+        log-prob minus the reference log-prob.
         """
         if (full := self.per_token(self.logprobs, "full_kl", row)) is not None:
             return full

@@ -13,7 +13,7 @@ class SavedBy:
     """The run that saved a state, and the state's role, step and lineage."""
 
     run: str | None
-    """Path of the run directory; None: the state is a copy outside its run."""
+    """Path of the run directory; None: the state is a copy outside a run directory."""
     role: str
     step: int
     lineage: str
@@ -35,6 +35,6 @@ def saved_by(folder: Path) -> SavedBy | None:
 
 
 def state_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a saved state; None if the folder is not one. Raises the errors of `saved_by`."""
+    """Return the manifest of a saved state; None for any other folder. Raises the errors of `saved_by`."""
     manifest = manifests.read(folder)
     return manifest if manifest is not None and manifest.stage.startswith("state/") else None

@@ -54,7 +54,7 @@ class Saves:
             self._publish(flight)
 
     def settle(self) -> None:
-        """Publish the saves that are written by now. Raises StorageError if writing failed."""
+        """Publish the saves that are completely written. Raises StorageError if writing failed."""
         for flight in list(self._in_flight.values()):
             if flight.saving.is_written():
                 self._publish(flight)
@@ -79,7 +79,7 @@ class Saves:
 
 @dataclass(frozen=True)
 class PublishingGate:
-    """Gate of a run that saves in the background: it publishes finished saves, then calls the gate `asked`."""
+    """Gate of a run that saves in the background. The gate publishes finished saves, then calls the gate `asked`."""
 
     saves: Saves
     asked: Gate

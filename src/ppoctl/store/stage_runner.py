@@ -1,7 +1,8 @@
 """`run_stage(stage, *inputs)`: return the committed result of a stage, or run the stage and commit its result.
 
-This is how a run resumes; there is no other resume code. Timing (by `clock`), metrics, the journal and observers are
-handled in this module, so that stages and the step function are independent of them. A reused stage emits nothing.
+A run resumes through this function; there is no other resume code. Timing (by `clock`), metrics, the journal and
+observers are handled in this module, so that stages and the step function are independent of them. Observers receive
+no events for a reused stage.
 """
 
 import time
@@ -41,7 +42,7 @@ class Stage(Protocol[Result]):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the result keys that this stage reads."""
+        """Digest of the recipe keys that this stage reads and that affect results."""
         ...
 
     def run(self, *inputs: Any) -> Record[Result]: ...

@@ -1,7 +1,8 @@
 """Saved states, and the redo log between them: the `Models` port.
 
-Callers request a trainer at a given state. If the trainer is at another state, `States` loads the nearest ancestor:
-the resident state, a saved state, or the model source. It then replays the recorded updates from committed inputs.
+Callers request a trainer at a given state. If the trainer is at another state, `States` loads the nearest ancestor
+of the requested state: the resident state, a saved state, or the model source. `States` then replays the updates
+that were recorded after this ancestor, from their committed inputs.
 
     source --update--> s1 --update--> s2 [saved] --update--> s3 --update--> s4   <- requested
                                       load s2,    replay,          replay
@@ -31,12 +32,12 @@ from ppoctl.store.saves import Saves
 from ppoctl.store.stage_runner import Observer, load_record, moments
 
 Replay = Callable[[int, str, State], Update]
-"""(step, role, parent) -> the replayed update. The trainer is at `parent` before the call and at the next state after
-it."""
+"""(step, role, parent) -> the replayed update. The trainer is at `parent` before the call, and at the state after
+the update when the call returns."""
 
 INEXACT_TOLERANCE = 1e-3
-"""Largest relative difference of a replayed metric that the order of a GPU's reductions may cause. A larger
-difference means that the replay is not the recorded update."""
+"""Largest relative difference between a recorded and a replayed metric that the order of a GPU's reductions can
+cause. If the difference is larger, the replay computed another update."""
 
 
 def no_listener(text: str) -> None:
@@ -48,9 +49,9 @@ class Resident:
     """The state that a role's trainer holds."""
 
     state: State | None = None
-    """None: the trainer is at no known state."""
+    """State of the trainer; None: not known."""
     replay: int = 0
-    """Number of inexact replays since the model source."""
+    """Number of inexact replays among the updates from the model source to this state."""
 
     @property
     def lineage(self) -> str | None:
@@ -59,7 +60,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Length of journal and ledger when a state was saved. If a file is shorter later, it was truncated."""
+    """Lengths of the journal and the ledger when a state was saved. A file that is shorter later was truncated."""
 
     journal_seq: int
     ledger_bytes: int
@@ -77,20 +78,20 @@ class States:
     engines: Mapping[str, Trainer]
     initial: Mapping[str, State]
     layouts: Mapping[str, Mapping[str, Any]]
-    """Layout of the saved states of each role, and the layouts under which they can be loaded; for the manifest."""
+    """For each role, the layout of its saved states, and the layouts under which they can be loaded."""
     saves: Saves
     versions: dict[str, str]
     replay: Replay | None = None
-    """Set by `wire` after the stages are built, since a replay runs an update stage."""
+    """Function that replays an update. `wire` sets it after the stages are built, since it runs an update stage."""
     observers: tuple[Observer, ...] = ()
     notify: Callable[[str], None] = no_listener
     """Receives a message for each save, restore and replay."""
     verified: frozenset[str] = frozenset()
-    """Folders of states, relative to the run, whose files were verified when the run was opened."""
+    """Folders of states whose files were verified when the run was opened, as paths relative to the run directory."""
     replayed_s: float = 0.0
     """Seconds spent on replays."""
     _verified_at_stop: dict[str, str] = field(default_factory=dict)
-    """Role -> lineage of a state in `at_stop` whose files were compared with their manifest."""
+    """Role -> lineage of a state in `at_stop` whose files were compared with its manifest."""
     _resident: dict[str, Resident] = field(default_factory=lambda: defaultdict(Resident))
 
     def actor_at(self, state: State) -> Actor:
@@ -108,14 +109,14 @@ class States:
 
     @contextmanager
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
-        """Yield the trainer at `state`, to be trained to `to`. If that fails, the trainer is at no known state."""
+        """Yield the trainer at `state`, to be trained to `to`. After an error, the trainer is at no known state."""
         engine = self._bring(state)
         self._resident[state.role].state = None
         yield engine
         self._resident[state.role].state = to
 
     def take_up(self, state: State) -> None:
-        """Bring the trainer to a state that a stop kept, so that its folder can be deleted."""
+        """Bring the trainer to a state that was saved in `at-stop`, so that the state's folder can be deleted."""
         if self._kept_at_stop(state) is not None:
             self._bring(state)
 
@@ -124,10 +125,10 @@ class States:
         return self._resident[role].replay
 
     def save(self, state: State, carry: Carry, metrics: dict[str, float], lines: Recorded, *, healthy: bool) -> None:
-        """Commit the state unless it is committed: at once, or in the background (see `Saves`).
+        """Commit the state, at once or in the background (see `Saves`). Do nothing if the state is committed.
 
-        An earlier save of the role that is in flight must be finished before. `figures` are the step's metrics, for
-        the manifest. Raises StorageError if the folder has another state.
+        The caller must first finish an earlier save of the role. `metrics` are the step's metrics, for the manifest.
+        Raises StorageError if the folder has another state.
         """
         folder = self.paths.state(state.role, state.step)
         existing = manifests.read(folder)
@@ -162,7 +163,7 @@ class States:
         self.saves.begin(draft, manifest, engine)
 
     def _saved_before(self, state: State) -> tuple[Path, Manifest] | None:
-        """Return an earlier step's folder with the same state: a critic-only step does not change the actor."""
+        """Return the earlier step's folder that has the same state: a critic-only step does not change the actor."""
         for step in self.paths.saved_steps(state.role):
             folder = self.paths.state(state.role, step)
             manifest = manifests.read(folder)
@@ -182,7 +183,7 @@ class States:
         return state.lineage == self.initial[state.role].lineage
 
     def keep_residents(self) -> list[str]:
-        """Save resident states that are committed updates but not saved, in `states/at-stop`.
+        """Save to `states/at-stop` the resident states that are not saved but whose update is committed.
 
         The next attempt loads them instead of replaying updates. Returns their roles. Raises StorageError.
         """
@@ -192,7 +193,7 @@ class States:
             if state is None or self._at_source(state) or self._is_saved(state):
                 continue
             if self._update_that_made(state) is None:
-                continue  # the update that led to it was not committed
+                continue  # the update that led to the state was not committed
             extra = {"updates": state.updates, "layout": dict(self.layouts[role]), "replay": self.replays(role)}
             draft, began = self._draft(self.paths.at_stop / role, state), time.monotonic()
             with draft.work():
@@ -205,10 +206,10 @@ class States:
         return kept
 
     def reshard(self, step: int) -> list[str]:
-        """Save the states of this step again for any layout if they are for some layouts and the recipe sets any.
+        """Save the states of this step again if they were saved as reshardable `dp` and the recipe sets `full`.
 
-        A kill between the removal of the old state and the publication of the new one costs a replay from the redo
-        log. Returns the roles whose states were saved.
+        After a kill between the removal of the old state and the publication of the new state, the state is replayed
+        from the redo log. Returns the roles whose states were saved.
         """
         resharded: list[str] = []
         for role in self.outlines.roles:
@@ -284,7 +285,7 @@ class States:
     def _kept_at_stop(self, state: State) -> Path | None:
         """Return the folder of the state if `keep_residents` saved it; None: it did not.
 
-        A damaged folder is deleted, since replays lead to its state too.
+        A damaged folder is deleted, since its state can also be replayed.
         """
         folder = self.paths.at_stop / state.role
         try:
@@ -342,7 +343,7 @@ class States:
     def _update_that_made(self, state: State) -> Update | None:
         """Return the recorded update that leads to a state; None: there is none.
 
-        Steps are read from the newest back, only until the update is found: older records may no longer exist.
+        The search starts at the newest step and ends at the update, because older records may no longer exist.
         """
         for step in reversed([step for step in self.paths.committed_steps() if step <= state.step]):
             entry = self.outlines.at(step).training(state.role)
@@ -358,7 +359,7 @@ class States:
 def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[float]]) -> float:
     """Return the largest relative difference between two updates' losses, gradient norms and learning rates.
 
-    0 only if all metrics are bit-equal; infinite if their shapes differ or a value is not finite.
+    The result is 0 only if all metrics are bit-equal; it is infinite if their shapes differ or a value is not finite.
     """
     if recorded == again:
         return 0.0
@@ -379,14 +380,14 @@ def save_s(paths: RunPaths, roles: Sequence[str]) -> float | None:
     for role in roles:
         steps = paths.saved_steps(role)
         manifest = manifests.read(paths.state(role, steps[-1])) if steps else None
-        if manifest is None or manifest.seconds == 0:  # 0: written by a version that did not record it
+        if manifest is None or manifest.seconds == 0:  # 0: its version of ppoctl recorded no seconds
             return None
         total_s += manifest.seconds
     return total_s
 
 
 def saved_state(paths: RunPaths, role: str, step: int) -> tuple[State, Carry]:
-    """Return the handle of a saved state, and its carry. Raises CorruptArtifactError if the state is missing."""
+    """Return a saved state, and its carry. Raises CorruptArtifactError if the state is missing."""
     manifest = manifests.require(paths.state(role, step))
     state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)
     return state, Carry(**manifest.extra["carry"])

@@ -11,7 +11,7 @@ from ppoctl.store.artifact import write_atomically
 from ppoctl.store.run_paths import RunPaths
 
 After = Literal["stage", "step", "now"]
-"""The part that the attempt finishes before it stops: the current stage, the current step with its evaluation, or
+"""Work that the attempt finishes before it stops: the current stage, the current step with its evaluation, or
 nothing (`now`)."""
 
 

@@ -1,6 +1,6 @@
-"""Time use of a run's attempts: work that the run kept, work that was lost, and starting. Imports no torch.
+"""Time use of a run's attempts: work that the run kept, work that was lost, and startup. Imports no torch.
 
-The only source is the journal, so that it can be computed on a login node.
+The only source is the journal, so that the time use can be computed on a login node.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ class AttemptTime:
     gpus: int
     """GPUs that the attempt held; 0: it used CPUs, or its version of ppoctl did not record them."""
     wall_s: float
-    """Seconds from its start to its end; to its last line in the journal if it is running or was killed."""
+    """Seconds from the attempt's start to its end, or to its last journal line if it is running or was killed."""
     kept_s: float
-    """Seconds of its stages whose results the run has."""
+    """Seconds of the attempt's stages whose results the run has."""
     starting_s: float
     """Seconds in which engines, trainers or Ray started or loaded a state; 0 if the attempt recorded no end."""
     lost_s: float

@@ -1,4 +1,4 @@
-"""Console of a running run: a line for each step and each evaluation, and a status of the current activity."""
+"""Console of a running run: a line for each step and each evaluation, and a status with the current activity."""
 
 import contextlib
 import threading
@@ -44,7 +44,7 @@ class RunConsole:
     def on_stage_started(self, step: int, stage: str) -> None:
         """Handle the start of a stage."""
         with self._lock:
-            lines = self._report(step - 1)  # already shown, unless the step had no actor update
+            lines = self._report(step - 1)  # the line was shown before, unless the step had no actor update
             self._view.stage_started(step, stage)
             self._stage_began = self._clock()
             if self._detail == "stages":
@@ -120,16 +120,16 @@ class RunConsole:
         return f"step {step}/{self._view.steps}"
 
     def _show(self, lines: list[list[str]]) -> None:
-        """Show lines, each a list of parts. It must be called without the lock.
+        """Show lines, each a list of parts. The caller must not hold the lock of this console.
 
-        A screen that redraws itself calls `rows` while it holds its own lock, and requires that lock to show a line.
-        Calling it with this lock held would deadlock.
+        A live screen holds its own lock while it calls `rows`, and takes the same lock to show a line. If the caller
+        held the console's lock, the two threads would deadlock.
         """
         for parts in lines:
             self._screen.metrics(parts)
 
     def _report(self, step: int) -> list[list[str]]:
-        """Return the line of a finished step, or nothing if it was returned before."""
+        """Return the line of a finished step, or an empty list if the line was returned before."""
         if step <= self._reported or not self._view.step_figures(step):
             return []
         self._reported = step

@@ -1,8 +1,9 @@
-"""The forwarder uploads to an MLflow run the parts of a run directory that it lacks. It blocks, and uses no thread.
+"""The forwarder uploads the parts of a run directory that an MLflow run does not have. It blocks, and uses no thread.
 
-The target's marker alone decides what is missing. So it does not matter why it is missing: an attempt was killed
-between two batches, or the server was unreachable for a day, or nothing was ever sent. If the marker is not a line of
-this journal, the journal was repaired after damage; the target is then deleted, and everything is sent again.
+The marker of the target alone decides which journal lines are missing. It does not matter why they are missing: an
+attempt was killed between two batches, or the server was unreachable for a day, or nothing was ever sent. If the
+marker does not match a line of this journal, the journal was repaired after damage. The target is then deleted, and
+everything is sent again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ class Sent:
     params: int = 0
     tags: int = 0
     files: int = 0
-    """Files: the recipe, tables of samples and a report. Each replaces the file of its name."""
+    """Files: the recipe, tables of samples and a report. Each file replaces the file with the same name."""
     inputs: int = 0
     """Tables of data."""
     status: int = 0
@@ -69,14 +70,14 @@ class Forwarder:
         self._files: dict[str, partial[str | None]] = {
             path.name: partial(_text, path, _whole) for path in (paths.recipe_toml, paths.recipe_resolved)
         }
-        """Files to send: name in MLflow, and a function that returns the text, or None if the file does not exist."""
+        """Files to send: name in MLflow -> function that returns the text, or None if the file does not exist."""
         self._tables: dict[str, partial[str | None]] = {}
         """Tables to send, in the same form."""
         self.seq = self._continued()
         """Number of the last journal line that the target has."""
 
     def describe(self, more_tags: Mapping[str, str]) -> Sent:
-        """Send the params, tags and data inputs that the target lacks, and the tags that have another value."""
+        """Send the params, tags and data inputs that the target does not have, and the tags whose value differs."""
         recorded, tags_before = self._target.params(), self._target.tags()
         recipes = run_dir.recipes(self._paths)
         by_start = {start: mlflow_payloads.params(recipe) for start, recipe in recipes.items()}
@@ -95,7 +96,7 @@ class Forwarder:
         return Sent(params=len(params), tags=len(tags), inputs=len(lacking))
 
     def forward(self, *, stop: Callable[[], bool] = lambda: False) -> Sent:
-        """Send the journal lines that the target lacks; `stop` is called between batches."""
+        """Send the journal lines that the target does not have; `stop` is called between batches."""
         total = Sent()
         for batch in mlflow_payloads.batches(self._new_lines(), after=self.seq):
             self._target.send(batch)
@@ -108,14 +109,14 @@ class Forwarder:
     def keep_files(self) -> Sent:
         """Send the recipe and the sample tables that this object has not sent yet; MLflow may have them already.
 
-        This must be called after `forward`: an artifact store that the client cannot write to is a common mistake,
-        and the metrics should still arrive.
+        This must be called after `forward`, so that the metrics arrive even if the client cannot write to the
+        artifact store, which is a common mistake.
         """
         files, tables = self._kept(self._files), self._kept(self._tables)
         return Sent(files=len(files) + len(tables), tags=self._show(tables))
 
     def _kept(self, waiting: dict[str, partial[str | None]]) -> list[str]:
-        """Send the waiting files, and return the names of those that exist. Afterwards no file waits."""
+        """Send the waiting files, and return the names of those that exist. Afterwards `waiting` is empty."""
         sent = []
         for name, text_of in list(waiting.items()):
             if (text := text_of()) is not None:
@@ -133,7 +134,7 @@ class Forwarder:
     def measure(self, metrics: Mapping[str, float], at: float) -> None:
         """Send metrics of the machine, which are not in the journal. They have no marker and are lost after an error.
 
-        Their step is the number of seconds since the run was created, so that those of later attempts come later.
+        Their step is the number of seconds since the run was created, so that later attempts have later steps.
         """
         step = int(at - self._created)
         points = tuple(MetricPoint(name, value, int(at * 1000), step) for name, value in metrics.items())
@@ -207,7 +208,7 @@ class Forwarder:
 
 
 def _text(path: Path, read: Callable[[TextIO], str]) -> str | None:
-    """Return the text that `read` makes of a file; None if it does not exist: retention removes old evaluations."""
+    """Return the text that `read` makes of a file; None if the file does not exist (retention removes old ones)."""
     if not path.is_file():
         return None
     with path.open(encoding="utf-8") as file:

@@ -23,7 +23,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "mismatch_k3": (metric_registry.MISMATCH_GAP_K3.name,),
     "mismatch_abs": (metric_registry.MISMATCH_GAP_MEAN_ABS.name,),
 }
-"""Metrics that each rule of `[health]` reads; several metrics are added."""
+"""Metrics that each rule of `[health]` reads; the values of several metrics are added up."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HealthAlarm:
 
 
 class HealthMonitor:
-    """The health rules of a recipe, and for how many steps each has been violated."""
+    """The health rules of a recipe, and for how many steps each rule has been violated."""
 
     def __init__(self, rules: HealthTable) -> None:
         self._rules: dict[str, HealthRule] = {name: getattr(rules, name) for name in METRICS}
@@ -59,7 +59,7 @@ class HealthMonitor:
         self._alarms: list[HealthAlarm] = []
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[HealthAlarm]:
-        """Check the metrics of a step, and return the alarms of the rules that act at it.
+        """Check the metrics of a step, and return the alarms of the rules that act at this step.
 
         A second call for the same step returns the same alarms. An absent metric (a critic-only step has no KL of the
         actor) does not change the count of consecutive steps; a metric that is not finite is out of bounds. Raises

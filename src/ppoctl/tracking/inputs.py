@@ -28,7 +28,7 @@ class DataInput:
 
 
 def inputs(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[DataInput]:
-    """Return the inputs of a run, from its `run.json` and a resolved recipe: each table whose digest is known."""
+    """Return each table of a run whose digest is known, from the run's `run.json` and a resolved recipe."""
     return [
         DataInput(name, digest[:LONGEST_DIGEST], *_source(table), _profile(facts.get("rows", {}), name), context)
         for name, context, table in _tables(recipe.get("data", {}))
@@ -59,7 +59,7 @@ def _locations(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _profile(rows: Mapping[str, Mapping[str, int]], name: str) -> str | None:
-    """Return the counts of a table, with its rows under the name that MLflow's pages show; a mix has the sums."""
+    """Return the counts of a table, with its rows under the name that MLflow's pages show; for a mix, their sums."""
     total: Counter[str] = Counter()
     for key, counts in rows.items():
         if key == name or key.startswith(f"{name}.sources."):

@@ -24,8 +24,8 @@ class LibraryOutput:
     def kept_apart(self) -> Iterator[TextIO]:
         """Redirect the output to a file, and yield the stream that still reaches the terminal.
 
-        If stderr is not the process's own descriptor, as in a notebook, nothing is redirected. After an error before
-        `into` was called, the output is printed to the terminal.
+        If `sys.stderr` does not write to the process's stderr, as in a notebook, nothing is redirected. If an error
+        occurs before `into` is called, the output is printed to the terminal.
         """
         if not (_is(sys.stdout, STDOUT) or sys.stdout is sys.stderr) or not _is(sys.stderr, STDERR):
             yield sys.stderr

@@ -2,7 +2,7 @@
 
     training thread                     mirror thread (daemon)
       store appends to journal.jsonl
-      notify() ------ event ---------->   opens MLflow (import, connect), sends what it lacks, waits
+      notify() ------ event ---------->   opens MLflow (import, connect), sends missing lines, waits
       close(status, deadline_s) ------>   sends the rest, sets the status, ends
 
 Training never waits for MLflow and never fails because of it. Lines that cannot be sent remain in the journal, which
@@ -38,10 +38,10 @@ class MirrorIntervals:
     poll_s: float = 10.0
     """Seconds between reads of the journal without a notification."""
     first_retry_s: float = 1.0
-    """Seconds before the first retry; doubled after each further failure."""
+    """Seconds before the first retry; the pause is doubled after each further failure."""
     longest_retry_s: float = 60.0
     silent_s: float = 7.0
-    """Seconds that the end of an attempt waits without a message."""
+    """Seconds for which the end of an attempt waits for MLflow without a message."""
     measure_s: float = 10.0
     """Seconds between metrics of the machine."""
 
@@ -50,7 +50,7 @@ class MlflowMirror:
     """Mirror of one attempt in MLflow.
 
     Start it after the engines are imported: two threads that import the same packages at the same time can see
-    half-initialized modules. Nothing is committed before that.
+    half-initialized modules. No stage is committed before that.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MlflowMirror:
         open_target: OpenTarget = MlflowRun,
         patience: MirrorIntervals = MirrorIntervals(),
     ) -> None:
-        """Prepare to mirror this `attempt`. After a newer attempt has started, only that one sets the status.
+        """Prepare to mirror this `attempt`. After a newer attempt has started, only that attempt sets the status.
 
         `around.notify` receives one line when MLflow becomes unreachable and one when it is reachable again, from the
         mirror's thread.
@@ -93,11 +93,11 @@ class MlflowMirror:
         self._wake.set()
 
     def close(self, status: str, deadline_s: float) -> bool:
-        """Send the rest and set the final status, within the deadline.
+        """Send the remaining lines and set the final status, within the deadline.
 
         Call it after the journal has its `attempt_ended` line; `status` is the status of that line. Returns whether
-        MLflow has everything; otherwise it reports the command that sends the rest. If the mirror was never started,
-        because the attempt failed before it had anything to send, it reports nothing.
+        MLflow has everything; otherwise the mirror reports the command that sends the rest. If the mirror was never
+        started, because the attempt failed before that, the mirror reports nothing.
         """
         self._ended_as = status
         self._closing.set()
@@ -170,8 +170,8 @@ class MlflowMirror:
     def _set_status(self, forwarder: Forwarder, *, closing: bool) -> None:
         """Set the status from the journal, or from `close` if this attempt could not record its end.
 
-        If a newer attempt has started, do nothing: it sets its own status, and it may end between the read of the
-        journal and the call of MLflow.
+        If a newer attempt has started, do nothing: that attempt sets the status, and it may end between the read of
+        the journal and the call of MLflow.
         """
         recorded = ending(read_lines(self._paths.journal))
         if recorded.attempt not in (None, self._attempt):
@@ -217,7 +217,7 @@ def rebuild(run_dir: Path, settings: MlflowTracking, around: MirrorHooks = Mirro
 
 
 def _with_contract(ended: Ending, hooks: MirrorHooks) -> Ending:
-    """Return the ending with the result of `[expect]`, if it is known."""
+    """Return the ending with the result of `[expect]`, if the result is known."""
     return replace(ended, contract=hooks.contract()) if ended.is_judged else ended
 
 

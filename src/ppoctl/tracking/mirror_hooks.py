@@ -1,5 +1,7 @@
-"""Functions that the caller of a mirror passes to it: they receive its messages or return what only higher packages
-can create."""
+"""Functions that the caller of a mirror passes to the mirror.
+
+They receive the mirror's messages, or return data that only higher packages can create.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

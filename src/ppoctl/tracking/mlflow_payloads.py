@@ -1,7 +1,8 @@
 """Points, tags and params for MLflow, as pure functions of the run directory. Uses no MLflow client.
 
-Each journal line becomes points on the axis of PPO steps. Every batch ends with one more point, `MARKER`, the number
-of its last line. MLflow stores the marker together with the batch, so it shows exactly which lines MLflow has.
+Each journal line becomes points on the axis of PPO steps. Every batch ends with one more point, `MARKER`: the number
+of the batch's last line. MLflow stores the marker together with the batch, so the marker shows exactly which lines
+MLflow has.
 """
 
 import json
@@ -15,8 +16,8 @@ from ppoctl.metric_registry import reported
 
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
-"""Largest number of points in a batch. MLflow accepts 1000 metrics in one transaction, so that a smaller batch is
-stored completely or not at all."""
+"""Largest number of points in a batch. MLflow accepts 1000 metrics in one transaction, so a batch of this
+size is stored completely or not at all."""
 LONGEST_VALUE = 5900
 """Largest number of characters of a value. MLflow's limit is 6000 for params and 8000 for tags."""
 LONGEST_KEY = 250
@@ -32,7 +33,7 @@ STATUS: dict[str, str] = {
     "preempted": "KILLED",
     "interrupted": "KILLED",
 }
-"""MLflow's status for each status of an attempt. The tag `ppoctl.status` has the original.
+"""MLflow's status for each status of an attempt. The tag `ppoctl.status` has the status of the attempt.
 
 A run is FAILED if a health rule stopped it, if it ended before its last step, or if it did not meet `[expect]`. It is
 KILLED if a signal or a user stopped it.
@@ -54,7 +55,7 @@ class JournalBatch:
     """Consecutive journal lines, ready to send."""
 
     points: tuple[MetricPoint, ...]
-    """Points of the lines; the marker is the last."""
+    """Points of the lines; the marker is the last point."""
     tags: dict[str, str]
     num_lines: int
     last_seq: int
@@ -75,7 +76,7 @@ class Ending:
 
     @property
     def status(self) -> str:
-        """MLflow's status; `FAILED` for statuses that it does not have."""
+        """MLflow's status; `FAILED` for statuses that MLflow does not have."""
         return STATUS.get(self.word, "FAILED")
 
     @property
@@ -114,7 +115,7 @@ def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Journ
 
 
 def points_of(line: Mapping[str, Any]) -> list[MetricPoint]:
-    """Return the points of a stage's metrics and its seconds; an event has none.
+    """Return the points of a stage's metrics and its seconds; the line of an event has no points.
 
     Values that are not finite are omitted (see `notes_of`).
     """

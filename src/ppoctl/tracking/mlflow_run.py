@@ -57,7 +57,7 @@ class MirrorTarget(Protocol):
     """Receiver of journal lines. Any call may raise any exception; the caller then opens a new target."""
 
     def marker(self) -> Marker | None:
-        """Return the last line that the target has; None: it has no line."""
+        """Return the last line that the target has; None: the target has no line."""
         ...
 
     def restart(self) -> None:
@@ -69,7 +69,7 @@ class MirrorTarget(Protocol):
     def tags(self) -> Mapping[str, str]: ...
 
     def send(self, batch: JournalBatch) -> None:
-        """Store the points of a batch, its marker last."""
+        """Store the points of a batch, with the marker last."""
         ...
 
     def describe(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
@@ -130,7 +130,7 @@ class MlflowRun:
     """The MLflow run of a ppoctl run, found by its tag or created."""
 
     def __init__(self, paths: RunPaths, address: Address) -> None:
-        """Open the run. Imports mlflow, which takes 0.5 to 0.9 s. Raises MLflow's errors if it cannot be reached."""
+        """Open the run. Imports mlflow (0.5 to 0.9 s). Raises MLflow's errors if MLflow cannot be reached."""
         self._facts = run_dir.facts(paths)
         self._address = address
         self._client = _client(address)
@@ -207,7 +207,7 @@ class MlflowRun:
     def _opened(self) -> str:
         """Return the id of the run with the tag, and create the run if there is none.
 
-        If two processes created a run at the same moment, all callers return the same one.
+        If two processes created a run at the same moment, all callers return the id of the same run.
         """
         return min(self._existing(), default=None) or self._create()
 
@@ -236,7 +236,7 @@ class MlflowRun:
 def _source_tags(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the tags of MLflow's own clients: source type, command and user.
 
-    The user is omitted if it has no name.
+    The user is omitted if the user id has no name.
     """
     tags = {"mlflow.source.type": "JOB" if "on" in facts or "SLURM_JOB_ID" in os.environ else "LOCAL"}
     if "command" in facts:
@@ -247,14 +247,14 @@ def _source_tags(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 class KeptRuns:
-    """The existing MLflow runs of a ppoctl run; none is created.
+    """The existing MLflow runs of a ppoctl run; no run is created.
 
     MLflow runs whose tag names another existing directory with the same id belong to that directory: this run is then
     a copy.
     """
 
     def __init__(self, paths: RunPaths, address: Address) -> None:
-        """Find the runs in all experiments. Raises MLflow's errors if it cannot be reached."""
+        """Find the runs in all experiments. Raises MLflow's errors if MLflow cannot be reached."""
         self.ids: list[str] = []
         if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
             return
@@ -297,7 +297,8 @@ def _client(address: Address) -> Any:
     from mlflow.store.db import utils as database
     from mlflow.tracking import MlflowClient
 
-    # By default ten tries with doubled pauses, 100 s in one call, and there is no setting for it. The mirror retries.
+    # MLflow's default is ten tries with doubled pauses: 100 s in one call, without a setting for it. The
+    # mirror retries instead.
     database.MAX_RETRY_COUNT = 0
     if address.uri.startswith("sqlite:///"):
         _check_sqlite(address)
@@ -314,7 +315,7 @@ def _check_sqlite(address: Address) -> None:
     """Raise at once if the file is locked or cannot be written (MLflow would wait 20 s); create it if it is missing.
 
     A new file is created in a temporary folder and then moved: MLflow creates its tables in about eighty migrations.
-    A kill in the middle, or a second run that starts then, would leave a database that MLflow cannot open.
+    A kill during the migrations, or a second run that starts then, would leave a database that MLflow cannot open.
     """
     path = _sqlite_file(address)
     if path.name == ":memory:":
@@ -335,7 +336,7 @@ def _make_sqlite(path: Path) -> None:
 
     runs = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(runs, fcntl.LOCK_EX)  # one process at a time, so an existing temporary folder is of a killed one
+        fcntl.flock(runs, fcntl.LOCK_EX)  # one process at a time, so an existing folder is from a killed process
         if path.exists():
             return
         aside = path.with_name(f".{path.name}.making")

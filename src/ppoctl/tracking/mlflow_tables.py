@@ -13,7 +13,7 @@ ROWS_PER_TABLE = 64
 MOST_TABLES = 120
 """Number of newest tables in the tag. A table takes about 55 of the 8000 characters of an MLflow tag."""
 MOST_OF_TRAINING = 40
-"""Largest number of training tables among them, so that they do not displace the evaluations."""
+"""Largest number of training tables among these, so that training tables do not displace evaluations."""
 _TRAINING = "samples/train-"
 
 _FIRST = ("set", "mode", "prompt", "response", "score", "given", "answer", "outcome")
@@ -23,7 +23,7 @@ _FIRST = ("set", "mode", "prompt", "response", "score", "given", "answer", "outc
 def table_name(step: int) -> str:
     """Return the path of the table of the evaluation after this step.
 
-    It is the same for all runs, so that MLflow can compare their tables.
+    The path is the same for all runs, so that MLflow can compare their tables.
     """
     return f"samples/step-{step:06d}.json"
 
@@ -34,7 +34,7 @@ def training_table_name(step: int) -> str:
 
 
 def training_table(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return rows with equal columns in the format of `MlflowClient.log_table`; None if there are no rows."""
+    """Return rows, which have equal columns, in the format of `MlflowClient.log_table`; None if there are no rows."""
     if not rows:
         return None
     cells = [dict(_cells("", row)) for row in rows]
@@ -74,5 +74,5 @@ def _cells(name: str, value: Any) -> Iterable[tuple[str, Any]]:
     elif isinstance(value, list):
         yield name, json.dumps(value)
     else:
-        # JSON has no value for NaN and infinity, and browsers reject Python's.
+        # JSON has no value for NaN and infinity, and browsers reject Python's notation.
         yield name, None if isinstance(value, float) and not math.isfinite(value) else value

@@ -27,13 +27,13 @@ from ppoctl.activity import ACTIVITIES
 from ppoctl.errors import without_secrets
 
 Detail = Literal["quiet", "steps", "stages"]
-"""Level of detail: messages only; in addition a line per step and evaluation; in addition a line per stage."""
+"""Level of detail. `quiet`: messages; `steps`: also a line per step and evaluation; `stages`: also one per stage."""
 
 GONE = (OSError, ValueError)
 """Errors of a write to a closed terminal or pipe; ValueError: the file object itself is closed."""
 FIRST_BEAT_S = 5.0
 """Seconds without output after which a plain screen prints its status for the first time. Each later pause is twice
-as long."""
+as long as the pause before it."""
 LONGEST_PAUSE_S = 60.0
 
 
@@ -82,7 +82,7 @@ class Screen(Protocol):
 
 
 class Waiting:
-    """Status before the run starts: the current preparation."""
+    """Status before the run starts: it shows the current preparation."""
 
     def rows(self, width: int, *, unicode: bool) -> list[Text]:  # noqa: ARG002 - the protocol's signature
         return [Text(self.in_a_line())]
@@ -128,7 +128,7 @@ class LogFile:
 class PlainScreen:
     """Screen of ASCII lines without control characters, for logs.
 
-    With `beats` it prints its status after a silence.
+    With `beats`, the screen prints its status after a time without output.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class PlainScreen:
         self._closed.set()
 
     def beat(self) -> None:
-        """Print the status if the silence was long enough."""
+        """Print the status if there was no output for long enough."""
         if self._clock() - self._last_output < self._pause_s:
             return
         if text := self._status.in_a_line():
@@ -192,8 +192,8 @@ class LiveScreen:
             console=console,
             refresh_per_second=refresh_per_second,
             transient=True,
-            # Rich prints redirected output to its own console, which is stderr. Piped data of stdout must not go
-            # there.
+            # Rich prints redirected output to its own console, which is stderr. Data of a piped stdout must not be
+            # printed there.
             redirect_stdout=sys.stdout.isatty(),
         )
         with contextlib.suppress(*GONE):

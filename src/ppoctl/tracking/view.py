@@ -136,10 +136,9 @@ class RunView:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens per second of generation, in the running rollout if it has tokens, otherwise in the last
-        one.
+        """Tokens per second of generation, in the running rollout if it has tokens, otherwise in the last rollout.
 
-        None if the last rollout was reused.
+        The value is None if the last rollout was reused.
         """
         generating_s = 0.0 if self._generating_since is None else self._clock() - self._generating_since
         if self.progress is not None and self.progress.tokens > 0 and generating_s > 0:
@@ -152,7 +151,7 @@ class RunView:
 
         The estimate is the number of remaining steps times the mean duration of the last few steps, including the
         time between them. The remaining evaluations are added in the same way. The first step of a process is used
-        only if there is no other, because it takes longer.
+        only if there is no other step, because it takes longer.
         """
         done = self.finished_step
         last_few = [step for step in range(done - STEPS_FOR_ETA + 1, done + 1) if step in self._seconds]
