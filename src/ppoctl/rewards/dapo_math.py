@@ -7,9 +7,9 @@ module, so it imports only the standard library and recipe tables.
     "Answer: \frac12"                     \frac{1}{2}     shorthand is expanded
     "The answer is 42"                    nothing         the colon is missing
 
-Response and ground truth are normalized as in Lewkowycz et al. 2022 (arXiv:2206.14858, appendix D.1) and compared as
-text, exactly as in verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`). verl returns 1 and -1, NeMo-RL 1 and 0.
-ppoctl returns 1 and 0; `scale = {from = [0, 1], to = [-1, 1]}` maps them to verl's scores.
+Response and ground truth are normalized as in Lewkowycz et al. 2022 (arXiv:2206.14858, appendix D.1), and compared as
+text. verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`) use exactly this rule. verl returns 1 and -1, NeMo-RL 1 and
+0. ppoctl returns 1 and 0; `scale = {from = [0, 1], to = [-1, 1]}` maps them to verl's scores.
 """
 
 import re

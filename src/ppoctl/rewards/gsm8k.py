@@ -8,9 +8,9 @@ Strict reading, the same as in verl (`verl/utils/reward_score/gsm8k.py`), so tha
     "#### $42", "####42"      nothing   only a digit, dot, comma or minus after `#### ` makes an answer
     "#### 42."                "42."     compared as text: neither "42." nor "42.0" equals "42"
 
-One difference: verl reads the last 300 characters of the response; ppoctl reads the whole response unless `last_chars
-= 300`. Results differ only if a response continues for over 300 characters after its last answer: verl scores such a
-response 0.
+One difference: verl reads only the last 300 characters of the response. ppoctl reads the whole response, unless
+`last_chars` is 300. Results differ only if a response continues for over 300 characters after its last answer: verl
+gives such a response the score 0.
 
 Lenient reading, specific to ppoctl: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all
 42). verl's `flexible` compares text, and so rejects an answer at the end of a sentence.

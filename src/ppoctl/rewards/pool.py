@@ -39,7 +39,7 @@ class ScorerPool:
         """Return a future for the score. It can be cancelled until a child takes the request.
 
         The future raises NonFiniteError if the score or one of its extras is NaN, infinite or outside the range of
-        float32, and RewardError if the scorer cannot be started at all.
+        float32. It raises RewardError if the scorer cannot be started at all.
         """
         future: Future[Score] = Future()
         self._waiting.put((future, request))

@@ -87,8 +87,8 @@ def probe(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode
 
 def require_sound(probed: Sequence[ProbeRow], reward: ScorerTable) -> None:
     """Raise RewardError that names the first row that fails the probe, and its scores. A row fails if its gold answer
-    does not score higher than all other responses, if no response has a score to train on, or if its scorer could not
-    be reached."""
+    does not score higher than all other responses. A row also fails if no response has a score to train on, or if its
+    scorer could not be reached."""
     for row in probed:
         if unreachable := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
             raise RewardError(
