@@ -1,5 +1,5 @@
-"""Hugging Face <-> Megatron: which tensor is which part of which parameter, and both formats on disk.
+"""Conversion between Hugging Face and Megatron: the mapping of tensors to parameters, and both formats on disk.
 
-Neither needs an engine. The trainer, exports, weight transfers to the generator, the memory estimate and
-`convert-ckpt` all read the same table. `ppoctl.model` interprets configurations.
+The package requires no engine. The trainer, exports, weight transfers to the generator, the memory estimate and
+`convert-ckpt` all read the same mapping. `ppoctl.model` interprets configurations.
 """

@@ -12,12 +12,13 @@ from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD, Role
 from ppoctl.model.shape import ModelShape
 
 ROUTER_BIAS = "e_score_correction_bias"
-"""Suffix of the name of the bias for expert selection. It is not a weight: it is float32 in a model of any dtype."""
+"""Suffix of the name of the bias for expert selection. The bias is not a weight: it is float32 in a model of any
+dtype."""
 
 
 @dataclass
 class Accounted:
-    """The model of a folder in one role, with every tensor in one dtype or each in its own.
+    """Weights of a model folder in one role. All tensors are cast to one dtype, or each keeps its stored dtype.
 
     Raises EnvironmentProblemError that names the first tensor that is missing, unexpected, of another shape or
     quantized, or an output layer that differs from the embedding although the configuration ties them.

@@ -7,8 +7,9 @@ from ppoctl.model.shape import ModelShape
 
 
 def part_of(parameter: Tensor, place: FusedPart, shape: ModelShape) -> Tensor:
-    """Return a view of one tensor's elements in a parameter, or in a tensor rank's slice of it, in the tensor's
-    order. For fused queries, keys and values, rows become three dimensions: groups, heads of a group, channels."""
+    """Return a view of the elements of one Hugging Face tensor in a parameter, or in a tensor rank's slice of the
+    parameter, in the order of the tensor. For fused queries, keys and values, rows become three dimensions: groups,
+    heads of a group, channels."""
     if place is FusedPart.WHOLE:
         return parameter
     if place in (FusedPart.GATE, FusedPart.UP):

@@ -1,6 +1,6 @@
 """Headers of the safetensors files of a model folder: name, shape, dtype and position of each tensor.
 
-Reads only a few kilobytes of each file. Imports no torch: `hugging_face` reads the tensors.
+This module reads only a few kilobytes of each file, and imports no torch. `hugging_face` reads the tensors.
 """
 
 import json
@@ -31,7 +31,7 @@ class Header:
 
 
 def headers(folder: Path) -> dict[str, Header]:
-    """Return the headers of all tensors of `model.safetensors`, or of the files that its index names.
+    """Return the headers of all tensors of `model.safetensors`, or of the files that the index of the folder names.
 
     Raises EnvironmentProblemError that names the file that is missing, truncated or damaged, or the tensor for which
     index and files disagree.
@@ -50,8 +50,8 @@ def headers(folder: Path) -> dict[str, Header]:
 
 
 def weight_files(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the weight file of this name, or the files that its index names. Raises EnvironmentProblemError if a file
-    is missing."""
+    """Yield the weight file of this name, or the files that the index of this name lists. Raises
+    EnvironmentProblemError if a file is missing."""
     for file_name in sorted(set(_indexed(folder, name).values())) or [name]:
         file = folder / Path(file_name).name
         if not file.is_file():
@@ -62,7 +62,7 @@ def weight_files(folder: Path, name: str) -> Iterator[Path]:
 
 
 def has_weights(folder: Path, name: str) -> bool:
-    """Whether the folder has weights of this name: the file, or its index."""
+    """Whether the folder has weights of this name: a file of this name, or an index."""
     return any((folder / file).is_file() for file in (name, f"{name}.index.json"))
 
 

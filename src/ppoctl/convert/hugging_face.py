@@ -60,8 +60,8 @@ class Weights(Protocol):
 
 
 class SafetensorsFolder:
-    """Weights in `model.safetensors`, or in the files that its index names. A file is open only during a read, so
-    that pages of converted tensors do not count as used memory.
+    """Weights in `model.safetensors`, or in the files that the index of the folder names. A file is open only during
+    a read, so that pages of converted tensors do not count as used memory.
 
     Raises EnvironmentProblemError that names the file that is missing or truncated, or the tensor for which index and
     files disagree.
@@ -82,8 +82,8 @@ class SafetensorsFolder:
 
 
 class PickledFolder:
-    """Weights in `pytorch_model.bin`, or in the files that its index names. They are pickles, loaded with
-    `weights_only`: no code runs."""
+    """Weights in `pytorch_model.bin`, or in the files that the index of the folder names. The files are pickles,
+    which are loaded with `weights_only`, so that no code runs."""
 
     def __init__(self, folder: Path) -> None:
         self._file: dict[str, Path] = {}

@@ -1,4 +1,5 @@
-"""Inverse frequencies of RoPE, computed in transformers' order of operations, so that they are bitwise equal."""
+"""Inverse frequencies of RoPE, computed in transformers' order of operations, so that they are bitwise equal to those
+of transformers."""
 
 import math
 

@@ -69,7 +69,8 @@ class Companions:
 
     @cached_property
     def _source_config(self) -> dict[str, Any]:
-        """Configuration of the source. It is read once: a source in another run may be deleted during this run."""
+        """Configuration of the source model. It is read only once, because a source in the folder of another run may
+        be deleted during this run."""
         config: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
         return config
 

@@ -83,7 +83,8 @@ def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
 
 
 def layers_alike(shape: ModelShape) -> bool:
-    """Whether Megatron-Core stores the layers as slices of one tensor. It does not if some may have experts."""
+    """Whether Megatron-Core stores the layers as slices of one tensor. It does not if some layers may have
+    experts."""
     return shape.experts is None
 
 

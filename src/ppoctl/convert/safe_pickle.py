@@ -8,9 +8,9 @@ import torch
 
 
 def load_plain(file: Any, *, mmap: bool | None = None) -> Any:
-    """Load the data that `torch.save` wrote into a path or an open file, on the host. No code in it runs, even if an
-    environment variable allows it. Raises UnpicklingError with a one-line message if the file is damaged or requires
-    more than data, and torch's other errors."""
+    """Load the data that `torch.save` wrote into a path or an open file, into host memory. No code in the file runs,
+    even if an environment variable allows it. Raises UnpicklingError with a one-line message if the file is damaged
+    or contains more than data, and other errors of torch unchanged."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:

@@ -1,7 +1,8 @@
 """Accounting of a checkpoint's tensors by name, shape and dtype: each is part of the model, left out for a known
 reason, or rejected.
 
-Imports no torch. Checks that need the numbers are recorded in `Account` for the code that reads the tensors.
+Imports no torch. Checks that need the values of tensors are recorded in `Account` for the code that reads the
+tensors.
 """
 
 from collections.abc import Iterable, Mapping

@@ -2,10 +2,10 @@
 
     TensorMapping("self_attn.k_proj.weight", "self_attention.linear_qkv.weight", "keys* hidden", FusedPart.KEY)
 
-means: the tensor of that name has `keys` rows and `hidden` columns, tensor ranks split the dimension with the star,
-and in Megatron it is the keys' part of that parameter. Names are relative to a layer; `{expert}` stands for the
-number of each expert. Parameters have the names of the torch layer spec (`transformer_engine` maps them to the
-other).
+This row means: the tensor of that name has `keys` rows and `hidden` columns, tensor ranks split the dimension with
+the star, and in Megatron it is the keys' part of that parameter. Names are relative to a layer; `{expert}` stands for
+the number of each expert. Parameters have the names of the torch layer spec (`transformer_engine` maps them to the
+names of the other layer spec).
 """
 
 from enum import Enum

@@ -72,7 +72,7 @@ def tied_copy(shape: ModelShape) -> Placement:
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
-    """Return the Hugging Face names of an actor's weights, in layer order."""
+    """Yield the Hugging Face names of an actor's weights, in layer order."""
     return (placement.name for placement in placements(shape, "actor"))
 
 
@@ -89,7 +89,7 @@ def _is_of_experts(row: TensorMapping) -> bool:
 
 
 def sizes(shape: ModelShape) -> dict[str, int]:
-    """Return the sizes of the dimensions that rows name."""
+    """Return the sizes of the dimensions that rows of the family tables name."""
     known = {
         "one": 1,
         "labels": shape.labels,

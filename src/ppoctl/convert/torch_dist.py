@@ -1,12 +1,12 @@
-"""Reader of a folder in Megatron's torch_dist format, tensor by tensor, written by any program.
+"""Reader of a folder in Megatron's torch_dist format, written by any program. It reads one tensor at a time.
 
     .metadata          shape and dtype of every tensor; which file has which chunk of it
     __R_N.distcp       the chunks, one after the other, each as `torch.save` writes it
     metadata.json      names the format "torch_dist";  common.pt  everything except tensors (never read by ppoctl)
 
-Tensors are complete: their shapes do not depend on the layout under which they were saved. `.metadata` is a pickle,
-and a pickle can run any code. So only names that describe tensors are allowed, and chunks are loaded with
-`weights_only`.
+`.metadata` describes whole tensors: their shapes do not depend on the layout under which they were saved. `.metadata`
+is a pickle, and a pickle can run any code. So only names that describe tensors are allowed, and chunks are loaded
+with `weights_only`.
 """
 
 import io
@@ -70,7 +70,8 @@ class TorchDist:
         self.tensors = {key: stored for key, stored in described if isinstance(stored, TensorStorageMetadata)}
 
     def read(self, key: str, leading: tuple[int, ...] = ()) -> Tensor:
-        """Return a copy of the tensor, or, with indices of its leading dimensions (layer, expert), of that slice.
+        """Return a copy of the tensor, or, with indices of its leading dimensions (layer, expert), of the slice at
+        these indices.
 
         Chunks outside the slice are not read.
         """

@@ -32,8 +32,8 @@ _BACKEND = {
 
 
 class TorchDistWriter:
-    """Writer of one torch_dist checkpoint in an existing folder. It cannot be read before `finish`. Every method
-    raises OSError."""
+    """Writer of one torch_dist checkpoint in an existing folder. The checkpoint cannot be read before `finish`. Every
+    method raises OSError."""
 
     def __init__(self, folder: Path, file_bytes: int) -> None:
         self._folder = folder

@@ -30,7 +30,8 @@ class TransformersModel:
             self._model, info = kind.from_pretrained(
                 folder,
                 dtype=torch.float32,
-                attn_implementation="eager",  # others silently skip unsupported features, such as capped scores
+                # Other implementations silently skip features that they do not support, such as capped scores.
+                attn_implementation="eager",
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,

@@ -7,8 +7,8 @@
     record of the source       if a conversion wrote the source: every tensor equal to the recorded digest
     configuration              describes the same model
 
-One table converts in both directions, so a wrong table passes all of these checks. Only the comparison of model
-outputs (`convert.command.parity`) checks the table.
+One mapping is used in both directions, so a wrong mapping passes all of these checks. Only the comparison of model
+outputs (`convert.command.parity`) detects it.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Check:
 
     name: str
     count: int
-    """Number of things compared."""
+    """Number of compared tensors, fields or values."""
     says: str = ""
     largest_gap: float | None = None
     """Largest difference, for numbers that need not be equal."""
@@ -80,8 +80,8 @@ def check_tensors(source: Weights, written: Weights) -> tuple[list[Check], dict[
 
 
 def check_record(report: Path, digests: dict[str, dict[str, Any]]) -> Check:
-    """Compare the source with the record of the conversion that wrote it, because its weight files have no checksums.
-    Raises ConversionError that names the tensor that has changed since."""
+    """Compare the source with the record of the conversion that wrote it, because the weight files of the source have
+    no checksums. Raises ConversionError that names the tensor that has changed since that conversion."""
     try:
         recorded = json.loads(report.read_text("utf-8"))["tensors"]
     except (ValueError, KeyError, TypeError) as error:
@@ -125,8 +125,8 @@ def check_padding(weights: MegatronWeights, *, is_written: bool) -> Check:
 
 
 def check_configuration(folder: Path, shape: ModelShape) -> Check:
-    """Compare the model that the written configuration describes with the source's. Raises ConversionError that names
-    the field that differs."""
+    """Compare the model that the written configuration describes with the model of the source. Raises ConversionError
+    that names the field that differs."""
     expected, actual = asdict(shape), asdict(read_shape(folder))
     for name, value in expected.items():
         if actual[name] != value:

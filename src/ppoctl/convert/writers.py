@@ -24,7 +24,7 @@ def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None
 
 def write_megatron(weights: Weights, shape: ModelShape, role: Role, folder: Path, shard_bytes: int) -> None:
     """Write weights as a torch_dist checkpoint for any layout. Raises OSError, and EnvironmentProblemError if tensors
-    that Megatron stores as one have several dtypes."""
+    that Megatron stores as one tensor have different dtypes."""
     alike, dtypes = layers_alike(shape), dict[str, torch.dtype]()
     with closing(TorchDistWriter(folder, shard_bytes)) as writer:
         for parameter in parameters(shape, role):

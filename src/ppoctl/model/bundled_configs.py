@@ -1,4 +1,5 @@
-"""Configurations of published models that ship with the recipes, so that a model is checked before it is fetched."""
+"""Configurations of published models that ship with the recipes, so that ppoctl can check a model before it is
+downloaded."""
 
 import json
 from pathlib import Path
@@ -8,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def recipes_folder() -> Path | None:
     """Return the folder of the bundled recipes, in the installed package or at the top of a checkout; None: there is
-    none."""
+    no such folder."""
     candidates = (_PACKAGE / "_recipes", _PACKAGE.parents[1] / "recipes")
     return next((folder for folder in candidates if folder.is_dir()), None)
 

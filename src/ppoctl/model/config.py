@@ -1,7 +1,7 @@
 """config.json as transformers completes it: defaults of the family, older field names, one form of RoPE.
 
-It does not import transformers, so that a login node can check a model in milliseconds. tests/model/test_config.py
-compares the result with transformers, field by field.
+This module does not import transformers, so that a login node can check a model in milliseconds.
+tests/model/test_config.py compares the result with transformers, field by field.
 """
 
 import math
@@ -100,7 +100,7 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("layer_types", "mlp_only_layers"), _LIST),
     **dict.fromkeys(("rope_parameters", "hidden_activation"), _ANY),
 }
-"""Check and description of the values of each field; all other fields are sizes."""
+"""Check and description of the values of fields by name; all fields that are not listed are sizes."""
 
 
 def _require_kind(name: str, value: Any) -> None:

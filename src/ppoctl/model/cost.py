@@ -1,4 +1,4 @@
-"""The cost of a model, computed from its configuration: number of parameters, and FLOPs of a token."""
+"""The cost of a model, computed from its configuration: number of parameters, and FLOPs per token."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ class TokenCost:
 
 
 def token_cost(shape: ModelShape) -> TokenCost:
-    """Return the cost of a token in the layers; with experts: the router, and the experts that it is routed to."""
+    """Return the cost of a token in all layers. With experts, the router and the experts of the token are counted."""
     width = shape.num_layers * 3 * shape.ffn_hidden_size
     if shape.experts is not None:
         mixed = shape.experts.count + 3 * (shape.experts.active_width - shape.ffn_hidden_size)
@@ -73,7 +73,8 @@ def token_cost(shape: ModelShape) -> TokenCost:
 
 
 def forward_flops(shape: ModelShape, tokens: int, outputs: int) -> float:
-    """Return the FLOPs of a forward pass over one sequence: the layers, and an output layer of this size."""
+    """Return the FLOPs of a forward pass over one sequence: the layers, and an output layer with this number of
+    outputs."""
     cost, pairs = token_cost(shape), tokens * (tokens + 1) / 2
     head = 2.0 * outputs * shape.hidden_size
     return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs

@@ -8,7 +8,7 @@ from ppoctl.model.folder import read_json_object
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
     """Return the ids of the tokens that end a response: from the generation config, or else from the model config.
-    Raises EnvironmentProblemError if neither names one."""
+    Raises EnvironmentProblemError if neither config names an end token."""
     for name in ("generation_config.json", "config.json"):
         value = read_json_object(folder / name).get("eos_token_id")
         if value is None:

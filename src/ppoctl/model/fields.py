@@ -6,7 +6,8 @@ from typing import Any
 
 
 class UnsupportedValueError(ValueError):
-    """A field requires something that ppoctl does not compute. The message lists the supported values."""
+    """The value of a field requires a computation that ppoctl does not support. The message lists the supported
+    values."""
 
 
 class From:
@@ -34,7 +35,7 @@ class NestedFields(From):
 
 
 Allowed = Callable[[Any], bool]
-"""Returns whether the value of a field is supported."""
+"""Function that returns whether the value of a field is supported."""
 
 
 class Only:
@@ -48,12 +49,12 @@ class Only:
 
 
 def off(value: Any) -> bool:
-    """Whether the feature that the field turns on is off."""
+    """Whether the value turns the feature of the field off."""
     return not value
 
 
 def on(value: Any) -> bool:
-    """Whether the feature that the field can turn off is on."""
+    """Whether the value turns the feature of the field on."""
     return bool(value)
 
 
@@ -78,7 +79,7 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Older names of fields, and their current names."""
     ignores: frozenset[str] = frozenset()
-    """Fields without effect on weights or outputs, given `requires`."""
+    """Fields without effect on weights or outputs, if the fields of `requires` have supported values."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelShape` with the same value in the whole family."""
 

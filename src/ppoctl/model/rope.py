@@ -41,9 +41,9 @@ class YarnScaling:
     factor: float
     original_max_position_embeddings: int
     beta_fast: float = 32.0
-    """Rotations over the original context from which a pair is not slowed."""
+    """Number of rotations over the original context from which on a pair of channels is not slowed."""
     beta_slow: float = 1.0
-    """Rotations over the original context up to which a pair is slowed by the full factor."""
+    """Number of rotations over the original context up to which a pair of channels is slowed by the full factor."""
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
 
@@ -53,8 +53,8 @@ class YarnScaling:
         return self.growth(self.mscale) / self.growth(self.mscale_all_dim)
 
     def growth(self, mscale: float) -> float:
-        """Return the growth of scores for the longer context (equation 22, with `mscale` = 1); 1 unless `factor` is
-        above 1."""
+        """Return the growth of attention scores for the longer context (equation 22, with `mscale` = 1); 1 unless
+        `factor` is above 1."""
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 

@@ -67,7 +67,8 @@ class LatentShape:
     nope_dim: int
     """Channels of a head's queries and keys without position."""
     rope_dim: int
-    """Channels of a head's queries and keys with position, after the channels without. All heads share the key's."""
+    """Channels of a head's queries and keys with position. They follow the channels without position. All heads share
+    the key channels with position."""
     value_dim: int
     """Channels of a head's values."""
     norm_eps: float

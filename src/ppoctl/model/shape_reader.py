@@ -14,8 +14,8 @@ from ppoctl.model.shape import ModelShape
 
 
 def shape_if_known(path: str) -> ModelShape | None:
-    """Return the model at a path of a recipe, from its config.json or the bundled one. Return None if there is
-    neither, or if the model cannot be trained, which `preflight` reports."""
+    """Return the shape of the model at a path of a recipe, from its config.json or the bundled config.json. Return
+    None if neither exists, or if the model cannot be trained, which `preflight` reports."""
     folder = local_folder(path) or carried_folder(path)
     try:
         return None if folder is None else read_shape(folder)
@@ -24,7 +24,7 @@ def shape_if_known(path: str) -> ModelShape | None:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Return the model that `config.json` in `folder` describes.
+    """Return the shape of the model that `config.json` in `folder` describes.
 
     Raises EnvironmentProblemError if the file does not exist or cannot be read, and RecipeError that names the field
     if ppoctl does not support its value.
@@ -47,7 +47,8 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
-    """Return the model of a completed configuration of a known family. Raises RecipeError, like `read_shape`."""
+    """Return the shape of the model that a completed configuration of a known family describes. Raises RecipeError,
+    like `read_shape`."""
     family = FAMILIES[config["model_type"]]
     _refuse_unsupported(config, family, folder)
     values = {}
@@ -62,7 +63,7 @@ def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
 
 def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
     known = family.fields_read | family.ignores | NOT_OF_THE_MODEL
-    required = [field for field in family.requires if field in config]  # a switch comes before the fields it enables
+    required = [field for field in family.requires if field in config]  # a switch precedes the fields that it enables
     for field in dict.fromkeys((*required, *config)):
         value = config[field]
         supported = family.requires[field](value) if field in family.requires else field in known

@@ -1,8 +1,8 @@
 """The `Scorer` port over a model. Submitted requests are collected and scored together when a caller waits for the
-first of them. Imports no torch.
+first result. Imports no torch.
 
-A score depends on its own text, and its rounding on the texts of the same batch. The model therefore gets the texts
-sorted and without duplicates, in whatever order they were submitted.
+A score depends on its text, and the rounding of the score depends on the other texts of the batch. The scorer
+therefore sorts the texts and removes duplicates, so that the order of the requests has no effect.
 """
 
 import time
@@ -12,7 +12,7 @@ from ppoctl.batch.scores import RewardModel, Score, ScoreRequest
 
 
 class Collected(Future[Score]):
-    """A score of a batch. The first caller of `result` computes the whole batch."""
+    """Future of one score in a batch. The first call of `result` computes all scores of the batch."""
 
     def __init__(self, scorer: "CollectingScorer") -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class CollectingScorer:
         self._waiting: list[tuple[Collected, ScoreRequest]] = []
 
     def submit(self, request: ScoreRequest) -> Collected:
-        """Queue a request. Its score is computed with all queued requests when the first result is requested."""
+        """Queue a request. All queued requests are scored together when the first result is requested."""
         future = Collected(self)
         self._waiting.append((future, request))
         return future
 
     def flush(self) -> None:
-        """Score all queued requests. A text that the model cannot read gets no score; any other error becomes the
-        error of every request, and is raised."""
+        """Score all queued requests. A text that the model cannot read gets no score. Any other error is raised, and
+        is also set as the error of every request."""
         waiting, self._waiting = self._waiting, []
         waiting = [entry for entry in waiting if entry[0].set_running_or_notify_cancel()]
         began = time.monotonic()

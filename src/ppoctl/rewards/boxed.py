@@ -1,12 +1,12 @@
-r"""Answers in `\boxed{...}`, compared as text by the rule of the MATH dataset. Scorer processes import it: standard
-library only.
+r"""Answers in `\boxed{...}`, compared as text by the rule of the MATH dataset. Scorer processes import this module,
+so it imports only the standard library.
 
     "\boxed{\tfrac12}"             \frac{1}{2}    one spelling of fractions, roots, brackets and degrees
     "\boxed{x = 5 \text{ cm}}"     5              units, and a short name before the only `=`, are removed
     "\boxed{1} ... \boxed{2}"      2              the last box is read
     "\boxed{\frac{1}{2}"           nothing        the braces do not close
 
-The rule is that of Hendrycks et al. 2021 (arXiv:2103.03874, `math_equivalence.py`), by which verl scores MATH. Equal
+The rule is from Hendrycks et al. 2021 (arXiv:2103.03874, `math_equivalence.py`). verl scores MATH by this rule. Equal
 values in different notation are different answers: `0.25` is not `\frac{1}{4}`.
 """
 
@@ -33,8 +33,8 @@ _REPLACED = (
 
 
 def score(request: ScoreRequest, *, last_chars: int | None = None) -> RewardValue:
-    """Return 1 if the last box of the response has the text of the ground truth, else 0. Raises ValueError if the
-    ground truth is empty."""
+    """Return 1 if the answer in the last box of the response equals the answer of the ground truth, else 0. Raises
+    ValueError if the ground truth is empty."""
     answer = last_boxed(ending(request.response, last_chars))
     is_right = answer is not None and is_same(answer, stated(request.required_truth()))
     return RewardValue(float(is_right), answer=None if answer is None else _normalized(answer))
@@ -50,7 +50,7 @@ def _normalized(answer: str) -> str:
 
 def stated(truth: str) -> str:
     """Return the answer in a ground truth: the content of its last box, the number after its last `#### `, or the
-    whole text. Raises ValueError if that is empty."""
+    whole text. Raises ValueError if the answer is empty."""
     marked = _MARKED.findall(truth)
     answer = last_boxed(truth)
     if answer is None:
@@ -61,8 +61,8 @@ def stated(truth: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, or the text after a last `\boxed ` up to the next `$`. Return
-    None if the text has no box, or if the braces of the last box do not close."""
+    r"""Return the content of the last `\boxed{...}`, or the text between a last `\boxed ` without braces and the next
+    `$`. Return None if the text has no box, or if the braces of the last box do not close."""
     box = None
     for box in _BOX.finditer(text):  # noqa: B007 - only the last match is used
         pass
@@ -80,7 +80,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_same(answer: str, truth: str) -> bool:
-    """Whether the normal forms of both are equal, or both texts if one of them has no normal form."""
+    """Whether the normal forms of both answers are equal. If one of the answers has no normal form, the texts are
+    compared."""
     try:
         return normal_form(answer) == normal_form(truth)
     except ValueError:
@@ -142,6 +143,7 @@ def _braced_fractions(text: str) -> str:
 
 
 def other_answer(truth: str) -> str:
-    """Return a wrong answer that resembles the ground truth: its first number plus 1, or `1729` without a number."""
+    """Return a wrong answer that resembles the ground truth: the ground truth with 1 added to its first number, or
+    `1729` if it has no number."""
     wrong = re.sub(r"[0-9]+", lambda number: str(int(number.group()) + 1), truth, count=1)
     return wrong if wrong != truth else "1729"

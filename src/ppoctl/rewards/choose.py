@@ -29,16 +29,17 @@ class ChooseReward(RewardTable):
     kind: Annotated[Literal["choose"], RESULTS]
     """A field of the row selects one of several scorers."""
     by: Annotated[str, RESULTS] = "data_source"
-    """Field of the row that selects the scorer. `source` is the name of the row's source in a mix; only rows of a mix
-    have it."""
+    """Field of the row that selects the scorer. The field `source` is the name of the row's source in a mix; only
+    rows of a mix have this field."""
     cases: dict[str, Case] = Field(min_length=1)
-    """Scorers by the value of the field."""
+    """Scorer for each value of the field."""
     otherwise: Case | None = None
-    """Scorer of rows with any other value, or without the field. Absent: such a row is an error at the start."""
+    """Scorer of rows with any other value, or without the field. Absent: such a row is an error when the run
+    starts."""
 
     @property
     def scorers(self) -> dict[tuple[str, ...], ScorerTable]:
-        # An invalid case is None (`loading.partial`).
+        # `loading.partial` replaces an invalid case by None.
         cases: dict[tuple[str, ...], ScorerTable] = {
             ("cases", name): case for name, case in self.cases.items() if case is not None
         }

@@ -27,9 +27,9 @@ _ENDPOINT_THREADS = 8
 
 
 class CodeScorer(ProcessScorer):
-    """Score of the program in a response (its last block fenced as Python). The ground truth of the row holds the
-    tests: `{"inputs": [...], "outputs": [...]}`, with `fn_name` if the tests call a function. A response without a
-    program scores 0.
+    """Score of the program in a response: the last block of the response that is fenced as Python. The ground truth
+    of the row holds the tests: `{"inputs": [...], "outputs": [...]}`, with `fn_name` if the tests call a function. A
+    response without a program scores 0.
 
     Formula: score = tests passed / tests; if partial is false, 1 if all pass, else 0
     Source: verl (`sandbox_fusion`, continuous)
@@ -42,26 +42,28 @@ class CodeScorer(ProcessScorer):
     kind: Annotated[Literal["code"], RESULTS]
     """Run programs against tests."""
     sandbox: Annotated[Place, RESULTS] = "namespaces"
-    """Sandbox of the programs. namespaces: Linux namespaces; user: a separate user restricted by Landlock (for root
-    if namespaces are forbidden; programs cannot write files); fusion: a Sandbox Fusion endpoint."""
+    """Sandbox of the programs. namespaces: Linux namespaces; user: a separate Linux user restricted by Landlock
+    (requires root; for machines that forbid namespaces; programs cannot write files); fusion: a Sandbox Fusion
+    endpoint."""
     url: Annotated[str | None, SPEED] = None
     """Address of the endpoint, `http://HOST:PORT/run_code`."""
     language: Annotated[Literal["python", "cpp", "go", "java", "nodejs", "rust", "typescript", "bash"], RESULTS] = (
         "python"
     )
-    """Language of the programs. All languages except Python require `fusion`."""
+    """Language of the programs. All languages except Python require the sandbox `fusion`."""
     partial: Annotated[bool, RESULTS] = True
-    """Score the fraction of passed tests. False: 1 or 0, and a program stops at its first failed test."""
+    """Score the fraction of passed tests. False: the score is 1 or 0, and no test is run after the first failed
+    test."""
     max_tests: Annotated[int, RESULTS, AtLeastOne] = 10
     """Maximum number of tests per row; only the first ones are used."""
     timeout_s: Annotated[float, RESULTS, Positive] = 10.0
-    """Seconds for one test. Then the program is killed, and the test fails."""
+    """Time limit of one test in seconds. At the limit the program is killed, and the test fails."""
     memory_mib: Annotated[int, RESULTS, Field(ge=64)] = 1024
-    """Address space of each process of a program."""
+    """Limit of the address space of each process of a program."""
     processes: Annotated[int, RESULTS, AtLeastOne] = 4
     """Maximum number of processes and threads of a program; not used by `fusion`."""
     output_kib: Annotated[int, RESULTS, AtLeastOne] = 1024
-    """Size of the output at which a program is killed and the test fails."""
+    """Limit of a program's output. At the limit the program is killed, and the test fails."""
 
     @property
     def deadline_s(self) -> float:
@@ -121,8 +123,9 @@ def opened(
 
 def score(request: ScoreRequest, limits: Limits, run_all: RunAll, *, max_tests: int, share: bool) -> RewardValue:
     """Return the fraction of the first `max_tests` tests that the program of a response passes. Without `share`,
-    return 1 if it passes all of them, else 0. Extras: `passed` (that fraction; tests that were not run count as
-    failed), `programs` (1 if the response has a program), `late` (fraction of tests stopped at their deadline).
+    return 1 if the program passes all of these tests, else 0. Extras: `passed` (fraction of passed tests; tests that
+    were not run count as failed), `programs` (1 if the response has a program), `late` (fraction of tests stopped at
+    their deadline).
 
     Raises ValueError if the ground truth has no tests, and NoScoreError if programs cannot be run.
     """
@@ -165,7 +168,8 @@ def _at_endpoint(url: str, language: str) -> RunAll:
 
 
 def _lookup_program(tests: Sequence[Test]) -> tuple[str, str, str]:
-    """Return the start of a program that contains all outputs, its end, and an end that writes other outputs."""
+    """Return three texts: the start of a program that contains all expected outputs, an end that returns the expected
+    output, and an end that returns another output."""
     name = tests[0].function
     if name is None:
         outputs = {test.given: test.expected for test in tests}

@@ -12,8 +12,8 @@ Scores = Mapping[str, Score]
 
 
 def combined(parts: Mapping[str, Future[Score]], of: Callable[[Scores], Score]) -> Future[Score]:
-    """Return a future for the score that `of` computes from the scores of all components. It raises the error of the
-    first component that fails. Cancelling it cancels the components."""
+    """Return a future for the score that `of` computes from the scores of all components. The future raises the error
+    of the first component that fails. Cancelling the future cancels the components."""
     whole: Future[Score] = Future()
     lock, missing = Lock(), len(parts)
 

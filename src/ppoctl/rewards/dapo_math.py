@@ -1,5 +1,5 @@
-r"""DAPO's rule for mathematics: is the text after the last `Answer:` the ground truth? Scorer processes import it:
-standard library and recipe tables only.
+r"""DAPO's rule for mathematics: is the text after the last `Answer:` the ground truth? Scorer processes import this
+module, so it imports only the standard library and recipe tables.
 
     "... Answer: 42"                      42
     "Answer: 41\nAnswer: $x = 42$"        42              the line of the last `Answer:`, after its last `=`
@@ -7,9 +7,9 @@ standard library and recipe tables only.
     "Answer: \frac12"                     \frac{1}{2}     shorthand is expanded
     "The answer is 42"                    nothing         the colon is missing
 
-Both sides are normalized as in Lewkowycz et al. 2022 (arXiv:2206.14858, appendix D.1) and compared as text, exactly
-as in verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`). verl returns 1 and -1, NeMo-RL 1 and 0. ppoctl returns 1
-and 0; `scale = {from = [0, 1], to = [-1, 1]}` maps them to verl's scores.
+Response and ground truth are normalized as in Lewkowycz et al. 2022 (arXiv:2206.14858, appendix D.1), and compared as
+text. verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`) use exactly this rule. verl returns 1 and -1, NeMo-RL 1 and
+0. ppoctl returns 1 and 0; `scale = {from = [0, 1], to = [-1, 1]}` maps them to verl's scores.
 """
 
 import re
@@ -56,7 +56,7 @@ class DapoMathScorer(ProcessScorer):
     kind: Annotated[Literal["dapo_math"], RESULTS]
     """Compare the line after the last `Answer:` as text."""
     last_chars: Annotated[int, RESULTS, AtLeastOne] = 300
-    """Number of characters at the end of a response that are read."""
+    """Number of characters that are read from the end of a response."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -76,7 +76,8 @@ class DapoMathScorer(ProcessScorer):
 
 
 def score(request: ScoreRequest, *, last_chars: int = 300) -> RewardValue:
-    """Return 1 or 0. Raises ValueError if the normalized ground truth is empty."""
+    """Return 1 if the normalized answer equals the normalized ground truth, else 0. Raises ValueError if the
+    normalized ground truth is empty."""
     answers = _ANSWER.findall(ending(request.response, last_chars))
     gold = _gold(request.required_truth())
     answer = normal_form(answers[-1]) if answers else None
@@ -84,8 +85,8 @@ def score(request: ScoreRequest, *, last_chars: int = 300) -> RewardValue:
 
 
 def normal_form(answer: str) -> str:
-    """Return the normal form of an answer in words and LaTeX: the text after its last `=`, inside the first `$...$`
-    if there is one, without units, text commands and thousands separators."""
+    """Return the normal form of an answer that contains words and LaTeX: the text after its last `=`, inside the
+    first `$...$` if there is one, without units, text commands and thousands separators."""
     answer = answer.split("=")[-1]
     for before, after in _REPLACED:
         answer = answer.replace(before, after)

@@ -1,4 +1,5 @@
-"""Exact match: is the response the answer? Scorer processes import it: standard library and recipe tables only."""
+"""Exact match: does the response equal the answer? Scorer processes import this module, so it imports only the
+standard library and recipe tables."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -16,7 +17,7 @@ class ExactMatchScorer(ProcessScorer):
     finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["exact_match"], RESULTS]
-    """Compare the whole response."""
+    """Compare the whole response with the answer."""
     ignore_case: Annotated[bool, RESULTS] = False
     """Ignore case in the comparison."""
 

@@ -9,9 +9,10 @@ from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.trial import ATTACKS, LENGTHS, TRIVIAL, Trial
 
 FAULTY_FRAC = 0.01
-"""Fraction of rows on which the gold answer may fail to score best: real data has a few wrong rows."""
+"""Largest fraction of rows on which the gold answer may fail to score best, because real data has a few wrong
+rows."""
 CHEAP_FRAC = 0.05
-"""Fraction of rows on which a trivial response may score as well as the gold answer."""
+"""Largest fraction of rows on which a trivial response may score as well as the gold answer."""
 
 Level = Literal["ok", "note", "warning", "wrong"]
 
@@ -23,7 +24,7 @@ class RewardFinding:
     level: Level
     says: str
     hint: str | None = None
-    """Command or change that fixes it; None: unknown."""
+    """Command or change that fixes the problem; None: unknown."""
 
 
 def findings(trial: Trial) -> list[RewardFinding]:
@@ -42,7 +43,7 @@ def findings(trial: Trial) -> list[RewardFinding]:
 def _of_gold(trial: Trial) -> Iterator[RewardFinding]:
     first = _gold_wins(trial)
     yield first
-    if first.level == "wrong":  # comparisons with the gold answer mean nothing then
+    if first.level == "wrong":  # the findings below compare with the gold answer
         return
     for name in ("question", *TRIVIAL):
         share = trial.as_gold(name)
@@ -69,7 +70,8 @@ def _gold_wins(trial: Trial) -> RewardFinding:
 
 
 def _losing(trial: Trial) -> list[str]:
-    """Return the rows on which the gold answer does not beat the three others, each with its scores."""
+    """Return the rows on which the gold answer does not score higher than the three other candidates, each with its
+    scores."""
     by_row: dict[str, dict[str, float | None]] = {}
     for tried in trial.tried:
         by_row.setdefault(tried.row, {})[tried.name] = tried.score.value
@@ -158,7 +160,8 @@ def _missing(trial: Trial) -> Iterator[RewardFinding]:
     if missing:
         first = missing[0]
         counted = f"{len(missing)} of {len(plain)} responses have no score; first `{first.name}` of `{first.row}`: "
-        # A refused response may be longer than any response of the run, so it does not count as a failure.
+        # A scorer may refuse a response that is longer than any response of the run, so a refusal does not count as a
+        # failure.
         failed = sum(tried.score.outcome != "refused" for tried in missing)
         level: Level = "wrong" if failed / len(plain) > CHEAP_FRAC else "warning"
         hint = MEND if any(tried.score.outcome == "error" for tried in missing) else None
@@ -166,7 +169,7 @@ def _missing(trial: Trial) -> Iterator[RewardFinding]:
 
 
 def _attacked(trial: Trial, *, best: float | None) -> Iterator[RewardFinding]:
-    """Yield the findings about attacks. `best` is the score of a gold answer; None: there is none to compare with."""
+    """Yield the findings about attacks. `best` is the score of a gold answer; None: no gold answer was scored."""
     for attack in (tried for tried in trial.tried if tried.name in ATTACKS):
         score = attack.score
         if score.outcome == "timeout":

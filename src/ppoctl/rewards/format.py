@@ -1,5 +1,5 @@
-r"""Format: does the response match a regular expression? Scorer processes import it: standard library and recipe
-tables only.
+r"""Format: does the response match a regular expression? Scorer processes import this module, so it imports only the
+standard library and recipe tables.
 
     pattern = '(?s)<think>.*?</think>\s*<answer>.*?</answer>'    match = "full"      only DeepSeek-R1's format
     pattern = '\\boxed\{'                                        match = "search"    a box anywhere
@@ -29,7 +29,7 @@ def _compiles(pattern: str) -> str:
 
 
 class FormatScorer(ProcessScorer):
-    """Reward 1 if the response matches a regular expression, else 0. It requires no ground truth.
+    """Reward 1 if the response matches a regular expression, else 0. This kind requires no ground truth.
 
     Formula: [pattern matches]
     Source: DeepSeek-R1 (arXiv:2501.12948), format rewards
@@ -42,7 +42,8 @@ class FormatScorer(ProcessScorer):
     pattern: Annotated[str, RESULTS, AfterValidator(_compiles)]
     """Regular expression for Python's `re`. With `(?s)` at the beginning, a dot also matches line breaks."""
     match: Annotated[Literal["full", "search"], RESULTS] = "full"
-    """Whether the whole response must match, without surrounding whitespace, or any part of it."""
+    """Text that must match. full: the whole response, without surrounding whitespace; search: any part of the
+    response."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -50,8 +51,8 @@ class FormatScorer(ProcessScorer):
 
 
 def score(request: ScoreRequest, *, pattern: str, whole: bool = True) -> RewardValue:
-    """Return 1 or 0. The deadline of the table ends a pattern with catastrophic backtracking (`(a|aa)+$`); the sample
-    then has no score."""
+    """Return 1 if the response matches, else 0. A pattern with catastrophic backtracking (`(a|aa)+$`) runs until the
+    deadline of the table; the sample then has no score."""
     compiled = _compiled(pattern)
     match = compiled.fullmatch(request.response.strip()) if whole else compiled.search(request.response)
     return RewardValue(float(match is not None))

@@ -1,5 +1,5 @@
-"""Scoring functions: their result for one response, and the spec by which a scorer process finds them. Scorer
-processes import it: standard library only."""
+"""Scoring functions: their result for one response, and the specification from which a scorer process imports them.
+Scorer processes import this module, so it imports only the standard library."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +13,19 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class RewardValue:
-    """One score, and further metrics by name."""
+    """Score of one response, and further metrics by name."""
 
     value: float
     extras: Mapping[str, float] = field(default_factory=dict)
     token_values: Sequence[float] | None = None
-    """One value for each token of the response, whose sum is `value`; None: the response has one score."""
+    """One value for each token of the response; `value` is their sum. None: the response has one score."""
     answer: str | None = None
-    """Answer extracted from the response, with one spelling for equal answers, so that responses can vote; None: no
+    """Answer extracted from the response. Equal answers have the same spelling, so that responses can vote. None: no
     answer."""
 
 
 BatchFunction = Callable[[Sequence[ScoreRequest]], Sequence[RewardValue | BaseException]]
-"""`function(requests)`, which returns a value or an error for each request."""
+"""Function that receives requests, and returns a value or an error for each of them."""
 
 
 class NoScoreError(Exception):
@@ -37,23 +37,24 @@ class NoScoreError(Exception):
 
 
 ScoringFunction = Callable[..., RewardValue]
-"""`function(request, **options)` for a `ScoreRequest`. If it raises, the sample has the outcome `error`, never a
-score."""
+"""Function `function(request, **options)` that scores a `ScoreRequest`. If the function raises, the sample has the
+outcome `error` and no score."""
 
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """The scoring function in a form that JSON can carry to a child process: `module:name`, and keyword arguments."""
+    """A scoring function in the form in which JSON sends it to a child process: `module:name`, and keyword
+    arguments."""
 
     entry: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Values that JSON can represent."""
+    """Keyword arguments; JSON can represent their values."""
     opens: bool = False
     """Whether the entry is called once, with the options, when a child starts, and returns a `BatchFunction`."""
     batch_size: int = 1
     """Maximum number of requests that a child receives together."""
     known_as: str = ""
-    """Name of the scorer in the error of a failed start; empty: the entry."""
+    """Name of the scorer in the error message of a failed start; empty: the entry."""
     hint: str = ""
     """Command that shows why the start fails; empty: a command that imports the entry's module."""
 

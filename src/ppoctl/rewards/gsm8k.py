@@ -1,14 +1,16 @@
-"""GSM8K: is the number after `####` correct? Scorer processes import it: standard library and recipe tables only.
+"""GSM8K: is the number after `####` correct? Scorer processes import this module, so it imports only the standard
+library and recipe tables.
 
 Strict reading, the same as in verl (`verl/utils/reward_score/gsm8k.py`), so that curves can be compared:
 
     "#### 1,234"              1234      commas are removed
     "#### 41 ... #### 42"     42        the last `#### number` is read
     "#### $42", "####42"      nothing   only a digit, dot, comma or minus after `#### ` makes an answer
-    "#### 42."                "42."     compared as text: it is not "42"; neither is "42.0"
+    "#### 42."                "42."     compared as text: neither "42." nor "42.0" equals "42"
 
-One difference: verl reads the last 300 characters of the response; ppoctl reads the whole response unless
-`last_chars = 300`. Results differ only if a response continues for that long after its last answer: verl gives it 0.
+One difference: verl reads only the last 300 characters of the response. ppoctl reads the whole response, unless
+`last_chars` is 300. Results differ only if a response continues for over 300 characters after its last answer: verl
+gives such a response the score 0.
 
 Lenient reading, specific to ppoctl: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all
 42). verl's `flexible` compares text, and so rejects an answer at the end of a sentence.
@@ -32,8 +34,8 @@ _BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
 
 class Gsm8kScorer(ProcessScorer):
-    """Reward 1 if the number after the last `####` equals the number of the answer, else 0 (commas removed, compared
-    as text)."""
+    """Reward 1 if the number after the last `####` equals the number of the answer, else 0. Commas are removed, and
+    the numbers are compared as text."""
 
     needs_truth: ClassVar[bool] = True
     finds_answers: ClassVar[bool] = True
@@ -44,7 +46,7 @@ class Gsm8kScorer(ProcessScorer):
     """Read only the number after `####`. False: read the last number anywhere in the response. The score of the other
     reading is reported too."""
     last_chars: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Number of characters at the end of a response that are read (verl: 300); absent: all."""
+    """Number of characters that are read from the end of a response (verl: 300); absent: all."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -55,17 +57,19 @@ class Gsm8kScorer(ProcessScorer):
             number = gold_number(truth)
         except ValueError as error:
             raise RewardError(str(error), hint="name the column with the number as `answer`") from error
-        # A bare number, as in verl's parquet files, gets the text around it that a good response has.
+        # A ground truth that is only a number, as in verl's parquet files, is put into the text of a good response.
         worked = truth if strict_number(truth) is not None else f"The answer is\n{MARK} {number}"
         before = worked[: worked.rindex(MARK)]
-        # The lenient reading rightly credits an answer in the working, so the text must be truncated before it.
+        # The lenient reading accepts an answer in the worked solution, so the text must be truncated before that
+        # answer.
         truncated = before if self.strict else before_number(before, number)
         wrong = f"{before}{MARK} {_other_number(number)}"
         return Candidates(gold=worked, wrong=wrong, empty="", truncated=truncated.rstrip())
 
 
 def score(request: ScoreRequest, *, strict: bool = True, last_chars: int | None = None) -> RewardValue:
-    """Return 1 or 0 by the configured reading; `extras` has the score of the other reading under its name.
+    """Return 1 if the answer is correct by the configured reading, else 0. `extras` has the score of the other
+    reading, under the name of that reading.
 
     Raises ValueError if the ground truth has no number: that is a fault of the data, not a wrong response.
     """
@@ -106,7 +110,8 @@ def gold_number(truth: str) -> str:
 
 
 def before_number(text: str, number: str) -> str:
-    """Return the text before the first occurrence of the number, in any spelling; the whole text if it has none."""
+    """Return the text before the first occurrence of the number, in any spelling; the whole text if the number does
+    not occur."""
     for match in _LENIENT.finditer(text):
         if _same_number(match.group().replace(",", ""), number):
             return text[: match.start()]

@@ -28,28 +28,28 @@ def _readable(url: str) -> str:
 
 
 class HttpScorer(ScorerTable):
-    """Score that a service returns for a response sent as JSON: a number, or a mapping of numbers. `score` is the
-    score; the other numbers are reported."""
+    """Score that a service returns for a response sent as JSON: a number, or a mapping of numbers. In a mapping,
+    `score` is the score, and the other numbers are reported."""
 
     kind: Annotated[Literal["http"], RESULTS]
-    """A service scores."""
+    """An HTTP service scores the responses."""
     url: Annotated[str, RESULTS, Field(pattern=r"^https?://[^/\s]+"), AfterValidator(_readable)]
     """Address to which responses are posted."""
     token_env: Annotated[str | None, SPEED] = None
-    """Name of an environment variable whose value is sent as a bearer token; absent: none is sent."""
+    """Name of an environment variable whose value is sent as a bearer token; absent: no token is sent."""
     concurrent: Annotated[int, SPEED, AtLeastOne] = 16
     """Number of responses that are sent to the service in parallel."""
     try_timeout_s: Annotated[float, SPEED, Positive] = 30.0
     """Seconds within which the service must answer one try, from the connection to the last byte."""
     tries: Annotated[int, SPEED, AtLeastOne] = 4
-    """Maximum number of tries for a response. No answer and the codes 408, 425, 429 and 5xx are tried again; after
-    the last try the response has no score. All other answers are final."""
+    """Maximum number of tries for a response. A try without an answer, or with status 408, 425, 429 or 5xx, is
+    repeated; after the last try the response has no score. All other answers are final."""
     backoff_s: Annotated[float, SPEED, NotNegative] = 0.5
     """Seconds before the second try. The time doubles before each further try, and a random factor from 0.5 to 1.5
-    applies. A `Retry-After` of the service replaces it."""
+    applies. A `Retry-After` header of the service replaces this time."""
     breaker_failures: Annotated[int, SPEED, AtLeastOne] = 8
-    """Failures in a row, over all responses, after which the service is considered down. Then one try is made at a
-    time, every `breaker_pause_s`, and the other responses wait without losing tries."""
+    """Number of consecutive failed tries, over all responses, after which the service is considered down. While it is
+    down, one try is made at a time, every `breaker_pause_s`, and the other responses wait without losing tries."""
     breaker_pause_s: Annotated[float, SPEED, Positive] = 5.0
     """Seconds between two tries while the service is down."""
     give_up_s: Annotated[float, SPEED, Positive] = 300.0

@@ -4,8 +4,9 @@
                                           |
                                        Breaker: whether the service answers at all, shared by all threads
 
-A response ends with one of: a score; `timeout` or `unreachable`, after all tries; `refused`, if the service will not
-score it (4xx, or an `error` in its answer); `error`, if the answer is not a score, or is 5xx after all tries.
+The outcome of a response is one of: a score; `timeout` or `unreachable`, after all tries; `refused`, if the service
+will not score it (4xx, or an `error` in its answer); `error`, if the answer is not a score, or is 5xx after all
+tries.
 """
 
 import json
@@ -32,8 +33,8 @@ _ANSWER_BYTES = 1 << 20
 _SHOWN_CHARS = 200
 _LONGEST_BACKOFF_S = 60.0
 _CLOSING_S = 2.0
-"""Seconds that threads have to end after their connections are cut. A thread that waits for name resolution may take
-longer; `close` does not wait for it."""
+"""Seconds that threads have to end after their connections are closed. A thread that waits for name resolution may
+take longer; `close` does not wait for such a thread."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,18 @@ class HttpClient:
     """Threads that send requests to a service, started by the first requests. Call `close` at the end."""
 
     def __init__(self, service: Service) -> None:
-        """Raises MissingAssetError if the variable of the token is not set."""
+        """Raises MissingAssetError if the environment variable of the token is not set."""
         self._service = service
         self._headers = {"Content-Type": "application/json", **_authorization(service.token_env)}
         self._closing = Event()
         self._breaker = Breaker(service, self._closing)
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
-        """Requests that no thread has taken yet; None ends a thread."""
+        """Requests that no thread has taken yet; a None ends one thread."""
         self._connections: list[Connection] = []
         self._threads: list[Thread] = []
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """Return a future for the score. It raises NonFiniteError if a number cannot be trained on, and
+        """Return a future for the score. The future raises NonFiniteError if a number cannot be trained on, and
         ServiceLostError if the service stays down for `give_up_s`."""
         future: Future[Score] = Future()
         self._waiting.put((future, request))
@@ -110,7 +111,7 @@ class HttpClient:
 
     def _scored(self, connection: Connection, request: ScoreRequest) -> Score:
         body = json.dumps({**vars(request), "messages": [vars(message) for message in request.messages]}).encode()
-        chance = Random(body)  # spreads tries in time, the same way in every run
+        chance = Random(body)  # distributes tries over time, equally in every run
         headers: Mapping[str, str]
         tried, failed = 0, NoScoreError("unreachable", "the scorer was closed")
         while not self._closing.is_set():
@@ -123,7 +124,8 @@ class HttpClient:
                 if answer.status not in _BUSY and answer.status < 500:
                     return _read(answer)
                 headers, failed = answer.headers, NoScoreError("error", _status_of(answer))
-            # The single try while the service is down serves all responses, so it does not count for this response.
+            # The single try while the service is down is made for all responses, so it does not count as a try of
+            # this response.
             tried += not is_only_try
             if tried >= self._service.tries:
                 return Score(None, failed.outcome, f"{failed} (after {tried} tries)")
@@ -161,7 +163,7 @@ class Breaker:
         self._closing = closing
         self._changed = Condition()
         self._failures = 0
-        """Tries in a row without an answer, or with 5xx."""
+        """Number of consecutive tries without an answer, or with status 5xx."""
         self._down_s = 0.0
         """Seconds of downtime, counted only while tries were made."""
         self._failed_s = 0.0
@@ -190,7 +192,7 @@ class Breaker:
         return False
 
     def failed(self, why: str) -> None:
-        """Record a try without an answer, or with 5xx."""
+        """Record a try without an answer, or with status 5xx."""
         now, longest_s = time.monotonic(), self._service.breaker_pause_s + self._service.try_timeout_s
         with self._changed:
             # No tries are made between two steps, so that time must not count as downtime.

@@ -1,5 +1,5 @@
-"""The scorers that score a response by themselves, one line each. `reward` adds the kinds that combine several
-scorers."""
+"""The scorers that do not combine other scorers, one per line. The module `reward` adds the kinds that combine
+several scorers."""
 
 from typing import Any
 

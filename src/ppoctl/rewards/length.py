@@ -1,5 +1,5 @@
-"""Length: 1 within bounds, falling linearly to 0 outside. Scorer processes import it: standard library and recipe
-tables only.
+"""Length: the reward is 1 within bounds, and falls linearly to 0 outside. Scorer processes import this module, so it
+imports only the standard library and recipe tables.
 
     at_most = 400                                   1 up to 400, else 0
     at_most = 400, fall = 100                       1 up to 400, 0.5 at 450, 0 from 500 on
@@ -21,8 +21,8 @@ from ppoctl.rewards.table import ProcessScorer
 
 
 class LengthScorer(ProcessScorer):
-    """Reward 1 for a response whose length is within bounds; outside the bounds it falls linearly to 0. It requires
-    no ground truth.
+    """Reward 1 for a response whose length is within bounds; outside the bounds, the reward falls linearly to 0. This
+    kind requires no ground truth.
 
     Formula: clamp(1 - max(at_least - length, length - at_most, 0) / fall, 0, 1)
     Source: none; a budget (L1, arXiv:2503.04697) with at_least = at_most
@@ -39,7 +39,8 @@ class LengthScorer(ProcessScorer):
     at_most: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Longest length with reward 1; absent: no limit."""
     fall: Annotated[int, RESULTS, NotNegative] = 0
-    """Number of units outside the bounds over which the reward falls to 0; 0: immediately."""
+    """Number of units outside the bounds over which the reward falls to 0. If 0, every length outside the bounds has
+    reward 0."""
 
     @model_validator(mode="after")
     def _some_length_is_better_than_another(self) -> "LengthScorer":

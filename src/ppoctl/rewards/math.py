@@ -8,8 +8,8 @@ r"""Mathematics: is the answer correct, in any notation? The grading is in `math
 
 math-verify treats `0.5`, `\frac12` and `1/2` as the same number. It ignores the order within a set, but not within an
 interval. With `math_verify`, a response without a box is graded by its last formula or number. A response that only
-mentions the answer, or repeats a question that contains it, therefore gets credit. `last_box` gives it none, and its
-time does not grow with the length of the response.
+mentions the answer, or repeats a question that contains it, therefore gets credit. With `last_box`, such a response
+gets no credit, and the time for grading does not grow with the length of the response.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -35,12 +35,12 @@ class MathScorer(ProcessScorer):
     finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["math"], RESULTS]
-    """Compare answers as mathematics."""
+    """Compare answers as mathematical expressions."""
     rule: Annotated[Literal["math_verify", "last_box", "hendrycks"], RESULTS] = "math_verify"
     r"""How the answer is found and compared. math_verify: anywhere, compared by math-verify; last_box: in the last
     `\boxed{}`, compared by math-verify; hendrycks: in the last `\boxed{}`, compared as normalized text."""
     last_chars: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Number of characters at the end of a response that are read; absent: all."""
+    """Number of characters that are read from the end of a response; absent: all."""
 
     @property
     def scores_by(self) -> ScorerSpec:

@@ -1,8 +1,10 @@
-"""Mathematical equality of a response and a ground truth, by math-verify. Only scorer processes of this kind import
-it: importing sympy takes over a second, and a child reports that it is ready only afterwards.
+"""Mathematical equality of a response and a ground truth, by math-verify. Only the scorer processes of kind `math`
+import this module: importing sympy takes over a second, and a child process reports that it is ready after its
+imports.
 
 math-verify's own timeouts are off: they treat an unfinished comparison as "different", but an error must never be a
-score of 0. The deadline of the table kills the child instead, also while sympy runs C code, which signals do not end.
+score of 0. Instead, the child is killed at the deadline of the table, even while sympy runs C code, which a signal
+handler cannot interrupt.
 """
 
 import logging
@@ -35,14 +37,16 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
     else:
         answer = parse(read, _ANYWHERE, parsing_timeout=None)
     is_right = verify(truth, answer, timeout_seconds=None)
-    # All correct answers vote as one, in any notation. Wrong answers are not compared with each other by sympy.
+    # Correct answers in any notation vote for the ground truth. Wrong answers vote for their own text, because sympy
+    # does not compare them with each other.
     votes_for = truth if is_right else answer
     return RewardValue(float(is_right), answer=str(votes_for[0]) if votes_for else None)
 
 
 @lru_cache(maxsize=4096)
 def _truth(text: str) -> list[Any]:
-    """Return the expressions that math-verify parses from a ground truth. Cached, since a row has many responses."""
+    """Return the expressions that math-verify parses from a ground truth. The result is cached, because a row has
+    many responses."""
     expressions = _parsed(text)
     if not expressions:
         raise ValueError(f"math-verify cannot read the ground truth `{text[:80]}`")

@@ -1,6 +1,6 @@
 """A metric function of the user, which runs in a child process like a scorer.
 
-def measure(samples):                    samples: those of one set and pass of an evaluation, a list of mappings
+def measure(samples):                    samples: list of mappings, from one set and pass of an evaluation
     return {"words_mean": mean(len(sample["response"].split()) for sample in samples)}
 """
 
@@ -24,20 +24,21 @@ class MetricFunction(Table):
     are reported as `custom_NAME`."""
 
     function: Annotated[str, RESULTS, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
-    """`path.py:name`, where a relative path starts at the recipe file; or `module:name` of an installed package. The
-    function is called with a list of samples and the `options` by name. A sample is a line of `samples.jsonl`, with
-    the `fields` of its dataset row added."""
+    """`path.py:name`, with a path relative to the recipe file, or `module:name` of an installed package. The function
+    is called with a list of samples and with `options` as keyword arguments. A sample is a line of `samples.jsonl`,
+    with the `fields` of its dataset row added."""
     options: Annotated[dict[str, Any], RESULTS] = Field(default_factory=dict)
     """Keyword arguments of the function."""
     digest: Annotated[str, RESULTS] = ""
-    """SHA-256 of the function's file, written when the recipe is read, so that a run does not continue with a changed
-    function unnoticed. Setting `function` again accepts the current file. Empty for a function of a package."""
+    """SHA-256 of the function's file, written when the recipe is read. A run does not continue with a changed file,
+    unless `function` is set again. Empty for a function of an installed package."""
     timeout_s: Annotated[float, SPEED, Positive] = 60.0
-    """Seconds for the samples of one set and pass. Then the process is killed, and its metrics are omitted."""
+    """Time limit in seconds for the samples of one set and pass. At the limit the process is killed, and the
+    function's metrics are omitted."""
 
     def require_there(self) -> None:
-        """Raise MissingAssetError if the function's file does not exist, and RewardError if it has changed since the
-        recipe was read."""
+        """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
+        since the recipe was read."""
         require_function(self.function, self.digest, whose="evaluation's", key=_KEY)
 
     def require_sound(self) -> None:
@@ -45,8 +46,8 @@ class MetricFunction(Table):
         self._call({})
 
     def compute(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return the metrics that the function computes from these samples. Raises RewardError if it fails, takes too
-        long, or returns anything but finite numbers by name."""
+        """Return the metrics that the function computes from these samples. Raises RewardError if the function fails,
+        takes too long, or returns anything but finite numbers by name."""
         metrics = self._call({"samples": list(samples)})
         for name, value in metrics.items():
             if not math.isfinite(value):

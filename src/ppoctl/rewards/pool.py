@@ -1,5 +1,5 @@
 """The `Scorer` port over child processes. Each sample has its own deadline; if a scorer hangs, raises or dies, only
-its current sample is lost. Imports no torch: `validate` uses it on a login node.
+its current sample is lost. Imports no torch, because `validate` uses it on a login node.
 
     submit(request) --> one queue --> a thread per child process: send, wait until the deadline --> future
 
@@ -26,7 +26,7 @@ class ScorerPool:
         self._processes = [ScorerProcess(spec, timeout_s, self._dropped) for _ in range(workers)]
         self._batch_size = spec.batch_size
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
-        """Requests that no child has taken yet; None ends a thread."""
+        """Requests that no child has taken yet; a None ends one thread."""
         self._threads: list[Thread] = []
         self._cannot_start: RewardError | None = None
 
@@ -38,15 +38,15 @@ class ScorerPool:
     def submit(self, request: ScoreRequest) -> Future[Score]:
         """Return a future for the score. It can be cancelled until a child takes the request.
 
-        The future raises NonFiniteError if the score or one of its extras is NaN, infinite or beyond float32, and
-        RewardError if the scorer cannot be started at all.
+        The future raises NonFiniteError if the score or one of its extras is NaN, infinite or outside the range of
+        float32. It raises RewardError if the scorer cannot be started at all.
         """
         future: Future[Score] = Future()
         self._waiting.put((future, request))
         if len(self._threads) < len(self._processes):
             process = self._processes[len(self._threads)]
-            # Daemon threads, unlike those of an executor: a process that exits without closing the pool must not wait
-            # for a scorer or for the queue.
+            # These are daemon threads, unlike the threads of an executor: a process that exits without closing the
+            # pool must not wait for a scorer or for the queue.
             self._threads.append(Thread(target=self._serve, args=(process,), name="scorer", daemon=True))
             self._threads[-1].start()
         return future
@@ -84,12 +84,12 @@ class ScorerPool:
                     future.set_result(score)
 
     def _batch_with(self, first: tuple[Future[Score], ScoreRequest]) -> list[tuple[Future[Score], ScoreRequest]]:
-        """Return the request and the ones queued after it, up to the batch size of a child."""
+        """Return the request and the requests queued after it, up to the batch size of a child."""
         batch = [first]
         with suppress(Empty):
             while len(batch) < self._batch_size:
                 if (following := self._waiting.get_nowait()) is None:
-                    self._waiting.put(None)  # it ends a thread, and this thread still has work
+                    self._waiting.put(None)  # None ends one thread, and this thread still has work
                     break
                 batch.append(following)
         return batch
@@ -105,7 +105,8 @@ class ScorerPool:
 
 
 def not_finite(score: Score, request: ScoreRequest) -> NonFiniteError | None:
-    """Return the error of a score that is not finite or beyond float32; None: the score can be trained on."""
+    """Return the error of a score that is not finite, or is outside the range of float32; None: the score can be
+    trained on."""
     if score.value is None:
         return None
     tokens = {f"the value of token {number}": value for number, value in enumerate(score.token_values or ())}

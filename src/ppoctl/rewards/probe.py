@@ -1,4 +1,4 @@
-"""Test the scorer before training: a gold answer must beat a wrong, an empty and a truncated answer.
+"""Test the scorer before training: a gold answer must score higher than a wrong, an empty and a truncated answer.
 
 The probe detects swapped arguments, a constant reward, and a reward that does not match the dataset. For a kind
 without a gold answer, it checks only that some response gets a score and that all scores are finite. Imports no
@@ -19,7 +19,8 @@ from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.table import ScorerTable
 
 Encode = Callable[[str, Finish], tuple[int, ...]]
-"""Returns the token ids of a response with this text and finish; the last id is the end token if it terminated."""
+"""Function that returns the token ids of a response with this text and finish reason. The last id is the end token if
+the response terminated."""
 
 PROBED_ROWS = 4
 """Number of rows on which gold answers are tried before the first step."""
@@ -28,7 +29,7 @@ _SHOWN_CHARS = 60
 MEND = "fix the scorer where it raised: every response must get a number, or a reason why it has none"
 """Hint for a scorer that raised an error."""
 _WITHOUT_GOLD = {"short": "The answer is 42.", "empty": ""}
-"""Responses that are tried if the kind cannot build a gold answer."""
+"""Responses that are tried if the kind of reward cannot build a gold answer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ProbeRow:
     @property
     def is_sound(self) -> bool:
         """Whether all scores can be trained on. If a gold answer was tried, also whether each response has a score
-        and the gold answer has the highest."""
+        and the gold answer has the highest score."""
         values = {name: score.value for name, score in self.scores.items() if score.value is not None}
         if not values or not all(map(is_trainable, values.values())):
             return False
@@ -58,8 +59,8 @@ class ProbeRow:
 
 
 def probed_rows(reward: ScorerTable, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the first rows. If rows select their scorer, add the first row of each scorer among the first
-    `_SEARCHED_ROWS`."""
+    """Return the first `PROBED_ROWS` rows. If rows select their scorer, add the first row of each scorer among the
+    first `_SEARCHED_ROWS` rows."""
     first = dict.fromkeys(range(min(PROBED_ROWS, len(prompts))))
     by_scorer: dict[int, int] = {}
     if len(reward.singles) > 1:
@@ -86,7 +87,8 @@ def probe(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode
 
 def require_sound(probed: Sequence[ProbeRow], reward: ScorerTable) -> None:
     """Raise RewardError that names the first row that fails the probe, and its scores. A row fails if its gold answer
-    does not beat all others, if no response has a score to train on, or if its scorer could not be reached."""
+    does not score higher than all other responses. A row also fails if no response has a score to train on, or if its
+    scorer could not be reached."""
     for row in probed:
         if unreachable := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
             raise RewardError(
@@ -118,12 +120,12 @@ def start_services(reward: ScorerTable) -> str:
 
 def result_of(future: Future[Score], reward: ScorerTable) -> Score:
     """Return the score of a submitted request. Raises RewardError if the score cannot be trained on or the service is
-    down. The errors for these cases in a run would suggest a resume, but nothing has been generated yet."""
+    down. During a run, the errors of these cases suggest a resume. Here, nothing has been generated yet."""
     try:
         return future.result()
     except ServiceLostError as error:
         raise RewardError(error.message, hint=start_services(reward)) from error
-    except NonFiniteError as error:  # before a run, the reward is wrong; the run is not unhealthy
+    except NonFiniteError as error:  # before a run, this means a wrong reward, not an unhealthy run
         raise RewardError(error.message, hint=error.hint) from error
 
 

@@ -1,4 +1,4 @@
-"""Programs in responses, and the tests of a row that they must pass. Standard library only.
+"""Programs in responses, and the tests of a row, which the programs must pass. Imports only the standard library.
 
     program_of(response)       the last fenced block
     tests_of(truth)            {"inputs": [...], "outputs": [...]}, with "fn_name" for a function
@@ -28,7 +28,8 @@ _result = json.dumps(_function(*json.loads({arguments!r})))
 with os.fdopen(_output, "w") as _file:
     _file.write(_result)
 """
-"""Call of one function. Printed output of the program is discarded; the result is the whole output."""
+"""Code that calls one function. Text that the program prints is discarded; the output is only the function's
+result."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Test:
     """One input, and the expected output."""
 
     given: Any
-    """Text of the standard input, or a list of arguments."""
+    """Text of the standard input, or the function's arguments as a list."""
     expected: Any
-    """Text of the standard output, or the result."""
+    """Text of the standard output, or the function's result."""
     function: str | None = None
     """Name of the function, or of the method of a class `Solution`; None: run the whole program."""
 
@@ -50,8 +51,9 @@ class Test:
         return SandboxJob(_CALL.format(program=program, name=self.function, arguments=arguments), "", limits)
 
     def is_passed(self, output: str) -> bool:
-        """Whether an output is correct. The result of a function is compared as JSON, alone or as the only element of
-        an array; other output line by line, without trailing spaces and without empty lines at the end."""
+        """Whether an output is correct. The result of a function is compared as JSON; the expected value may also be
+        an array with the result as its only element. Other output is compared line by line, without trailing spaces
+        and empty lines at the end."""
         if self.function is None:
             return _lines(output) == _lines(self.expected)
         try:

@@ -3,7 +3,8 @@
     def score(sample):                       sample: a `ScoreRequest`
         return float(sample.truth in sample.response)
 
-The function runs only in scorer processes, which import this file too: standard library and recipe tables only.
+The function runs only in scorer processes, which import this module too. So this module imports only the standard
+library and recipe tables.
 """
 
 import hashlib
@@ -27,14 +28,14 @@ class PythonScorer(ProcessScorer):
     kind: Annotated[Literal["python"], RESULTS]
     """Your own Python function."""
     function: Annotated[str, RESULTS, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
-    """`path.py:name`, where a relative path starts at the recipe file; or `module:name` of an installed package. It
-    is called with a sample (`prompt`, `messages`, `response`, `truth`, `fields`, `finish`, `token_ids`) and the
-    `options` by name. It may be `async`."""
+    """`path.py:name`, with a path relative to the recipe file, or `module:name` of an installed package. The function
+    is called with a sample (`prompt`, `messages`, `response`, `truth`, `fields`, `finish`, `token_ids`), and with
+    `options` as keyword arguments. It may be `async`."""
     options: Annotated[dict[str, Any], RESULTS] = Field(default_factory=dict)
     """Keyword arguments of the function."""
     digest: Annotated[str, RESULTS] = ""
-    """SHA-256 of the function's file, written when the recipe is read, so that a run does not continue with a changed
-    function unnoticed. Setting `function` again accepts the current file. Empty for a function of a package."""
+    """SHA-256 of the function's file, written when the recipe is read. A run does not continue with a changed file,
+    unless `function` is set again. Empty for a function of an installed package."""
     batched: Annotated[bool, RESULTS] = False
     """Call the function with a list of samples, and expect a list of answers. An answer must not depend on the other
     samples of the list, because lists differ from run to run."""
@@ -66,8 +67,8 @@ class PythonScorer(ProcessScorer):
         return True
 
     def require_there(self, key: str = "reward") -> None:
-        """Raise MissingAssetError if the function's file does not exist, and RewardError if it has changed since the
-        recipe was read. `key` is the key of this table."""
+        """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
+        since the recipe was read. `key` is the key of this table."""
         require_function(self.function, self.digest, whose="reward's", key=key)
 
     def open(self, models: RewardModels = no_models) -> Scorer:

@@ -1,4 +1,5 @@
-"""Check that the rows of a dataset can be scored: each row needs a scorer, and the ground truth that it requires."""
+"""Check that the rows of a dataset can be scored: each row requires a scorer, and a ground truth if the scorer
+compares with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ class RowCheck:
     """Counter of the rows that the reward cannot score."""
 
     def __init__(self, reward: ScorerTable, key: str) -> None:
-        """`key` names the table of the rows. Rows of `data.train` must have the ground truth that their scorer
-        requires; an evaluation row without it gets no score."""
+        """`key` is the key of the recipe table that defines the rows. Rows of `data.train` must have the ground truth
+        that their scorer requires; an evaluation row without it gets no score."""
         self._reward, self._key = reward, key
         self._needs_truth = key == "data.train"
         self._faults: dict[str, _RowFault] = {}

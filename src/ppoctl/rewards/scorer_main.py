@@ -39,7 +39,7 @@ def main(spec_json: str) -> int:
     requests, replies = _private_pipes()
     try:
         function = opened(spec)
-    except BaseException as error:  # noqa: BLE001 - the parent reports it, whatever it is
+    except BaseException as error:  # noqa: BLE001 - the parent reports any error
         _reply(replies, {"failed": describe(error)})
         return 1
     _reply(replies, {"ready": True})
@@ -48,7 +48,7 @@ def main(spec_json: str) -> int:
         batch = json.loads(line)
         reply = {"number": batch["number"], "scores": judge(function, list(map(received, batch["requests"])))}
         if os.getpid() != own_pid:
-            os._exit(1)  # a copy that the scorer forked and let return: it must not write to the parent's pipe
+            os._exit(1)  # a process that the scorer forked: it must not write to the parent's pipe
         _reply(replies, reply)
     return 0
 
@@ -112,7 +112,8 @@ def _reply_for(result: object, request: ScoreRequest) -> dict[str, Any]:
 
 
 def describe(error: BaseException) -> str:
-    """Return type and message on one line, with addresses blanked, so that it is the same in every run."""
+    """Return type and message on one line, with memory addresses replaced, so that the line is the same in every
+    run."""
     return _on_one_line(f"{type(error).__name__}: {error}")
 
 
@@ -121,7 +122,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends."""
+    """Let the kernel kill this process when the thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -137,7 +138,7 @@ def _private_pipes() -> tuple[IO[bytes], IO[bytes]]:
     os.dup2(2, 1)
     os.close(nothing)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a line belongs to the call that prints it
+        sys.stdout.reconfigure(line_buffering=True)  # so that the call that prints a line also writes it
     return requests, replies
 
 

@@ -1,5 +1,5 @@
-"""Output that a scorer prints. Scorer processes write it into pipes; their parent copies the first bytes of each call
-to its own standard error. Standard library only."""
+"""Output that a scorer prints. Scorer processes write it into pipes; the parent process copies the first bytes of
+each call to its own standard error. Imports only the standard library."""
 
 import os
 import select
@@ -17,8 +17,8 @@ _WRITE_TIMEOUT_S = 1.0
 
 
 class Dropped:
-    """Number of bytes that all processes of one scorer printed beyond the limit. The first drop is reported
-    immediately, the sum at the end."""
+    """Counter of the bytes that all processes of one scorer printed beyond the limit. The first drop is reported
+    immediately, and the total at the end."""
 
     def __init__(self, scorer: str) -> None:
         self._scorer = scorer

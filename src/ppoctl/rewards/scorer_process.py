@@ -1,5 +1,5 @@
-"""The parent's side of one scorer process: start it, send requests, wait until the deadline, kill it, and report how
-it ended. Imports no torch."""
+"""The parent's side of one scorer process: start it, send requests, wait for the scores until the deadline, kill the
+process, and report how it ended. Imports no torch."""
 
 import json
 import os
@@ -32,11 +32,12 @@ _READ_BYTES = 1 << 16
 
 
 class ScorerProcess:
-    """A child process, started by the first request and again after each request that it did not survive. Only one
-    thread may use it, and must outlive it: the kernel ends the child with the thread that started it."""
+    """A child process, started by the first request, and started again after a request during which it ended. Only
+    one thread may use it, and that thread must outlive it: the kernel ends the child with the thread that started
+    it."""
 
     def __init__(self, spec: ScorerSpec, timeout_s: float, dropped: Dropped) -> None:
-        """`dropped` counts the output beyond the limit, of all processes of this scorer together."""
+        """`dropped` counts the output bytes beyond the limit, for all processes of this scorer together."""
         self.spec = spec
         self._dropped = dropped
         self._timeout_s = timeout_s
@@ -53,7 +54,7 @@ class ScorerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None: it does not run."""
+        """Process id of the child; None: the child does not run."""
         process = self._process
         return None if process is None else process.pid
 
@@ -64,7 +65,7 @@ class ScorerProcess:
         Raises RewardError when no child can be started.
         """
         if self._process is not None and _ending(self._process.pid):
-            self._stop()  # it ended between two requests, so no sample is lost
+            self._stop()  # the child ended between two requests, so no sample is lost
         if self._process is None:
             self._start()
         self._sent += 1
@@ -80,7 +81,7 @@ class ScorerProcess:
                 return [Score(None, "error", how)] * len(requests)
             late = f"no score within {self._timeout_s:g} s"
             return [Score(None, "timeout", late, seconds=self._timeout_s)] * len(requests)
-        if reply is None or reply.get("number") != self._sent:  # it ended, or another process wrote into its pipe
+        if reply is None or reply.get("number") != self._sent:  # it ended, or another process wrote into the pipe
             return [Score(None, "error", self._ended())] * len(requests)
         seconds = (time.monotonic() - began) / len(requests)
         return [replace(_parsed(fields), seconds=seconds) for fields in reply["scores"]]
@@ -152,7 +153,7 @@ class ScorerProcess:
             self._output.begin()
         try:
             self._socket.settimeout(limit_s)
-            with suppress(BrokenPipeError):  # it has ended; a message that it sent before can still be read
+            with suppress(BrokenPipeError):  # the child has ended; its last message can still be read
                 if line:
                     self._socket.sendall(line)
             waiting = self._waiting()
@@ -189,7 +190,7 @@ class ScorerProcess:
         return waiting
 
     def _ended(self) -> str:
-        """Return how a child ended that has closed its pipes. It may need a moment to exit."""
+        """Return how the child ended after it closed its pipes. The child may take a moment to exit."""
         assert self._process is not None
         limit = time.monotonic() + _EXIT_LIMIT_S
         while not _ending(self._process.pid) and time.monotonic() < limit:
@@ -197,7 +198,8 @@ class ScorerProcess:
         return self._stop() or "the scorer closed or misused the pipe to its parent"
 
     def _stop(self) -> str:
-        """Kill and reap the child and its process group. Return how it had ended before ("" if it was running)."""
+        """Kill and reap the child and its process group. Return how the child had ended before ("" if it was
+        running)."""
         with self._lock:
             process = self._process
             assert process is not None

@@ -1,5 +1,5 @@
-"""Reward shaping: the steps between scores and the rewards of training, one recipe table for each. Every reward has
-them. `steps_of` defines their order; `stages.shaping` applies them.
+"""Reward shaping: the steps between scores and the rewards of training, one recipe table for each. Every kind of
+reward has these tables. `steps_of` defines their order; `stages.shaping` applies them.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class RewardClip(Table):
     high: Annotated[float, RESULTS]
     """Highest reward."""
     place: Annotated[Literal["before_moments", "after_moments"], RESULTS] = "before_moments"
-    """Whether rewards are clipped before or after they are divided by `moments`."""
+    """Whether rewards are clipped before or after they are divided by a standard deviation (`moments`)."""
 
 
 class NoMoments(Table):
@@ -75,11 +75,12 @@ class ReferenceMoments(Table):
     """
 
     kind: Annotated[Literal["reference"], RESULTS]
-    """Moments of one step, or the configured ones."""
+    """Moments of the first step in which rewards differ from each other, or the configured `std`."""
     std: Annotated[float | None, RESULTS, Positive] = None
-    """Divisor of the rewards; absent: the standard deviation of the first step whose rewards differ."""
+    """Divisor of the rewards; absent: the standard deviation of the first step in which rewards differ from each
+    other."""
     center: Annotated[bool, RESULTS] = False
-    """Subtract the mean of the first step whose rewards differ before dividing."""
+    """Before dividing, subtract the mean of the first step in which rewards differ from each other."""
 
 
 MomentsTable = Annotated[NoMoments | RunningMoments | ReferenceMoments, Field(discriminator="kind")]
@@ -99,7 +100,7 @@ class OverlongPenalty(Table):
     buffer_tokens: Annotated[int, RESULTS, AtLeastOne]
     """Tokens before `max_tokens` over which the penalty grows."""
     penalty: Annotated[float, RESULTS, Positive] = 1.0
-    """Reward that a response of `max_tokens` loses."""
+    """Penalty of a response of `max_tokens`, subtracted from its reward."""
     max_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Length with the full penalty; absent: `rollout.max_new_tokens`."""
     floor: Annotated[bool, RESULTS] = True
@@ -116,7 +117,7 @@ class LengthPenalty(Table):
     """
 
     per_token: Annotated[float, RESULTS, Positive]
-    """Reward that a response loses for each token beyond `free_tokens`."""
+    """Penalty for each token beyond `free_tokens`, subtracted from the reward."""
     free_tokens: Annotated[int, RESULTS, NotNegative] = 0
     """Number of tokens without a penalty."""
 
@@ -133,7 +134,7 @@ class RewardShaping(Table):
     """Division by a standard deviation of rewards."""
     unfinished_factor: Annotated[float, RESULTS, Fraction] = 1.0
     """Factor of the reward of a truncated response (NeMo-RL's and OpenRLHF's `stop_properly_penalty_coef`); 1: off.
-    Use it only with rewards of at least 0: it makes a negative reward less negative.
+    Use it only with rewards of at least 0, because a factor below 1 makes a negative reward less negative.
 
     Formula: reward of a truncated response = unfinished_factor x reward
     Source: NeMo-RL and OpenRLHF (`stop_properly_penalty_coef`)

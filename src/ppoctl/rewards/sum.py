@@ -31,11 +31,11 @@ class SumReward(RewardTable):
     kind: Annotated[Literal["sum"], RESULTS]
     """The weighted sum of several scorers."""
     parts: dict[str, Part] = Field(min_length=1)
-    """Scorers that are added, by a name of your choice."""
+    """Components of the sum, under names of your choice."""
 
     @property
     def scorers(self) -> dict[tuple[str, ...], ScorerTable]:
-        # An invalid component is None (`loading.partial`).
+        # `loading.partial` replaces an invalid component by None.
         parts = ((name, part) for name, part in self.parts.items() if part is not None)
         return {("parts", name): part for name, part in parts}
 
@@ -56,7 +56,7 @@ class SumReward(RewardTable):
 
     def candidates(self, truth: str) -> Candidates | None:
         """Return the candidates of the first component that has any. Return None if a component is a reward model:
-        its score of a wrong answer may outweigh the others."""
+        its score of a wrong answer may outweigh the scores of the other components."""
         if any(isinstance(part, ModelScorer) for part in self.parts.values()):
             return None
         by_part = (part.candidates(truth) for part in self.parts.values())
@@ -87,8 +87,8 @@ class SumScorer:
 
 def summed(weights: Mapping[str, float], scores: Scores, *, tokens: int) -> Score:
     """Return the weighted sum, rounded once. Extras of a component are named `COMPONENT_EXTRA`. If a component has a
-    value for each of the `tokens`, the scores of the others are added at the last token. The answer is the first
-    answer that a component extracted."""
+    value for each of the `tokens`, the scores of components without such values are added to the last token. The
+    answer is the first answer that a component extracted."""
     seconds = max(score.seconds for score in scores.values())
     for name, score in scores.items():
         if score.value is None:

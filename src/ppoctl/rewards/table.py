@@ -1,7 +1,7 @@
 """Base classes of all kinds of reward: recipe tables that open a scorer and may build a gold answer.
 
     ScorerTable    scores a response             a kind is one file of this package, and one line in `kinds`
-    RewardTable    + reward shaping              accepted by `[reward]`; `kinds` makes one of each scorer
+    RewardTable    + reward shaping              accepted by `[reward]`; `kinds` derives one from each scorer
     PartTable      + weight                      accepted by `[reward.parts.NAME]`; made in the same way
 
 The recipe imports these tables, so slow imports happen only when a scorer is opened.
@@ -30,7 +30,7 @@ class Candidates:
 
 
 def no_models(table: "ScorerTable") -> RewardModel:
-    """Raise LookupError: the default of `open` for callers without reward models."""
+    """Raise LookupError. This function is the default argument of `open`, for callers without reward models."""
     raise LookupError(f"the reward model of {table!r} is not loaded")
 
 
@@ -45,7 +45,8 @@ class ScorerTable(Table):
 
     @property
     def scorers(self) -> Mapping[tuple[str, ...], "ScorerTable"]:
-        """Scorers that this scorer consists of, by their keys below `reward`; itself if it combines no others."""
+        """Scorers that this scorer consists of, by their keys below `reward`; only this scorer if it combines no
+        others."""
         return {(): self}
 
     @property
@@ -69,13 +70,13 @@ class ScorerTable(Table):
         devices."""
         return True
 
-    def reports(self, figure: str) -> bool:  # noqa: ARG002 - for those that do
+    def reports(self, figure: str) -> bool:  # noqa: ARG002 - subclasses read it
         """Whether the scorer may report a metric of this name that is not in the list of metrics."""
         return False
 
-    def of_row(self, fields: Mapping[str, Json]) -> "ScorerTable":  # noqa: ARG002 - for those that choose
-        """Return the scorer of a row with these fields; itself if it scores all rows. Raises RewardError if the row
-        has no scorer."""
+    def of_row(self, fields: Mapping[str, Json]) -> "ScorerTable":  # noqa: ARG002 - subclasses read it
+        """Return the scorer of a row with these fields; this scorer if it scores all rows. Raises RewardError if the
+        row has no scorer."""
         return self
 
     def require_there(self, key: str = "reward") -> None:
@@ -86,7 +87,7 @@ class ScorerTable(Table):
     def open(self, models: "RewardModels" = no_models) -> Scorer:
         """Return the configured scorer, which the caller must close. `models` returns the reward model of a table."""
 
-    def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - for those that know
+    def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - subclasses read it
         """Return responses in the scorer's format, built from a ground truth; None: the kind cannot build a gold
         answer.
 
@@ -100,7 +101,7 @@ class RewardTable(ScorerTable, RewardShaping):
 
     max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
     """Largest fraction of a step's samples that may have no score. A larger fraction, or a step without any score,
-    stops the run (exit 4). Up to it, samples without a score are counted and left out of training."""
+    stops the run (exit 4). Up to this fraction, samples without a score are counted and left out of training."""
 
 
 class PartTable(ScorerTable):
@@ -116,7 +117,7 @@ class ProcessScorer(ScorerTable):
     workers: Annotated[int, SPEED, AtLeastOne] = 1
     """Number of scorer processes."""
     timeout_s: Annotated[float, SPEED, Positive] = 10.0
-    """Seconds for one sample. Then its process is killed, and the outcome is `timeout`."""
+    """Time limit of one sample in seconds. At the limit its process is killed, and the outcome is `timeout`."""
 
     @property
     @abstractmethod
@@ -136,4 +137,4 @@ class ProcessScorer(ScorerTable):
 
 
 RewardModels = Callable[[ScorerTable], RewardModel]
-"""Returns the reward model of a table. The code that loaded the model closes it."""
+"""Function that returns the reward model of a table. The code that loaded the model closes it."""

@@ -1,6 +1,6 @@
 r"""Trial of a reward before a run: many rows, each with responses whose expected ranking is known.
 
-    gold, wrong, empty, cut          the four that every start of a run tries too (`probe`)
+    gold, wrong, empty, cut          the four responses that every run also tries when it starts (`probe`)
     at great length, hedged, ...     the correct answer as a policy in training might write it
     question, no answer, guess       trivial responses, which should get no reward
     boxed, plain, tags, ...          the correct answer in the formats of other rewards
@@ -26,7 +26,7 @@ FILLER = "Let me think about this step by step. "
 LENGTHS = (1, 4, 16, 64)
 """Numbers of sentences in the responses of growing length without content."""
 LONG = 52
-"""Number of sentences that have about 2,000 characters."""
+"""Number of sentences that together have about 2,000 characters."""
 _REPEATS = 20
 
 TRIVIAL = {
@@ -74,11 +74,12 @@ class Trial:
         return list(dict.fromkeys(response.name for response in self.tried))
 
     def of(self, name: str) -> list[Tried]:
-        """Return all responses with this name, by row."""
+        """Return the responses of all rows that have this response name, such as `gold`."""
         return [response for response in self.tried if response.name == name]
 
     def scored(self, name: str) -> list[float]:
-        """Return the scores of the responses with this name."""
+        """Return the scores of all rows for the response that has this name. Responses without a score are left
+        out."""
         return [response.score.value for response in self.of(name) if response.score.value is not None]
 
     def as_gold(self, name: str) -> float | None:
@@ -102,8 +103,8 @@ def chosen_rows(reward: ScorerTable, prompts: Sequence[Prompt], count: int) -> l
 
 
 def trials(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode: Encode) -> list[Trial]:
-    """Try all responses on these rows and return a trial for each scorer that the rows select. Raises RewardError if
-    a score cannot be trained on, or if a scorer does not start."""
+    """Score the test responses of these rows, and return a trial for each scorer that the rows select. Raises
+    RewardError if a score cannot be trained on, or if a scorer does not start."""
     groups: dict[int, list[Prompt]] = {}
     faults: dict[str, str] = {}
     for prompt in prompts:

@@ -21,7 +21,8 @@ from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue
 from ppoctl.rewards.python import file_of
 
 _LIMIT_FRAC = 0.95
-"""Fraction of the deadline after which an `async` call is cancelled, so that the rest of its batch still arrives."""
+"""Fraction of the deadline after which an `async` call is cancelled, so that the other scores of the batch still
+arrive."""
 _NAME = re.compile("[A-Za-z0-9_]+")
 _MESSAGE_CHARS = 150
 """Maximum number of characters of an error message, so that the line in the user's file still fits."""
@@ -47,7 +48,8 @@ def opened_metrics(*, function: str, options: dict[str, Any], limit_s: float) ->
 
 
 def _metrics(call: Callable[..., Any], request: ScoreRequest) -> RewardValue:
-    """Return the metrics of the request's samples as extras. Without samples, call nothing and return no metrics."""
+    """Return the metrics of the request's samples as extras. Without samples, the function is not called, and there
+    are no metrics."""
     if "samples" not in request.fields:
         return RewardValue(0.0)
     answer = call(request.fields["samples"])
@@ -73,8 +75,8 @@ def _imported(function: str) -> Callable[..., Any]:
 
 
 def _module_of(file: Path) -> ModuleType:
-    """Import a file as a module. Its folder comes last in the search path, so that a `math.py` in it hides no
-    module."""
+    """Import a file as a module. The file's folder comes last in the search path, so that a `math.py` in this folder
+    does not hide another module."""
     sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(f"reward_of_{file.stem}", file)
     assert spec is not None

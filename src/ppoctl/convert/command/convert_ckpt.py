@@ -1,4 +1,5 @@
-"""The command `convert-ckpt`: find the source, write the other format to a temporary folder, check and rename it."""
+"""The command `convert-ckpt`: find the source, write the other format to a temporary folder, check that folder and
+rename it."""
 
 import json
 import time

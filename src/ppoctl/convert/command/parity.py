@@ -1,5 +1,5 @@
-"""Comparison of the outputs of transformers and Megatron for the same prompts, in float32. It detects errors of a
-table that cancel in a round trip."""
+"""Comparison of the outputs of transformers and Megatron for the same prompts, in float32. It detects errors of the
+mapping that cancel in a round trip."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ppoctl.model.shape import ModelShape
 SHARE = 1e-4
 """Largest allowed difference, as a fraction of the largest expected number (or of 1, if all are smaller)."""
 LENGTHS = (64, 33, 17, 2)
-"""Number of tokens of each prompt, at most the model's positions."""
+"""Number of tokens of each prompt, at most the number of the model's positions."""
 _HEADROOM = 1.3
 """Memory of the comparison as a multiple of the float32 weights: activations and logits of a few hundred tokens."""
 
@@ -35,7 +35,8 @@ class ModelPair:
     shape: ModelShape
     role: Role
     rounded_to: torch.dtype | None
-    """Dtype to which both are rounded before the comparison, because a cast cannot be undone; None: not rounded."""
+    """Dtype to which both models are rounded before the comparison, because a cast cannot be undone; None: not
+    rounded."""
 
 
 def require_memory(weights: Weights) -> None:

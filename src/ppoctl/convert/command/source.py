@@ -134,6 +134,7 @@ def _iterations(folder: Path) -> Iterator[Path]:
 
 
 def _role_of_config(folder: Path) -> Role:
-    """Return the role of a model according to its configuration: a critic's names a class with a head."""
+    """Return the role of a model according to its configuration: the configuration of a critic names a class with a
+    head."""
     names = " ".join(read_config(folder).get("architectures") or ())
     return "critic" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "actor"

@@ -1,6 +1,7 @@
 """DeepSeek-V3, and Moonlight, which was published under the same `model_type`. They have latent attention, and many
-small experts next to a shared expert, chosen by sigmoids and a bias; the first layers have one MLP. Multi-token
-prediction layers are not supported: a checkpoint with such layers is rejected with the name of their first tensor."""
+small experts in addition to a shared expert. Sigmoids and a bias choose the small experts. The first layers have one
+MLP instead of experts. Multi-token prediction layers are not supported: a checkpoint with such layers is rejected
+with the name of their first tensor."""
 
 import math
 from collections.abc import Mapping
@@ -32,8 +33,8 @@ def _groups(groups: int, experts: int) -> int:
 
 
 def _attention_scale(parameters: Mapping[str, Any], nope: int, rope: int) -> float | None:
-    """Return the factor of queries times keys. In this family, YaRN's growth applies to all channels, not only to
-    rotated ones."""
+    """Return the factor of queries times keys. In this family, YaRN's growth factor applies to all channels, not only
+    to the channels that RoPE rotates."""
     scaling = read_rope(parameters).scaling
     if not isinstance(scaling, YarnScaling):
         return None
@@ -130,8 +131,8 @@ DEEPSEEK_V3 = Family(
         "scoring_func": Only("sigmoid"),
         "topk_method": Only("noaux_tc"),
     },
-    # Copies of other fields; multi-token prediction layers, which are not supported; the location of remote code; a
-    # load-balancing loss that PPO does not have; parallelism of other systems.
+    # Ignored fields: copies of other fields; multi-token prediction layers, which are not supported; the location of
+    # remote code; a load-balancing loss that PPO does not have; parallelism of other systems.
     ignores=IGNORES
     | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
     | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},

@@ -23,8 +23,8 @@ def _head_dim(channels: int | None, hidden: int, heads: int) -> int:
 
 
 def divided_by_heads(hidden: int, heads: int) -> int:
-    """Return the hidden size. Raises UnsupportedValueError if the number of heads does not divide it, which these
-    families require even if `head_dim` is set."""
+    """Return the hidden size. Raises UnsupportedValueError if the number of heads does not divide the hidden size.
+    These families require this even if `head_dim` is set."""
     if hidden % heads:
         raise UnsupportedValueError("the number of heads must divide the hidden size")
     return hidden

@@ -28,13 +28,14 @@ _EXPERT_IGNORES = frozenset({"router_aux_loss_coef", "output_router_logits"})
 
 
 def _layers_with_experts(dense: list[int] | None, step: int, layers: int) -> tuple[bool, ...]:
-    """Return whether each layer has experts: it is not in `mlp_only_layers`, and its number, counted from 1, is a
-    multiple of `decoder_sparse_step`."""
+    """Return whether each layer has experts. A layer has experts if it is not in `mlp_only_layers` and its number,
+    counted from 1, is a multiple of `decoder_sparse_step`."""
     return tuple(layer not in (dense or ()) and (layer + 1) % step == 0 for layer in range(layers))
 
 
 def fewer_than_all(per_token: int, experts: int) -> int:
-    """Return the number of experts that a token is routed to. Raises UnsupportedValueError if the layer has fewer."""
+    """Return the number of experts that a token is routed to. Raises UnsupportedValueError if a layer has fewer
+    experts."""
     if per_token > experts:
         raise UnsupportedValueError("a token cannot be routed to more experts than a layer has")
     return per_token

@@ -20,26 +20,28 @@ _READ_BYTES = 1 << 16
 
 
 class SandboxError(Exception):
-    """A sandbox could not be created, or its launcher died. The program did not cause it."""
+    """A sandbox could not be created, or its launcher died. The program is not the cause of this error."""
 
 
 class Sandbox:
-    """A launcher of sandboxes, started by the first program and restarted if it dies. Only one thread may use it; it
-    ends with that thread."""
+    """A launcher of sandboxes, started by the first program and restarted if it dies. Only one thread may use the
+    launcher, which ends with that thread."""
 
     def __init__(self, kind: Kind, python: Sequence[str] = ()) -> None:
-        """`python` is the command line of the Python that creates sandboxes and runs programs; empty: this Python."""
+        """`python` is the command line of the Python interpreter that creates sandboxes and runs programs; empty:
+        this interpreter."""
         words = python or (sys.executable,)
         self._command = [*words, "-S", "-m", "ppoctl.rewards.sandbox.launcher", kind, str(os.getpid())]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the launcher; None: it does not run."""
+        """Process id of the launcher; None: the launcher does not run."""
         return None if self._process is None else self._process.pid
 
     def run(self, job: SandboxJob) -> Ran:
-        """Run a program; no process of it is left afterwards. Raises SandboxError if it cannot be run safely."""
+        """Run a program. None of its processes is left afterwards. Raises SandboxError if the program cannot be run
+        safely."""
         try:
             if self._process is None:
                 self._process = _started(self._command)
@@ -63,9 +65,9 @@ class Sandbox:
 
 
 def require(kind: Kind, python: Sequence[str] = (), *, key: str = "reward") -> None:
-    """Run a program that attempts what a sandbox must refuse. Raises MissingAssetError if there is no sandbox, or if
-    it allows an attempt; the error names the setting of this machine that forbids sandboxes and the fix. `key` is the
-    recipe table that requires the sandbox."""
+    """Run a program that attempts operations that a sandbox must deny. Raises MissingAssetError if a sandbox cannot
+    be created, or if it allows one of the operations; the error names the setting of this machine that forbids
+    sandboxes and the fix. `key` is the recipe table that requires the sandbox."""
     sandbox = Sandbox(kind, python)
     try:
         ran = sandbox.run(SandboxJob(_TRIAL, limits=Limits(timeout_s=5.0, processes=2)))
@@ -100,7 +102,7 @@ tries = {{
 }}
 print(", ".join(name for name, attempt in tries.items() if not refused(attempt)) or "held")
 """
-"""Program that attempts what a sandbox must refuse, and prints the attempts that succeeded."""
+"""Program that attempts operations that a sandbox must deny, and prints those that succeeded."""
 
 
 def _refusal(kind: Kind, key: str, why: str) -> MissingAssetError:
@@ -130,7 +132,7 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: str, limit_s: float) -> dict[str, Any]:
-    """Send a line and return the reply. Raises OSError if the launcher ends or is late."""
+    """Send a line and return the reply. Raises OSError if the launcher ends or does not reply in time."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(line.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Client of a Sandbox Fusion endpoint (`/run_code`), which runs programs. Standard library only."""
+"""Client of a Sandbox Fusion endpoint (`/run_code`), which runs programs. Imports only the standard library."""
 
 import json
 import time

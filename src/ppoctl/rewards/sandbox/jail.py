@@ -1,9 +1,10 @@
 """The steps by which a forked process isolates itself and becomes the program.
 
-    namespaces   enter_namespaces, make_root, become_program (files of the new root)
-    user         become_program (as a separate user, files closed by Landlock)
+    namespaces   enter_namespaces, make_root, become_program (with the files of the new root)
+    user         become_program (as a separate user, with files restricted by Landlock)
 
-The process never leaves the sandbox: no step is undone, and the first error ends the process. Standard library only.
+The process never leaves the sandbox: no step is undone, and the first error ends the process. Imports only the
+standard library.
 """
 
 import os
@@ -23,7 +24,8 @@ INSIDE_ID = 1000
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages in the standard library's folder, which are hidden from a program."""
+"""Names of folders for installed packages. In the folder of the standard library, these folders are hidden from a
+program."""
 _PROGRAM_FD = 3
 _NOT_OPEN_FROM = 4
 _FILES = 64
@@ -36,12 +38,13 @@ _RUN = (
 """Code that reads the program from a descriptor and runs it as `__main__`; the program is never in a file."""
 _PYTHON = Path(sys.executable).resolve()
 _COMMAND = [str(_PYTHON), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _RUN]
-"""Command of this Python with only its standard library: no site, no user folder, no bytecode, UTF-8. The path is
-resolved at import: in the new root, links of the old root are dangling."""
+"""Command of this Python with only its standard library: no site, no user folder, no bytecode, UTF-8. The path of the
+interpreter is resolved at import, because links of the old root are dangling in the new root."""
 
 
 def folders() -> list[str]:
-    """Return the folders that a program may read: the system's, and those of this Python if it is elsewhere."""
+    """Return the folders that a program may read: the folders of the system, and the folders of this Python if they
+    are elsewhere."""
     base = Path(sys.base_prefix).resolve()
     own = [base / name for name in ("bin", "lib", "lib64") if (base / name).is_dir()]
     own += [_PYTHON.parent, Path(os.__file__).resolve().parent]
@@ -58,8 +61,8 @@ def devices() -> list[str]:
 
 
 def enter_namespaces(channel: socket.socket) -> None:
-    """Leave this machine's users, processes, mounts, network, names and shared memory. Notify the launcher over the
-    channel, and wait until it has mapped the users of the new namespace."""
+    """Move this process into new namespaces for users, processes, mounts, network, host name and shared memory.
+    Notify the launcher over the channel, and wait until it has mapped the users of the new namespace."""
     kernel.unshare(kernel.ALL_NAMESPACES)
     channel.send(b"unshared")
     if channel.recv(16) != b"mapped":
@@ -96,14 +99,14 @@ def make_root(limits: Limits) -> None:
 def become_program(
     descriptors: tuple[int, int, int], channel: int, limits: Limits, prepare: Callable[[], None]
 ) -> NoReturn:
-    """Execute the program with the limits, only the hash seed as environment, and only these `descriptors`
-    (input, output, program text). `prepare` changes the user and closes files; it runs before the last privileges are
-    dropped.
+    """Execute the program with these limits. It gets only these `descriptors` (input, output, program text), and an
+    environment that contains only the hash seed. `prepare` changes the user and closes files; it runs before the last
+    privileges are dropped.
 
     `channel`: descriptor over which an error is reported, and which closes when the program is executed.
     """
     stdin, stdout, program = descriptors
-    os.setsid()  # no terminal, and no other process group to signal
+    os.setsid()  # the program has no terminal, and shares no process group
     nothing = os.open("/dev/null", os.O_WRONLY)
     for theirs, ours in enumerate((stdin, stdout, nothing, program)):
         os.dup2(ours, theirs)
@@ -121,7 +124,7 @@ def become_program(
 def _set_limits(limits: Limits) -> None:
     memory = limits.memory_mib << 20
     cpu_s = int(limits.timeout_s) + 2
-    # Without root, the two processes that supervise the program belong to the same user and count too.
+    # Without root, the two processes that supervise the program belong to the same user, and count toward the limit.
     processes = limits.processes + (0 if os.geteuid() == 0 else 2)
     for which, bound in (
         (resource.RLIMIT_AS, memory),

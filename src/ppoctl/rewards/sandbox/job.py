@@ -1,4 +1,4 @@
-"""Jobs of a sandbox and their results. Both are sent as JSON. Standard library only."""
+"""Jobs of a sandbox and their results. Both are sent as JSON. Imports only the standard library."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,10 +7,12 @@ Kind = Literal["namespaces", "user"]
 """Isolation by new namespaces, or by a separate user and Landlock."""
 
 ExitKind = Literal["ok", "exit", "signal", "timeout", "output"]
-"""How a program ended: with exit code 0, with another one, by a signal, at its deadline, or with too much output."""
+"""How a program ended: with exit code 0, with another exit code, by a signal, at its deadline, or with too much
+output."""
 
 EXIT_SLACK_S = 10.0
-"""Seconds for creating and removing a sandbox, in addition to the program's own; generous, for loaded machines."""
+"""Seconds for creating and removing a sandbox, in addition to the time of the program. The value is generous, because
+machines may be loaded."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Limits:
     processes: int = 4
     output_kib: int = 1024
     files_mib: int = 16
-    """Space for files that the program writes; it is memory."""
+    """Space for files that the program writes. The files are in memory."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Linux system calls that a sandbox needs and Python does not provide. Standard library only."""
+"""Linux system calls that a sandbox needs and Python does not provide. Imports only the standard library."""
 
 import ctypes
 import errno
@@ -36,7 +36,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Return the architecture of this machine. Raises OSError if its system call numbers are not known."""
+    """Return the architecture of this machine. Raises OSError if the system call numbers of the architecture are not
+    known."""
     architecture = platform.machine()
     if architecture not in _PIVOT_ROOT:
         raise OSError(errno.ENOSYS, f"the system call numbers of `{architecture}` are not known")
@@ -44,7 +45,7 @@ def machine() -> str:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces. A new process id namespace begins with the next child."""
+    """Move this process into new namespaces. A new process id namespace applies from the next child on."""
     _ok(_libc.unshare(flags), "unshare")
 
 
@@ -56,8 +57,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def make_read_only(path: str, *, recursive: bool) -> None:
-    """Make a mount, and with `recursive` all mounts below it, read-only; setuid bits and device files have no effect.
-    Requires Linux 5.12."""
+    """Make a mount, and with `recursive` all mounts below it, read-only. Setuid bits and device files on these mounts
+    have no effect. Requires Linux 5.12."""
     attributes = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     _syscall("mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, len(attributes))
@@ -113,7 +114,7 @@ def filter_system_calls(program: bytes) -> None:
 
 
 def landlock_version() -> int:
-    """Return the version of the Landlock interface. Raises OSError if the kernel has none."""
+    """Return the version of the Landlock interface. Raises OSError if the kernel does not have Landlock."""
     return _syscall("Landlock", _LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
 
 

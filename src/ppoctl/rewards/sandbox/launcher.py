@@ -3,16 +3,16 @@
     stdin   one JSON line per job:   {"program": text, "stdin": text, "limits": {...}}, a `SandboxJob`
     stdout  one JSON line for each:  {"outcome": "ok", "code": 0, "output": text}, a `Ran`, or {"failed": "why"}
 
-It is a separate process, so that the memory of a process that forks into a sandbox never held a ground truth. It is
-the first ancestor of every job:
+The launcher is a separate process that never receives a ground truth. So the processes that it forks for a sandbox
+have no ground truth in memory. Each process of a job starts the next:
 
     launcher > supervisor > process 1 of the sandbox > program        namespaces
     launcher > supervisor > program                                   user
 
-With `namespaces`, signals of the kernel end the supervisor with the launcher, and process 1 with the supervisor; the
-whole sandbox ends with process 1. With `user`, the supervisor sees its channel close when the launcher ends, and
-kills all processes of that user. A job ends when none of its processes is left. So no process outlives its job or the
-launcher. Standard library only.
+With `namespaces`, the kernel kills the supervisor when the launcher ends, and process 1 when the supervisor ends.
+When process 1 ends, the kernel kills all other processes of the sandbox. With `user`, the supervisor sees its channel
+close when the launcher ends, and kills all processes of the program's user. A job ends when none of its processes is
+left. So no process outlives its job or the launcher. Imports only the standard library.
 """
 
 import json
@@ -32,9 +32,10 @@ from ppoctl.rewards.sandbox import jail, kernel
 from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, ExitKind, Kind, Limits, Ran, SandboxJob
 
 OUTSIDE_ID = 65534
-"""User id, on this machine, of a program that root starts in namespaces: the user `nobody`."""
+"""User id, outside the sandbox, of a program that root starts in namespaces: the user `nobody`."""
 _OWN_IDS = 0x6F000000
-"""First of the user ids for kind `user`. The launcher adds its process id, so that each launcher has its own."""
+"""First of the user ids for kind `user`. The launcher adds its process id, so that each launcher has its own user
+id."""
 _MESSAGE_BYTES = 1024
 _READ_BYTES = 1 << 16
 
@@ -72,7 +73,7 @@ def run(kind: Kind, job: SandboxJob) -> Ran:
         if supervisor == 0:
             ours.close()
             with suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills it first if memory is short
+                Path("/proc/self/oom_score_adj").write_text("1000")  # if memory is short, it is killed first
             _in_child(theirs, lambda: _SUPERVISORS[kind](theirs, descriptors, job.limits))
         theirs.close()
         for descriptor in descriptors:
@@ -133,8 +134,8 @@ def _until_started(channel: socket.socket, supervisor: int) -> None:
 
 
 def _map_users(supervisor: int) -> None:
-    """Map the users of the new namespace to users of this machine. If this process is root, the program is `nobody`
-    and process 1 is root; otherwise both are the user of this process."""
+    """Map the users of the new namespace to users of this machine. If this process is root, the program runs as
+    `nobody` and process 1 as root; otherwise both run as the user of this process."""
     process = Path(f"/proc/{supervisor}")
     if os.geteuid() == 0:
         mapping = f"0 0 1\n{jail.INSIDE_ID} {OUTSIDE_ID} 1\n"
@@ -155,7 +156,7 @@ def _in_namespaces(channel: socket.socket, descriptors: tuple[int, int, int], li
     if first == 0:
         mine.close()
         kernel.die_with_parent(signal.SIGKILL)
-        # The death signal is set now. A reply proves that the supervisor was still alive afterwards.
+        # The death signal is set now. A reply shows that the supervisor was still alive afterwards.
         if childs.send(b"?") != 1 or childs.recv(1) != b"!":
             os._exit(1)
         _in_child(channel, lambda: _process_1(channel, descriptors, limits))

@@ -1,8 +1,9 @@
 """Seccomp filter: the system calls that a program in the sandbox must not use.
 
-The filter is a deny list, like those of container engines. Namespaces and Landlock isolate the program; the filter
-keeps it from kernel code that may have bugs (sockets, tracing, mounts, new namespaces, keys, kernel memory). A denied
-call fails with EPERM, like any other error; a call with the numbers of another architecture kills the program.
+The filter is a deny list, like the filters of container engines. Namespaces and Landlock isolate the program; the
+filter keeps the program from kernel code that may have bugs (sockets, tracing, mounts, new namespaces, keys, kernel
+memory). A denied call fails with EPERM, like any other error; a call with the numbers of another architecture kills
+the program.
 """
 
 import errno
@@ -87,7 +88,8 @@ _REFUSED = {
 }
 _CLONE = (56, 220)
 _CLONE3 = 435
-"""Its flags are in memory, which a filter cannot read. It fails with ENOSYS, so that libc uses `clone` instead."""
+"""Number of the system call `clone3`. Its flags are in memory, which a filter cannot read. The call fails with
+ENOSYS, so that libc uses `clone` instead."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _CALL_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
