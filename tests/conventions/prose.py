@@ -83,7 +83,8 @@ RULES: dict[str, Rule] = {
 }
 
 ORDINARY = re.compile(
-    r"chart|plot|svg|png|pixel|canvas|\bpen\b|page/|[Pp]age draws|drawn on a terminal|Formula: |"  # shapes are drawn, and a figure may be a picture
+    r"chart|plot|svg|png|pixel|canvas|\bpen\b|page/|"  # shapes are drawn, and a figure may be a picture
+    r"page draws|drawn on a terminal|Formula: |"
     r"torch\.\w*draw|withdraw|"
     r"prose\.py|test_plain_english",  # the rules themselves
     re.IGNORECASE,
