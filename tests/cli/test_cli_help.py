@@ -128,7 +128,7 @@ Options:
 """
     )
     assert ask("recipes", "keys", "--help").out.startswith("Usage: ppoctl recipes keys [OPTIONS] [KEY]\n")
-    assert "--rows N         Number of training rows for --reward.  [default: 64]\n" in ask("validate", "--help").out
+    assert "--rows N         Training rows for --reward.  [default: 64]\n" in ask("validate", "--help").out
 
 
 def test_help_command_equals_the_help_option(ask: RunCli) -> None:

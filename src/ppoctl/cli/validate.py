@@ -19,15 +19,11 @@ if TYPE_CHECKING:
 def validate(
     files: Recipes,
     sets: Sets = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the value of every key, and where the value was set.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print each key with its value and its origin.")] = False,
     reward: Annotated[
         bool, typer.Option("--reward", help="Test the reward: gold answers must score higher than trivial responses.")
     ] = False,
-    rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, help="Number of training rows for --reward.")
-    ] = 64,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Training rows for --reward.")] = 64,
     assets: Assets = False,
     gpu_gib: GpuGib = None,
     here: Here = False,

@@ -1,6 +1,6 @@
 """Unbiased estimates of the result of k responses to a prompt from n responses: the mean over all choices of k.
 
-With scores of 0 and 1, `best_at` is the pass@k of Chen et al. 2021 (arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
+`best_at` of scores 0 and 1 is the pass@k of Chen et al. 2021 (arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
 verl resamples with replacement (a thousand times), and lm-eval takes the first k responses. This module counts all
 choices.
 """
