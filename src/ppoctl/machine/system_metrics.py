@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 MEGABYTE = 1e6
-"""MLflow's unit."""
+"""Bytes per megabyte, the unit of MLflow's memory metrics."""
 
 
 class SystemMetrics:

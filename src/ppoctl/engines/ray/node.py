@@ -49,7 +49,7 @@ class NodeOrder:
     head: str | None
     """Address `ip:port` of the Ray cluster to join. None: this node is the head."""
     slots: int
-    """CPU slots; each process takes one."""
+    """Number of CPU slots of the node. Each process takes one slot."""
     object_store_bytes: int
 
 

@@ -114,7 +114,7 @@ def repack_heads(model: torch.nn.Module) -> None:
 
 
 def _read_back(model: torch.nn.Module) -> Iterator[LoadedWeight]:
-    """Yield every parameter of the engine's model under its Hugging Face name; fused layers are split into their
+    """Yield every parameter of the engine's model under its Hugging Face name. Fused layers are split into their
     parts."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     owners: dict[int, str] = {}
