@@ -11,8 +11,8 @@ _SETTING = re.compile(r"(\w+):(\[[^\]]*\]|[^,\[]+)")  # a list contains commas
 
 
 def use_expandable_segments() -> None:
-    """Let segments of GPU memory grow. Microbatches differ in length, so memory that one of them frees would not fit
-    the next. A value that the user has set is kept."""
+    """Make segments of GPU memory expandable. Microbatches differ in length, so memory that one microbatch frees
+    would not fit the next microbatch. A setting of the user is kept."""
     settings = _settings()
     if _EXPANDABLE not in settings:
         _set({**settings, _EXPANDABLE: "True"})
@@ -20,8 +20,8 @@ def use_expandable_segments() -> None:
 
 @contextmanager
 def fixed_segments() -> Iterator[None]:
-    """Context in which new GPU memory can be opened by other processes over CUDA IPC. Expandable segments would need
-    a system call that containers forbid."""
+    """Context in which other processes can open new GPU memory over CUDA IPC. With expandable segments, that would
+    require a system call that containers forbid."""
     settings = _settings()
     _set({**settings, _EXPANDABLE: "False"})
     try:

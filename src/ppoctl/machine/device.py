@@ -1,4 +1,4 @@
-"""Decides which device this process computes on. Only the functions that need torch import it."""
+"""Choice of the device on which this process computes. Only the functions that need torch import torch."""
 
 import os
 import warnings
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable that limits which GPUs a process sees: set by the user, or by Ray for each process."""
+"""Environment variable that limits which GPUs a process sees. The user sets it, or Ray sets it for each process."""
 _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
@@ -27,15 +27,15 @@ class CudaView:
     nccl: str | None
     """Version of NCCL. None: torch was built without NCCL."""
     reason: str = ""
-    """Reason why torch finds no GPU, in torch's words."""
+    """Reason why torch finds no GPU, as torch reports it."""
 
 
 @cache
 def on_gpu() -> bool:
-    """Whether this process computes on a GPU. Decided once, without creating a CUDA context.
+    """Whether this process computes on a GPU. The result is computed once, without a CUDA context.
 
     False if this machine has no GPU, or if all GPUs are hidden on purpose (`CUDA_VISIBLE_DEVICES=`). Raises
-    EnvironmentProblemError if there is a GPU that torch cannot use, since the run would silently compute on CPUs.
+    EnvironmentProblemError if there is a GPU that torch cannot use: the run would silently compute on CPUs.
     """
     if _finds_gpus():
         return True
@@ -66,10 +66,11 @@ class Expected:
 def gpu_expected(
     found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str], built_for: str | None
 ) -> Expected | None:
-    """Return why a process with this environment should compute on a GPU. None: there is no GPU, or all are hidden.
+    """Return why a process with this environment should compute on a GPU. None: there is no GPU, or all GPUs are
+    hidden.
 
-    `built_for`: CUDA version of the process's torch. A GPU that only the kernel sees is a reason only if torch was
-    built for CUDA: a container without GPUs also sees the GPUs of its host there.
+    `built_for`: CUDA version of the process's torch. A GPU that only the kernel lists is a reason only if torch was
+    built for CUDA: in a container without GPUs, the kernel also lists the GPUs of the host.
     """
     shown, gpus = environ.get(VISIBLE), found.gpus if isinstance(found, nvml.Driver) else ()
     if hides_all(shown):
@@ -98,12 +99,12 @@ def hides_all(shown: str | None) -> bool:
 
 
 def visible(found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str]) -> tuple[nvml.Gpu, ...]:
-    """Return the GPUs that a process with this environment may use, by CUDA's rules for `CUDA_VISIBLE_DEVICES`:
-    indices or prefixes of UUIDs, up to the first entry that is neither.
+    """Return the GPUs that a process with this environment may use, by CUDA's rules for `CUDA_VISIBLE_DEVICES`: its
+    entries are indices or prefixes of UUIDs, and CUDA reads them up to the first entry that is neither.
 
-    Unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`, index 0 is the fastest GPU. CUDA does not document how it ranks GPUs; this
-    function sorts by compute capability. If a MIG device is listed, all GPUs are returned, since NVML does not report
-    which GPU the device belongs to.
+    Index 0 is the fastest GPU unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set. CUDA does not document how it ranks GPUs,
+    so this function sorts them by compute capability. If a MIG device is listed, all GPUs are returned, because NVML
+    does not report to which GPU the MIG device belongs.
     """
     gpus, shown = found.gpus if isinstance(found, nvml.Driver) else (), environ.get(VISIBLE)
     if shown is None or "MIG-" in shown:
@@ -122,7 +123,8 @@ def visible(found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str]) -> t
 
 
 def seen_by_torch() -> CudaView:
-    """Return what torch sees in this process: no GPU if torch cannot be imported. Creates no CUDA context."""
+    """Return what torch sees in this process. If torch cannot be imported, the view has no GPUs. Creates no CUDA
+    context."""
     try:
         import torch
         import torch.cuda.nccl
@@ -149,8 +151,8 @@ def why_no_gpu() -> str:
 
 
 def _finds_gpus() -> bool:
-    """Whether CUDA itself reports a GPU to torch. vLLM, when imported, makes torch count GPUs by NVML instead, which
-    includes GPUs whose driver is too old for this torch."""
+    """Whether CUDA itself reports a GPU to torch. The import of vLLM makes torch count GPUs by NVML instead, and NVML
+    also counts GPUs whose driver is too old for this torch."""
     import torch
 
     before = os.environ.pop(_BY_NVML, None)

@@ -1,5 +1,5 @@
-"""A snapshot of this machine, read once. The checks of `doctor` use only this, except for disks and ports, which they
-test directly."""
+"""A snapshot of this machine, which is read once. The checks of `doctor` use only this snapshot, except that they
+test disks and ports directly."""
 
 import os
 import re
@@ -26,7 +26,7 @@ class TorchBuild:
 
     version: str
     cuda: str | None
-    """CUDA version that it was built for. None: built for CPUs."""
+    """CUDA version that torch was built for. None: torch was built for CPUs."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class HostInfo:
 
     driver: nvml.Driver | nvml.NoDriver
     torch: TorchBuild | None
-    """None: not installed."""
+    """The installed torch. None: torch is not installed."""
     view: Callable[[], device.CudaView]
-    """Returns what torch sees. Called only on machines with GPUs, because it imports torch."""
+    """Returns what torch sees. It is called only on machines with GPUs, because it imports torch."""
     requires: tuple[str, ...]
     """Requirements of ppoctl from its package metadata; empty if ppoctl is not installed."""
     versions: Mapping[str, str]
     """Versions of installed packages, by name."""
     limits: Mapping[str, int]
-    """Soft resource limits of a process, by the letter of the `ulimit` option, in the units of `getrlimit`."""
+    """Soft resource limits of this process, by the letter of the `ulimit` option, in the units of `getrlimit`."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """Paths of the commands that exist, by name."""
+    """Paths of installed commands, by name."""
     has_python_header: bool = True
     shared_memory: Path = Path("/dev/shm")
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def gpus(self) -> tuple[nvml.Gpu, ...]:
-        """GPUs that a process of this shell may use."""
+        """GPUs that a process started by this shell may use."""
         return device.visible(self.driver, self.environ)
 
     @property
@@ -120,8 +120,8 @@ def _versions() -> dict[str, str]:
 
 
 def _torch_build() -> TorchBuild | None:
-    """Return the build of torch, read from its version file, since importing torch takes seconds. None: torch is not
-    installed completely."""
+    """Return the build of torch. It is read from torch's version file, since importing torch takes seconds. None:
+    torch is not installed completely."""
     try:
         spec = find_spec("torch")
         if spec is None or spec.origin is None:
@@ -133,6 +133,6 @@ def _torch_build() -> TorchBuild | None:
 
 
 def built_for(version_file: str) -> str | None:
-    """Return the CUDA version in torch's `version.py`. None: built for CPUs."""
+    """Return the CUDA version in torch's `version.py`. None: torch was built for CPUs."""
     found = _CUDA.search(version_file)
     return found[1] if found else None

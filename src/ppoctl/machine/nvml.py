@@ -1,5 +1,5 @@
-"""GPUs of this machine, read through NVML. Needs no CUDA context and no GPU memory, and does not depend on the build
-of torch."""
+"""GPUs of this machine, read through NVML. NVML needs neither a CUDA context nor GPU memory, and does not depend on
+the build of torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 _COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
-"""NVML's numbers and the words that `nvidia-smi` prints for them."""
+"""Names that `nvidia-smi` prints for NVML's compute modes, by NVML's number of the mode."""
 _READ = 0
-"""NVML's constant for the capability to read another GPU's memory. (pynvml's constant is a tuple, because of a stray
-comma.)"""
+"""NVML's constant for the capability to read another GPU's memory. pynvml's constant is a tuple by mistake."""
 SHARED = "DEFAULT"
 """Compute mode in which several processes may use a GPU."""
 _KERNEL = Path("/proc/driver/nvidia/gpus")
@@ -20,7 +19,7 @@ _DEVICES = Path("/dev")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of this machine. None: the GPU does not report the value."""
+    """One GPU of this machine. A field is None if the GPU does not report the value."""
 
     index: int
     """Index in the order of `nvidia-smi`, which is the order of the PCI bus. CUDA may use another order."""
@@ -47,7 +46,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class NoDriver:
-    """Why no NVIDIA driver is available."""
+    """The result if no NVIDIA driver is available."""
 
     reason: str
     is_broken: bool = False
@@ -56,7 +55,7 @@ class NoDriver:
 
 @dataclass(frozen=True)
 class Load:
-    """How busy one GPU is. None: the GPU does not report the value."""
+    """The load of one GPU. A field is None if the GPU does not report the value."""
 
     index: int
     busy_percent: float | None
@@ -83,7 +82,7 @@ def look() -> Driver | NoDriver:
 
 
 def loads() -> list[Load]:
-    """Return how busy each GPU of this machine is now; empty if no driver is available."""
+    """Return the current load of each GPU of this machine. The list is empty if no driver is available."""
     try:
         import pynvml
     except ImportError:
@@ -101,7 +100,8 @@ def loads() -> list[Load]:
 
 
 def in_kernel() -> bool:
-    """Whether the kernel lists a GPU, independent of NVML. A container also sees the GPUs of its host there."""
+    """Whether the kernel lists a GPU. This is independent of NVML. In a container, the kernel also lists the GPUs of
+    the host."""
     return any(chain(_KERNEL.glob("*"), _DEVICES.glob("nvidia[0-9]*")))
 
 

@@ -1,5 +1,5 @@
-"""Resource use of the machine of a training process, under MLflow's own metric names, so that its system tab shows
-it."""
+"""Resource use of the machine of a training process. The metrics have MLflow's own names, so that MLflow's tab of
+system metrics shows them."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 
 MEGABYTE = 1e6
-"""MLflow's unit."""
+"""Bytes per megabyte, the unit of MLflow's memory metrics."""
 
 
 class SystemMetrics:
-    """Resource use of this machine, this process and its children. `gpus` returns GPU metrics by the last part of
-    their names."""
+    """Resource use of this machine, this process and its children. `gpus` returns GPU metrics by the last part of the
+    metric name."""
 
     def __init__(self, folder: Path, gpus: Callable[[], Mapping[str, float]]) -> None:
-        """Start measuring now. The reported disk is the disk of `folder`."""
+        """Start to measure. Disk metrics are of the disk that contains `folder`."""
         self._folder = folder
         self._gpus = gpus
         with suppress(OSError):  # a container may hide the file that psutil reads
@@ -37,8 +37,8 @@ class SystemMetrics:
 
 
 def _own_bytes() -> int:
-    """Return the resident bytes of this process and its children, without shared memory, which would be counted once
-    per process."""
+    """Return the resident bytes of this process and its children without shared memory. Shared memory would be
+    counted once per process."""
     this_process, total = psutil.Process(), 0
     for process in (this_process, *this_process.children(recursive=True)):
         with suppress(psutil.Error):  # the process has ended

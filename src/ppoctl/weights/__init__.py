@@ -9,9 +9,9 @@
     score the canary                -->  canary.Canary.check           <--  score the canary
                                          sync.Published                -->  a restarted engine: the same again
 
-The driver receives checksums and the locations of the bytes; it receives the bytes only for an export. `Sync` and
-`RankSource` choose one of four methods. `-->` is a copy, `==>` reads in place; brackets name the process that owns
-the bytes, and for how long. `Published` means until the next transfer.
+The driver receives checksums and the locations of the bytes. It receives the bytes only for an export. `Sync` and
+`RankSource` choose one of four methods. `-->` is a copy, and `==>` reads in place. Brackets name the process that
+owns the bytes, and how long the bytes are valid. `Published` means until the next transfer.
 
     shared        parameters --> full tensor --> shared memory [the rank, until two more buckets or its next call]
                     --> engine's own memory --> loaded
@@ -22,19 +22,19 @@ the bytes, and for how long. `Published` means until the next transfer.
     export        like `store`, but the driver reads and writes safetensors files [the driver: Published]
                     --> loaded by an engine that starts from them
 
-- shared (`cluster.weights = "shared"`, and always without Ray): CUDA IPC on GPUs, memory files on CPUs; from a rank
-  on the engine's node.
-- store: engines on a node without a rank that can gather; all engines with `cluster.weights = "store"`.
-- broadcast (`cluster.weights = "broadcast"`): NCCL on GPUs, gloo on CPUs; only for separate roles.
-- export: engines that cannot change weights in place (mixtures of experts) restart from a folder.
+- shared (`cluster.weights = "shared"`, and always without Ray): CUDA IPC on GPUs, memory files on CPUs. An engine
+  reads from a rank on its node.
+- store: for engines on a node without a rank that can gather, and for all engines with `cluster.weights = "store"`.
+- broadcast (`cluster.weights = "broadcast"`): NCCL on GPUs, gloo on CPUs. It requires separate roles.
+- export: for engines that cannot change weights in place (mixtures of experts). They restart from a folder.
 
-An engine that dies is restored from the last published weights. The trainer is not involved: by then it may be in the
-middle of an update. Therefore one copy of the bytes remains valid until the next transfer. The object store and the
-folder of an export last that long anyway. (Without Ray an export is deleted once it is loaded; an engine that dies
-later then ends the job.) For shared weights, a rank on the only node with engines keeps them in host memory, which an
-engine reads without calling the rank (`sharing.RetainedBuffers`; on a CPU that is the shared memory itself). If the
-engines are on several nodes, one rank also stores the weights. After a broadcast the weights are gathered a second
-time, to be kept or stored, while the engines read back.
+An engine that dies is restored from the last published weights. The trainer is not involved, because by then it may
+be in the middle of an update. Therefore one copy of the bytes remains valid until the next transfer. Weights in the
+object store and in the folder of an export remain valid anyway. (Without Ray, an export is deleted once it is loaded.
+If an engine dies later, the job ends.) If all engines are on one node, a rank on this node keeps shared weights in
+host memory (`sharing.RetainedBuffers`; on a CPU, this is the shared memory itself). An engine reads them without
+calling the rank. If the engines are on several nodes, one rank also stores the weights. After a broadcast, the ranks
+gather the weights a second time, to keep or store them, while the engines read their weights back.
 
 The files, from the bytes upwards:
 
@@ -49,7 +49,7 @@ The files, from the bytes upwards:
     canary             a token sequence that both sides score
     sync               one transfer, from the driver's point of view: read this file first
 
-Code that needs a third-party library is in that library's package: reading tensors out of Megatron's parameters
+Code that needs a third-party library is in the package for that library: reading tensors from Megatron's parameters
 (`engines.megatron.weights`), loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store
 (`engines.ray.worker.InStore`).
 """

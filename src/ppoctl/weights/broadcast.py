@@ -3,9 +3,10 @@
     driver: Links              where the members meet, and whether they are still connected
     rank of the trainer (0)    BroadcastSource.send(tensors)  --gloo or NCCL-->  received(...)   engines (1, 2, ...)
 
-The members already belong to other default groups (Megatron's, vLLM's), so this group has a separate store and does
-not use torch's global functions. Creating it takes seconds among hundreds of GPUs, so it is kept between transfers.
-When it breaks, or when a member was restarted, all members join a new group. gloo on a CPU, NCCL on a GPU.
+The members already belong to other default groups (Megatron's, vLLM's), so the group of a broadcast has a separate
+store and does not use torch's global functions. Creating the group takes seconds among hundreds of GPUs, so the group
+is kept between transfers. If the group breaks, or if a member was restarted, all members join a new group. The group
+uses gloo on a CPU and NCCL on a GPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,8 +30,8 @@ Made = TypeVar("Made")
 SENDER = 0
 """Rank of the sender in the group."""
 CONNECT_DEADLINE_S = 20.0
-"""Seconds in which a member must connect to the meeting point, which is open before any member is called, and then,
-once all have arrived, to the other members."""
+"""Seconds in which a member must connect to the meeting point and then, once all members have arrived, to the other
+members. The meeting point is open before any member is called."""
 NCCL_DEADLINE_S = 60.0
 """Seconds in which GPUs, possibly hundreds, must connect to each other."""
 
@@ -51,18 +52,19 @@ class BroadcastGroup:
 
 @contextmanager
 def meeting(host: str, timeout_s: float) -> Iterator[str]:
-    """Context that yields the `host:port` where the members of a group meet. Members that still wait there when the
-    context ends get an error immediately."""
+    """Context that yields the `host:port` where the members of a group meet. A member that still waits at this
+    address when the context ends gets an error immediately."""
     store = open_store(host, 0, timedelta(seconds=timeout_s))
     try:
         yield f"{host}:{store.port}"
     finally:
-        del store  # closes it, also while an exception propagates
+        del store  # closes the store, also while an exception propagates
 
 
 class BroadcastSource:
-    """The sender's membership in the group. When the group breaks, later calls send nothing and raise no error: the
-    engines report the failure, and the ranks that only gather would otherwise wait for the sender forever."""
+    """The sender's membership in the group. After the group breaks, calls send nothing and raise no error. The
+    engines report the failure. If the sender raised an error, the ranks that only gather would wait for it
+    forever."""
 
     def __init__(self, group: BroadcastGroup, device: torch.device) -> None:
         self._device = device
@@ -95,8 +97,8 @@ class BroadcastSource:
 def received(
     group: BroadcastGroup, rank: int, plan: Iterable[Sequence[TensorSpec]], device: torch.device
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the planned buckets as member `rank` receives them; the next bucket is in transit while one is read.
-    Raises ProcessLostError when the group breaks."""
+    """Yield the planned buckets as member `rank` receives them. While the caller reads a bucket, the next bucket is
+    in transit. Raises ProcessLostError if the group breaks."""
     member = _member(group, rank, device)
     received_bucket: list[tuple[str, Tensor]] | None = None
     for specs in plan:
@@ -112,11 +114,11 @@ def received(
 
 
 _members: "dict[int, _Member]" = {}
-"""Groups that this process is a member of, by sender."""
+"""Memberships of this process in groups, by sender."""
 
 
 def is_linked(group: BroadcastGroup) -> bool:
-    """Whether this process is a member of the group and has not seen it break."""
+    """Whether this process is a member of the group and has received no error from the group."""
     member = _members.get(group.sender)
     return member is not None and member.group == group and not member.is_broken
 
@@ -131,11 +133,11 @@ def _member(group: BroadcastGroup, rank: int, device: torch.device) -> "_Member"
 
 
 class _Member:
-    """Membership of one process in the group. One buffer at a time is in transit. Methods raise ProcessLostError when
+    """Membership of one process in the group. One buffer at a time is in transit. Methods raise ProcessLostError if
     the group breaks."""
 
     def __init__(self, group: BroadcastGroup, rank: int, device: torch.device) -> None:
-        """Return when all members have arrived and are connected."""
+        """Join the group, and return when all members have arrived and are connected."""
         self.group = group
         self.is_broken = False
         self._timeout = timedelta(seconds=group.timeout_s)
@@ -176,7 +178,7 @@ class _Member:
 
 def _within(make: Callable[[], Made], deadline_s: float) -> Made:
     """Return the result of `make`. Raises RuntimeError after the deadline. gloo waits forever for a process that dies
-    while the members connect; the thread that waits is then abandoned."""
+    while the members connect. After the deadline, the thread that waits is abandoned."""
     made: Future[Made] = Future()
 
     def run() -> None:
@@ -202,7 +204,7 @@ def _store(group: BroadcastGroup) -> TCPStore:
 
 def _process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: torch.device) -> Any:
     processes = _new_process_group(group, store, rank, device)
-    # NCCL connects on the first message: send one now, within the deadline for connecting.
+    # NCCL connects on the first message: send a message now, within the deadline for connecting.
     processes.broadcast(torch.zeros(1, device=device), SENDER, timedelta(seconds=group.timeout_s)).wait()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -216,7 +218,7 @@ def _new_process_group(group: BroadcastGroup, store: TCPStore, rank: int, device
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
-        # A broken group must raise an error in the waiting call; by default NCCL's watchdog ends the whole process.
+        # A broken group must raise an error in the waiting call. By default, NCCL's watchdog ends the whole process.
         with environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
             return ProcessGroupNCCL(store, rank, group.size, options)
     from torch.distributed import ProcessGroupGloo

@@ -1,5 +1,4 @@
-"""Process groups of broadcasts, from the driver's point of view: where members meet, and how long a group is
-reused."""
+"""The driver's side of the process groups of broadcasts: where members meet, and how long a group is reused."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,10 +11,10 @@ from ppoctl.weights.sending import PipelineRankSender
 
 @dataclass(frozen=True)
 class BroadcastWay:
-    """Settings from which processes of the trainer and the engines form process groups."""
+    """Settings with which processes of the trainer and of the engines form process groups."""
 
     host: Callable[[], str]
-    """Returns the address at which both sides reach the driver, where they meet."""
+    """Returns the address of the driver, at which processes of both sides meet."""
     timeout_s: float
     """Seconds that a member waits for the other members, and for each broadcast."""
     engine_ranks: int
@@ -26,7 +25,7 @@ class BroadcastWay:
 class _Link:
     group: BroadcastGroup
     open: ExitStack
-    """The store in which the members met. It must remain open, because NCCL continues to query it."""
+    """The store in which the members met. The store must remain open, because NCCL continues to query it."""
 
 
 class Links:
@@ -36,8 +35,8 @@ class Links:
         self._links: dict[int, _Link] = {}
 
     def group(self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay) -> BroadcastGroup:
-        """Return the group of this sender and these engines: the current group if all are still members, otherwise a
-        new group for them to join. Raises EngineLostError, ProcessLostError."""
+        """Return the group of this sender and these engines: the current group if all of them are still members,
+        otherwise a new group for them to join. Raises EngineLostError or ProcessLostError."""
         size = 1 + way.engine_ranks * len(engines)
         link = self._links.get(sender.ranks[0])
         if link is not None and link.group.size == size and self._is_whole(link.group, sender, engines):
@@ -53,8 +52,8 @@ class Links:
         return sender.is_linked(group) and all(call_engines(engines, "is_linked", group))
 
     def end(self, sender: PipelineRankSender) -> None:
-        """Close the group of this sender, so that members that wait for others get an error. The next group is
-        new."""
+        """Close the group of this sender, so that members that wait for other members get an error. The next call of
+        `group` returns a new group."""
         link = self._links.pop(sender.ranks[0], None)
         if link is not None:
             link.open.close()

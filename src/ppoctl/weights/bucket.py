@@ -20,7 +20,7 @@ from ppoctl.errors import EnvironmentProblemError
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 ALIGNMENT = 16
-"""Bytes. Each tensor in a flat buffer starts at a multiple of this number."""
+"""Alignment in bytes: each tensor in a flat buffer starts at a multiple of this number."""
 
 Item = TypeVar("Item")
 NamedTensors = Sequence[tuple[str, Tensor]]
@@ -29,11 +29,12 @@ NamedTensors = Sequence[tuple[str, Tensor]]
 
 @runtime_checkable
 class BucketLocation(Protocol):
-    """One location of the tensors of a bucket."""
+    """A location of the tensors of a bucket."""
 
     @property
     def lasts(self) -> bool:
-        """Whether the tensors remain there until the next transfer, whatever the trainer does meanwhile."""
+        """Whether the tensors remain at the location until the next transfer, even if the trainer changes its
+        weights."""
         ...
 
     def is_near(self) -> bool:
@@ -64,7 +65,7 @@ class LocalTensors:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype and shape of a tensor: what a reader needs to find it in a flat buffer."""
+    """Name, dtype and shape of a tensor. A reader needs them to find the tensor in a flat buffer."""
 
     name: str
     dtype: torch.dtype
@@ -81,7 +82,7 @@ class FlatTensors:
 
     specs: tuple[TensorSpec, ...]
     data: Any
-    """numpy array of uint8; read-only if it comes from shared memory."""
+    """numpy array of uint8. It is read-only if it comes from shared memory."""
 
     @property
     def lasts(self) -> bool:
@@ -93,7 +94,7 @@ class FlatTensors:
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Return views of `data`."""
         with warnings.catch_warnings():
-            # torch has no read-only tensors and warns about that.
+            # torch has no read-only tensors, and warns when the array is read-only.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             memory = torch.from_numpy(self.data)
         return views(memory, self.specs)
@@ -104,17 +105,17 @@ class Bucket:
     """Some weights under their Hugging Face names: checksums, and the locations of the bytes."""
 
     checksums: Mapping[str, TensorChecksum]
-    """Checksum of each tensor by name, computed from the trainer's tensor before any copy."""
+    """Checksum of each tensor by the name of the tensor, computed from the trainer's tensor before any copy."""
     contents: tuple[BucketLocation, ...]
-    """Equal copies of the tensors. A reader uses the first location that it can read."""
+    """Locations of equal copies of the tensors. A reader uses the first location that it can read."""
 
     def lasting(self) -> "Bucket":
         """Return the bucket with only the locations that last until the next transfer."""
         return Bucket(self.checksums, tuple(content for content in self.contents if content.lasts))
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors from the first location that this process can read. Raises EnvironmentProblemError if it
-        can read none of them."""
+        """Return the tensors from the first location that this process can read. Raises EnvironmentProblemError if
+        this process can read no location."""
         for content in self.contents:
             if content.is_near():
                 return content.tensors()
@@ -126,19 +127,19 @@ class Bucket:
 
 
 def bucket_of(tensors: NamedTensors, *contents: BucketLocation) -> Bucket:
-    """Return a bucket of tensors of this process whose copies are at `contents`. Without `contents`, readers use the
-    tensors themselves."""
+    """Return a bucket of these tensors of this process. Their copies are at `contents`. Without `contents`, readers
+    use the tensors themselves."""
     return Bucket({name: checksum_of(tensor) for name, tensor in tensors}, contents or (LocalTensors(tensors),))
 
 
 def tensors_of(buckets: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of these buckets, one by one, from any location."""
+    """Yield all tensors of these buckets, one by one, from any location that this process can read."""
     for bucket in buckets:
         yield from bucket.tensors()
 
 
 def in_buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Split a stream of tensors into lists of at most `max_bytes`. A larger tensor gets a separate list."""
+    """Split a stream of tensors into lists of at most `max_bytes`. A tensor that is larger gets a separate list."""
     return _split(tensors, lambda named: named[1].nbytes, max_bytes)
 
 

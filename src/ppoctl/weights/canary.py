@@ -1,9 +1,10 @@
-"""The canary: a fixed prompt that trainer and engine both score after every transfer, and a few tokens that the
-engine generates greedily after it, which both also score.
+"""The canary: a fixed prompt, and a few tokens that the engine generates greedily after the prompt. Trainer and
+engine both score the prompt and these tokens after every transfer.
 
-Checksums verify that both sides hold the same numbers. The canary verifies that both compute the same function of
-them: layer order, rotary embeddings, norms, attention, compiled graphs. An engine scores a prompt in one pass, but
-decodes from its paged KV cache with other kernels and graphs, so each of the two has to be checked.
+Checksums verify that both sides hold the same numbers. The canary verifies that both sides compute the same function
+of these numbers: layer order, rotary embeddings, norms, attention, compiled graphs. An engine scores a prompt in one
+pass, but decodes from its paged KV cache with other kernels and graphs. The canary therefore checks both prompt and
+decoded tokens.
 """
 
 import math
@@ -26,14 +27,14 @@ class CanaryScores:
     prompt: tuple[float, ...]
     """Log-probs of tokens 1.. of the prompt."""
     sampled: tuple[int, ...]
-    """Ids of the tokens that an engine generated after the prompt."""
+    """Ids of the tokens that the engine generated after the prompt."""
     logprobs: tuple[float, ...]
     """Log-probs of the generated tokens."""
 
 
 @dataclass(frozen=True)
 class Canary:
-    """The prompt that both sides score, and how far correct implementations may differ.
+    """The prompt that both sides score, and how much the log-probs of correct implementations may differ.
 
     In float32 the largest difference is bounded: rounding stays near 1e-4. In bfloat16 single tokens of peaked
     distributions differ by nats between correct implementations, so the mean difference is bounded instead.
@@ -54,7 +55,7 @@ class Canary:
 
     @property
     def num_drawn(self) -> int:
-        """Number of tokens that an engine generates; fewer if its context is short."""
+        """Number of tokens that an engine generates. It is lower if the engine's context is short."""
         return min(GENERATED_TOKENS, self.max_model_len - self._num_prompt)
 
     @property
@@ -62,14 +63,16 @@ class Canary:
         return min(PROMPT_TOKENS, max(1, self.max_model_len - GENERATED_TOKENS))
 
     def tokens(self, vocab_size: int) -> tuple[int, ...]:
-        """Return the token ids of the prompt: spread over the vocabulary, the same in every process."""
+        """Return the token ids of the prompt. They are spread over the vocabulary, and are the same in every
+        process."""
         return tuple(((i + 1) * 2654435761 >> 7) % vocab_size for i in range(self._num_prompt))
 
     def check(self, generator: CanaryScores, trainer: CanaryScores) -> None:
         """Raise WeightSyncError if the log-probs of the prompt or of the generated tokens differ too much, or are not
-        finite. A restarted engine may generate another token than before if two are nearly equally likely. Then the
-        comparison ends with the first token that differs, since each side's token is its most likely one. The
-        log-probs of the prompt are included again, because a mean over few tokens is unreliable."""
+        finite. A restarted engine may generate another token than before if two tokens are nearly equally likely.
+        Then the comparison ends with the first token that differs, since each side's token is that side's most likely
+        token. The comparison includes the log-probs of the prompt again, because a mean over few tokens is
+        unreliable."""
         self._compare(generator.prompt, trainer.prompt, "tokens", _PROMPT_HINT)
         pairs = zip(generator.sampled, trainer.sampled, strict=False)
         same = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

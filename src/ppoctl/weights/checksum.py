@@ -1,9 +1,10 @@
-"""Checksums of tensors, equal on all devices, and their comparison: do trainer and engine hold the same weights?
+"""Checksums of tensors, and their comparison: do trainer and engine hold the same weights? Checksums do not depend on
+the device.
 
-Each tensor is checksummed when it leaves the trainer and again from the memory that the engine computes with.
-`require_equal` compares the two lists name by name: nothing lost, added or changed. (The canary checks that both
-sides compute the same with the weights.) The comparison finds lost updates, mixed-up tensors and flipped bits. It
-does not protect against an adversary.
+The checksum of each tensor is computed when the tensor leaves the trainer, and again from the memory with which the
+engine computes. `require_equal` compares the two lists name by name: no tensor may be lost, added or changed. (The
+canary checks that both sides compute the same function of the weights.) The comparison finds lost updates, mixed-up
+tensors and flipped bits. It does not protect against an adversary.
 
 Numbers are compared bit by bit, except that -0.0 and denormals count as 0: reading back a packed matrix through its
 kernel loses the sign of a zero, and kernels may flush denormals.
@@ -18,17 +19,17 @@ from torch import Tensor
 from ppoctl.errors import WeightSyncError
 
 _WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**19}
-"""Number of 8-byte words that are mixed at a time. On a CPU they fit into a core's cache. On a GPU they take 4 MiB,
-and a few such buffers exist next to a model that fills the rest of the memory."""
+"""Number of 8-byte words that are mixed at a time. On a CPU, the words fit into a core's cache. On a GPU, they take 4
+MiB: a few buffers of this size must fit next to a model that fills the rest of the memory."""
 
-# Odd constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
+# The odd constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
 
 @dataclass(frozen=True)
 class TensorChecksum:
-    """Shape, dtype and 64-bit checksum; equal for two tensors with the same numbers."""
+    """Shape, dtype and 64-bit checksum of a tensor. They are equal for two tensors with the same numbers."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -50,12 +51,13 @@ def _without_tiny(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LoadedWeight:
-    """One weight as the engine holds it, under its Hugging Face name."""
+    """One weight that the engine holds, under its Hugging Face name."""
 
     name: str
     checksum: TensorChecksum
     tied_to: str | None
-    """Name of the weight that shares this weight's memory. The trainer must have sent one of the two."""
+    """Name of the weight that shares this weight's memory. None: no weight does. The trainer must have sent one of
+    the two weights."""
 
 
 class SentChecksums(dict[str, TensorChecksum]):
@@ -70,7 +72,8 @@ class SentChecksums(dict[str, TensorChecksum]):
 
 
 def require_equal(announced: Sequence[str], sent: SentChecksums, loaded: Sequence[LoadedWeight]) -> None:
-    """Raise WeightSyncError, which names the tensor, unless the engine loaded exactly what the trainer announced."""
+    """Raise WeightSyncError, which names a tensor that differs, unless the engine loaded exactly the tensors that the
+    trainer announced."""
     loaded_names = {weight.name for weight in loaded}
     for name in announced:
         if name not in sent:
@@ -113,8 +116,8 @@ def checksum_of_bytes(tensor: Tensor) -> int:
 
 
 def _checksum(tensor: Tensor, prepared: Callable[[Tensor], Tensor]) -> int:
-    """Return the checksum of the tensor's numbers after `prepared`, which is applied in rounds so that the memory
-    does not grow with the tensor."""
+    """Return the checksum of the numbers that `prepared` returns for the tensor's numbers. The tensor is processed in
+    parts, so that memory does not grow with the tensor."""
     round_words = _WORDS_PER_ROUND[tensor.device.type]
     round_numbers = 8 * round_words // tensor.itemsize
     mixer = _Mixer(max(2, min(round_words, tensor.nbytes // 8)), tensor.device)
@@ -131,8 +134,8 @@ def _checksum(tensor: Tensor, prepared: Callable[[Tensor], Tensor]) -> int:
 
 
 def _flat(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Return numbers `start` to `stop` in logical order. Copies only the rows of a strided tensor that contain
-    them."""
+    """Return numbers `start` to `stop` in logical order. If the tensor is strided, copies only the rows that contain
+    these numbers."""
     if tensor.is_contiguous():
         return tensor.view(-1)[start:stop]
     row = tensor[0].numel()
@@ -141,7 +144,8 @@ def _flat(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _words(data: Tensor) -> Tensor:
-    """Return bytes viewed as int64 words. Copies them first if the slice does not start at a multiple of 8."""
+    """Return a view of these bytes as int64 words. If the slice does not start at a multiple of 8 bytes, the view is
+    of a copy."""
     return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
 
 
@@ -159,7 +163,7 @@ class _Mixer:
         """Mix the next words."""
         count = len(words)
         mixed, high = self._mixed[:count], self._high[:count]
-        # Python integers are unbounded; the tensor computes modulo 2^64, so the offset must fit into 64 bits.
+        # Python integers are unbounded, but the tensor computes modulo 2^64, so the offset must fit into 64 bits.
         offset = (self._count * _STEP + 2**63) % 2**64 - 2**63
         torch.add(words, self._ramp[:count], out=mixed).add_(offset)
         torch.bitwise_right_shift(mixed, 32, out=high).bitwise_and_(2**32 - 1)

@@ -1,6 +1,7 @@
-"""Asynchronous calls from the driver to trainer ranks and engines: start a call, continue, collect the result later.
+"""Asynchronous calls from the driver to trainer ranks and engines. The driver starts a call, continues, and collects
+the result later.
 
-Independent of vLLM, Megatron and Ray: a process is anything that executes a method by name.
+This module is independent of vLLM, Megatron and Ray: a process is any object that executes a method by name.
 """
 
 from collections.abc import Sequence
@@ -15,14 +16,14 @@ class Reply(Protocol):
     """Pending results of a call to one or several processes."""
 
     def answers(self) -> list[Any]:
-        """Wait for the result of each called process; returns them in the order of the processes. If several calls
-        fail, raises the error that explains the others."""
+        """Wait for the results of all called processes, and return them in the order of the processes. If several
+        calls fail, raises the error that explains the other errors."""
         ...
 
 
 @dataclass(frozen=True)
 class CompletedReply:
-    """Results that already exist."""
+    """A reply with results that already exist."""
 
     found: list[Any]
 
@@ -35,8 +36,8 @@ class EngineHandle(Protocol):
     """Processes of one engine, one per tensor rank."""
 
     def begin(self, method: str, *arguments: Any) -> Reply:
-        """Call a method of each process without waiting for the results. Starts the engine if it is not running. If a
-        call raises, the engine has ended."""
+        """Call a method of each process without waiting for the results. Starts the engine if the engine is not
+        running. If a call raises an error, the engine has ended."""
         ...
 
     def close(self) -> None:
@@ -66,17 +67,18 @@ class Executor(Protocol):
 
 
 class EngineLostError(ProcessLostError):
-    """An engine died. Engines can be restarted, unlike processes of the trainer."""
+    """The error if an engine died. Engines can be restarted, unlike processes of the trainer."""
 
 
 def call_engines(engines: Sequence[EngineHandle], method: str, *arguments: Any) -> list[Any]:
-    """Call a method of each engine. Returns one result per engine, since all its tensor ranks return the same."""
+    """Call a method of each engine. Returns one result per engine, since all tensor ranks of an engine return the
+    same result."""
     return wait([engine.begin(method, *arguments) for engine in engines])
 
 
 def wait(replies: Sequence[Reply]) -> list[Any]:
-    """Return one result per engine. Raises EngineLostError, which names each engine that died, after all replies have
-    arrived, or SenderLostError if an engine could not read the weights."""
+    """Wait for all replies, and return one result per engine. If engines died, raises EngineLostError, which names
+    them, after all replies have arrived. Raises SenderLostError if an engine could not read the weights."""
     answers, lost = [], []
     for reply in replies:
         try:

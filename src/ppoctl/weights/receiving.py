@@ -1,4 +1,5 @@
-"""The engines' side of a transfer: the methods of each engine process that `sync` calls, one bucket at a time.
+"""The engines' side of a transfer: the methods of each engine process that `sync` calls. Engines load one bucket at a
+time.
 
     begin_weights()                                          prepare to load
     take_weights(Bucket)                                     load tensors from any location, or
@@ -20,7 +21,7 @@ from ppoctl.weights.checksum import LoadedWeight
 
 
 class ReceivingEngine(ABC):
-    """One process of an engine: one of its tensor ranks."""
+    """One process of an engine, which is one tensor rank of the engine."""
 
     @abstractmethod
     def takes_weights(self) -> bool:
@@ -32,31 +33,31 @@ class ReceivingEngine(ABC):
 
     @abstractmethod
     def load(self, tensors: NamedTensors) -> None:
-        """Load some of the weights. After the return, the caller may overwrite their memory."""
+        """Load some of the weights. After the return, the caller may overwrite the memory of `tensors`."""
 
     @abstractmethod
     def end_weights(self) -> list[LoadedWeight]:
-        """Activate the loaded weights and drop caches that were computed with the old ones. Returns every weight,
-        read back from the memory that the engine computes with."""
+        """Activate the loaded weights, and drop caches that were computed with the old weights. Returns all weights,
+        read back from the memory with which the engine computes."""
 
     @abstractmethod
     def restart(self, folder: str) -> list[LoadedWeight]:
-        """Restart from this Hugging Face folder. Returns every tensor that was read."""
+        """Restart from this Hugging Face folder. Returns all tensors that were read."""
 
     @abstractmethod
     def tensor_rank(self) -> int:
         """Return the tensor rank of this process in its engine."""
 
     def take_weights(self, bucket: Bucket) -> None:
-        """Load the tensors of a bucket. Raises SenderLostError, EnvironmentProblemError, OutOfMemoryError."""
+        """Load the tensors of a bucket. Raises SenderLostError, EnvironmentProblemError or OutOfMemoryError."""
         self.load(bucket.tensors())
 
     def is_linked(self, group: BroadcastGroup) -> bool:
-        """Whether this process is in the process group of an earlier broadcast."""
+        """Whether this process is still in this process group of an earlier broadcast."""
         return is_linked(group)
 
     def receive_weights(self, group: BroadcastGroup, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
-        """Load buckets as they arrive in a process group, in which `first_rank` is the first process of this engine.
-        Raises ProcessLostError when the group breaks."""
+        """Load buckets as they arrive in a process group. `first_rank` is the rank of the engine's first process in
+        the group. Raises ProcessLostError if the group breaks."""
         for tensors in received(group, first_rank + self.tensor_rank(), plan, this_device()):
             self.load(tensors)

@@ -1,4 +1,5 @@
-"""The trainer's side of a transfer: ranks gather weights tensor by tensor, one of them sends, the driver merges.
+"""The trainer's side of a transfer: ranks gather weights tensor by tensor, one of the ranks sends them, and the
+driver merges the results.
 
     driver: RankSource                  each rank: SendingRank
     open_weights(senders)          -->  begin to gather
@@ -9,9 +10,9 @@
     PipelineRankSender.begin       -->  broadcast_weights: gather bucket after bucket into a `BroadcastSource`
                                    <--  SendReport
 
-All tensor and expert ranks of a pipeline rank gather together: gathering is collective, so if one were not called,
-the others would wait forever. Other data or context ranks hold the same weights, and are called only if engines of
-their node can read from them.
+All tensor and expert ranks of a pipeline rank gather together: gathering is collective, so if one rank were not
+called, the others would wait forever. Other data or context ranks hold the same weights. They are called only if
+engines on their node can read from them.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +33,7 @@ from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
 
 @dataclass(frozen=True)
 class SenderRanks:
-    """The ranks that hand out buckets of one pipeline rank; each is the first rank of a group that gathers
+    """The ranks that hand out buckets of one pipeline rank. Each of them is the first rank of a group that gathers
     together."""
 
     sharing: frozenset[int] = frozenset()
@@ -48,10 +49,11 @@ class SenderRanks:
 
     @classmethod
     def near(cls, groups: Sequence[Sequence[int]], nodes: Sequence[str], wanted: Collection[str]) -> "SenderRanks":
-        """Return one sharing rank for each node of `wanted` that has a rank, and one rank whose copy lasts. If
-        `wanted` is a single node, its rank keeps the copy. Otherwise a rank stores it, also for nodes without a rank.
+        """Return one sharing rank for each node of `wanted` that has a rank, and one rank whose copy lasts until the
+        next transfer. If `wanted` is a single node with a rank, this rank keeps the copy. Otherwise a rank stores the
+        copy, also for nodes without a rank.
 
-        `groups` are the ranks that gather together; the first rank of each has full tensors. `nodes` has the node of
+        `groups`: the ranks that gather together; the first rank of each group has full tensors. `nodes`: the node of
         every rank.
         """
         first_on_node: dict[str, int] = {}
@@ -68,14 +70,14 @@ class SendReport:
     """A sender's result of broadcasting its shard of the weights."""
 
     checksums: Mapping[str, TensorChecksum]
-    """Checksum of each tensor by name, computed from the trainer's tensor before any copy."""
+    """Checksum of each tensor by the name of the tensor, computed from the trainer's tensor before any copy."""
     arrived: bool
-    """Whether everything arrived. False: the process group broke."""
+    """Whether all tensors arrived. False: the process group broke."""
 
 
 class SendingRank(ABC):
-    """One process of the trainer, which gathers the weights of its pipeline rank and hands them out. The driver calls
-    the four methods `*_weights` on all ranks of a group: gathering is collective and would hang otherwise."""
+    """One process of the trainer. It gathers the weights of its pipeline rank and hands them out. The driver calls
+    the four methods `*_weights` on all ranks of a group: gathering is collective, and would hang otherwise."""
 
     device: torch.device
 
@@ -99,7 +101,7 @@ class SendingRank(ABC):
         rank = torch.distributed.get_rank()
         self._gathered = in_buckets(self.weights(), max_bytes)
         self._places, self._stores = [], rank in senders.storing
-        # On a CPU, retained buffers are shared memory already: engines read those.
+        # On a CPU, retained buffers are already shared memory, and engines read them.
         if rank in senders.sharing and not (rank in senders.keeping and self.device.type == "cpu"):
             self._places.append(SharedBuffers(self.device))
         if rank in senders.keeping:
@@ -108,25 +110,26 @@ class SendingRank(ABC):
             self._places.append(self._kept)
 
     def next_weights(self) -> Bucket | None:
-        """Return the next bucket, copied to where it is read. None: no more buckets, or this rank only gathers."""
+        """Return the next bucket, copied to the locations from which it is read. None: there are no more buckets, or
+        this rank only gathers."""
         tensors = next(self._gathered, [])
         if not tensors:
-            return None  # keep the buffers: engines still read the last two buckets
+            return None  # the buffers stay: engines still read the last two buckets
         contents: list[BucketLocation] = [place.put(tensors) for place in self._places]
         contents += [flatten(tensors)] if self._stores else []
         return bucket_of(tensors, *contents) if contents else None
 
     def planned_weights(self, max_bytes: int) -> list[list[TensorSpec]]:
-        """Return the specs of the buckets of `broadcast_weights`, before they are sent."""
+        """Return the specs of the tensors in each bucket that `broadcast_weights` will send."""
         return planned_buckets(self.weight_specs(), max_bytes)
 
     def is_linked(self, group: BroadcastGroup) -> bool:
-        """Whether this rank is in the process group of an earlier broadcast."""
+        """Whether this rank is still in this process group of an earlier broadcast."""
         return is_linked(group)
 
     def broadcast_weights(self, group: BroadcastGroup, max_bytes: int, sender: int) -> SendReport | None:
-        """Gather all weights in buckets, which rank `sender` broadcasts; one bucket is in transit while the next is
-        gathered. Returns None on ranks that only gather. Gathering continues if the group breaks."""
+        """Gather all weights in buckets. Rank `sender` broadcasts the buckets: one bucket is in transit while the
+        next is gathered. Returns None on ranks that only gather. Gathering continues if the group breaks."""
         source = BroadcastSource(group, self.device) if torch.distributed.get_rank() == sender else None
         checksums: dict[str, TensorChecksum] = {}
         for tensors in in_buckets(self.weights(), max_bytes):
@@ -136,39 +139,41 @@ class SendingRank(ABC):
         return None if source is None else SendReport(checksums, arrived=source.finish())
 
     def stop_sharing(self) -> None:
-        """Free the memory that engines could read until now, except for retained buffers."""
+        """Free the memory from which engines could read until now, except for retained buffers."""
         self._places = []
 
 
 @dataclass(frozen=True)
 class RankSource:
-    """All weights of a trainer, as the driver receives them from its ranks. Valid until the next update."""
+    """All weights of a trainer, as the driver receives them from the ranks. Valid until the next update."""
 
     executor: Executor
     pipeline_ranks: Sequence[Sequence[Sequence[int]]]
     """For each pipeline rank, the groups of ranks that can gather its weights."""
     bucket_bytes: int
     engine_nodes: Callable[[], Collection[str]] | None = None
-    """Returns the nodes with engines: ranks share buckets on these nodes. None: all engines get buckets from one
+    """Returns the nodes with engines. Ranks on these nodes share buckets. None: all engines get buckets from one
     rank."""
     shares: bool = True
-    """Whether engines may read a rank's device memory. If not, they read the copy in host memory."""
+    """Whether engines may read a rank's device memory. If not, engines read the copy in host memory."""
 
     def buckets(self) -> Iterator[Bucket]:
-        """Yield buckets that the driver can read, by pipeline rank; the first tensor rank of each stores them."""
+        """Yield buckets that the driver can read, by pipeline rank. The first tensor rank of each pipeline rank
+        stores them."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, SenderRanks(storing=frozenset(groups[0][:1])))
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
-        """Yield buckets that engines read directly, and that the driver may be unable to read, by pipeline rank, from
-        each node with engines and ranks that can gather. A bucket is valid until two more are requested; the last two
-        are valid until the role is called again. Each bucket has a location that lasts until the next transfer."""
+        """Yield buckets that engines read directly, by pipeline rank. The driver may be unable to read them. Each
+        bucket is on every node that has engines and ranks that can gather. A bucket is valid until two more buckets
+        are requested. The last two buckets are valid until the role is called again. Each bucket has a location that
+        lasts until the next transfer."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, self._near_engines(groups))
 
     def buckets_to_keep(self) -> Iterator[Bucket]:
-        """Yield buckets that have only a location that lasts, by pipeline rank, from one rank of each. After a
-        broadcast, engines that die are restored from these."""
+        """Yield buckets with only a location that lasts, by pipeline rank, from one rank of each pipeline rank. After
+        a broadcast, engines that die are restored from these buckets."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, replace(self._near_engines(groups), sharing=frozenset()))
 
@@ -185,8 +190,8 @@ class RankSource:
             yield _merged(buckets)
 
     def senders(self) -> Sequence["PipelineRankSender"]:
-        """Return the senders that can broadcast the weights instead, one per pipeline rank. Each has a separate
-        process group: in a common group, every sender would receive the tensors of the others."""
+        """Return the senders that can broadcast the weights instead, one sender per pipeline rank. Each sender has a
+        separate process group: in a common group, every sender would receive the tensors of the other senders."""
         return [PipelineRankSender(self.executor, groups[0], self.bucket_bytes) for groups in self.pipeline_ranks]
 
 
@@ -196,7 +201,7 @@ class PipelineRankSender:
 
     executor: Executor
     ranks: Sequence[int]
-    """The ranks that gather; the first one sends."""
+    """The ranks that gather. The first rank sends."""
     bucket_bytes: int
 
     def plan(self) -> list[list[TensorSpec]]:
@@ -221,7 +226,7 @@ class NamedWeights:
 
     state: State
     names: tuple[str, ...]
-    """All Hugging Face names, which must be sent to the engines."""
+    """Hugging Face names of all weights. All of them must be sent to the engines."""
     buckets: Callable[[], Iterator[Bucket]]
     """Returns a new iterator (`RankSource.buckets_for_engines`)."""
     senders: Callable[[], Sequence[PipelineRankSender]]
@@ -231,7 +236,8 @@ class NamedWeights:
 
 
 def _merged(copies: Sequence[Bucket]) -> Bucket:
-    """Merge the copies of a bucket from several ranks. Raises WeightSyncError if they differ."""
+    """Merge the copies of a bucket from several ranks into one bucket. Raises WeightSyncError if the copies
+    differ."""
     first, *others = copies
     for name, checksum in first.checksums.items():
         for other in others:

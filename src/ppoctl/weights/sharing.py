@@ -2,11 +2,11 @@
 
     sender: SharedBuffers.put(tensors)  ->  Shared, a few bytes that can be sent anyhow  ->  reader: Shared.tensors()
 
-Two buffers alternate (`SharedBuffers`): one is read while the next is filled. Engines that die are restored from
-`RetainedBuffers`: host memory for a complete transfer, which they read without calling the process that filled it. A
-reader copies the bytes, since a loader may keep the tensors of half a layer until the other half has arrived. On a
-CPU nothing has a name that could be left over: the memory is freed with the last process that has it open. On a GPU
-torch keeps 80 KB of counters in /dev/shm in addition.
+Two buffers alternate (`SharedBuffers`): one buffer is read while the other is filled. Engines that die are restored
+from `RetainedBuffers`: host memory for a complete transfer, which engines read without calling the process that
+filled it. A reader copies the bytes, since a loader may keep the tensors of half a layer until the other half has
+arrived. On a CPU, no file has a name, so no file can be left over: the memory is freed when the last process that has
+it open ends. On a GPU, torch also keeps 80 KB of counters in /dev/shm.
 """
 
 import errno
@@ -30,15 +30,15 @@ class Handle(Protocol):
     """Address of a buffer for other processes of the machine."""
 
     def copied(self, count: int) -> Tensor:
-        """Return a copy of the first `count` bytes (uint8) in memory of this process, on the device that they are on.
-        Raises SenderLostError."""
+        """Return a copy of the first `count` bytes (uint8) in memory of this process, on the same device as the
+        buffer. Raises SenderLostError."""
         ...
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Tensors of a bucket in memory of the process that sends it. Unless `lasts`, valid until that process has put
-    two more buckets."""
+    """Tensors of a bucket in memory of the process that sends the bucket. Unless `lasts` is set, the tensors are
+    valid until that process has put two more buckets."""
 
     specs: tuple[TensorSpec, ...]
     handle: Handle
@@ -55,7 +55,8 @@ class Shared:
 
 
 class SharedBuffers:
-    """Two buffers of the sender, filled alternately. Each is as large as the largest bucket that it has held."""
+    """Two buffers of the sender, which are filled alternately. Each buffer is as large as the largest bucket that it
+    has held."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -66,7 +67,7 @@ class SharedBuffers:
         specs = specs_of(tensors)
         buffer = self._buffers.pop(0) if len(self._buffers) == 2 else None
         if buffer is None or buffer.memory.nbytes < packed_bytes(specs):
-            del buffer  # free it before the larger buffer is allocated; otherwise both are in memory
+            del buffer  # free the buffer before the larger buffer is allocated: both may not fit
             buffer = _new_buffer(packed_bytes(specs), self._device)
         pack(tensors, specs, buffer.memory)
         self._buffers.append(buffer)
@@ -74,12 +75,12 @@ class SharedBuffers:
 
 
 class RetainedBuffers:
-    """Host memory of the sender for all buckets of one transfer; overwritten by the next transfer."""
+    """Host memory of the sender for all buckets of one transfer. The next transfer overwrites it."""
 
     def __init__(self) -> None:
         self._file = _MemoryFile()
         self._mapped: list[tuple[int, Tensor]] = []
-        """Mappings of the file: the offset of each, and its memory."""
+        """Mappings of the file: the offset of each mapping in the file, and the memory of the mapping."""
         self._current = self._used = 0
 
     def begin(self) -> None:
@@ -105,14 +106,14 @@ class RetainedBuffers:
 
 
 _MAPPED_BYTES = 16 * 2**30
-"""Address space that `RetainedBuffers` maps at a time, since each mapping keeps a file open. Physical memory is used
-only when it is written to."""
+"""Bytes of address space that `RetainedBuffers` maps at a time. The number is large because each mapping keeps a file
+open. Physical memory is used only when it is written."""
 
 
 @cache
 def this_machine() -> str:
-    """Return the boot id and the PID namespace (a container has its own): equal in processes that find each other
-    under /proc."""
+    """Return the boot id and the PID namespace (each container has its own). They are equal in processes that find
+    each other under /proc."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
 
 
@@ -190,8 +191,8 @@ class _OnGpu:
         _, arguments = reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
         # torch counts the readers of the memory, beginning with one, and frees the memory only at zero. The count
         # never reaches zero if several readers each decrement it, or if the only reader was killed. `SharedBuffers`
-        # and the driver already decide who may read, and until when. So the count is released now, and readers get
-        # none.
+        # and the driver already decide which process may read, and until when. The count is therefore released now,
+        # and readers get no counter.
         torch.UntypedStorage._release_ipc_counter_cuda(*arguments[_COUNTER])
         shared_arguments = list(arguments)
         shared_arguments[_COUNTER] = [b"/none", 0]
@@ -220,13 +221,13 @@ class OpenDevice:
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
         # Each process numbers devices for itself. This process can open memory of another GPU of the machine even if
-        # that GPU is not visible to it.
+        # this process cannot see that GPU.
         arguments = list(self.arguments)
         arguments[_DEVICE] = torch.cuda.current_device()
         try:
             theirs: Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
             copy = theirs[:count].clone()
-            torch.cuda.current_stream().synchronize()  # before the sender may overwrite the memory
+            torch.cuda.current_stream().synchronize()  # copied before the sender may overwrite it
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"an engine's GPU does not have {count} free bytes for new weights",

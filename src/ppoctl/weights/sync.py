@@ -1,6 +1,6 @@
 """One transfer, from the driver's point of view: send the weights to the engines, then verify that each engine holds
-them and computes the same. An engine that dies later is restored from the published weights and verified against
-them.
+the weights and computes the same log-probs. An engine that dies later is restored from the published weights and
+verified against them.
 
     trainer's ranks (sending)    -- buckets, or one broadcast -->    engines' processes (receiving)
          checksums               -------- require_equal --------     read back
@@ -32,20 +32,20 @@ GENERATOR = "generator"
 
 @dataclass(frozen=True)
 class TrainerSide:
-    """The trainer at one state, as used by `Sync`. No call changes the state, so none builds a model, loads or
-    updates while engines use the device."""
+    """The calls that `Sync` makes to the trainer at one state. No call changes the state, so no call builds, loads or
+    updates a model while engines use the device."""
 
     weights: Callable[[], NamedWeights]
     score: Callable[[tuple[int, ...]], list[float]]
-    """Returns the log-probs (temperature 1, float32) of tokens 1.. of a sequence."""
+    """Returns the log-probs (temperature 1, float32) of the tokens of a sequence from index 1 on."""
     export: Callable[[Path], SentChecksums]
     """Writes the weights as a Hugging Face model into an existing empty folder. Returns checksums of the written
     tensors."""
 
 
 TrainerAt = Callable[[State], TrainerSide]
-"""Brings the trainer to a state, which requires the memory of a complete trainer: weights, gradients and
-optimizer."""
+"""Function that brings the trainer to a state. It requires device memory for the weights, gradients and optimizer of
+the trainer."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +54,35 @@ class EngineSide:
 
     engines: Sequence[EngineHandle]
     first_done: Callable[[Sequence[Any]], Sequence[Reply]]
-    """Waits until at least one of these replies has arrived, with a result or an error. Returns those that have."""
+    """Waits until at least one of these replies has arrived, with a result or an error. Returns the replies that have
+    arrived."""
     broadcast: BroadcastWay | None = None
-    """None: engines receive weights bucket by bucket."""
+    """Settings of broadcasts. None: engines receive weights bucket by bucket, without a broadcast."""
     sharing: DeviceSharing = field(default_factory=DeviceSharing)
     """Device sharing between the engines and other roles."""
     exports: Callable[[], Path] | None = None
-    """Returns an existing folder that all engines can read, where an export is kept. None: an export is deleted once
-    engines have loaded it, and an engine that dies later ends the job."""
+    """Returns an existing folder that all engines can read. An export is kept in this folder. None: an export is
+    deleted once engines have loaded it. The job then ends if an engine dies later."""
     begin_on: Callable[[EngineHandle, str], None] | None = None
-    """Ends an engine, whose next process then starts from the weights in a folder. None: an engine restarts within
-    its process."""
+    """Ends an engine. The engine's next process then starts from the weights in this folder. None: an engine restarts
+    within its process."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """The result of a transfer. An engine that dies is restored from it and verified against it, without involving
-    the trainer."""
+    """The result of a transfer. An engine that dies is restored from the published weights and verified against them,
+    without a call of the trainer."""
 
     state: State
     names: tuple[str, ...]
-    """All Hugging Face names."""
+    """Hugging Face names of all weights."""
     sent: SentChecksums
     canary: tuple[int, ...]
     """Token ids of the prompt that both sides score."""
     expected: CanaryScores
     """The trainer's log-probs of the prompt and of the tokens that an engine generated after it."""
     buckets: Sequence[Bucket]
-    """Buckets with locations that last; empty if engines start from a folder."""
+    """Buckets with locations that last until the next transfer. Empty if engines start from a folder."""
     folder: Path | None
     """Export folder, for engines that cannot change weights in place."""
     drop: Callable[[], None]
@@ -89,13 +90,13 @@ class Published:
 
     @property
     def can_restore(self) -> bool:
-        """Whether the bytes still exist. False if an export was deleted after it was loaded."""
+        """Whether the bytes of the weights still exist. False if an export was deleted after it was loaded."""
         return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 
 @dataclass
 class Sync:
-    """Transfer of weights to engines, with verification, and restoring of engines without the trainer."""
+    """Transfer of weights to engines with verification, and restoration of engines without the trainer."""
 
     trainer_at: TrainerAt
     side: EngineSide
@@ -108,7 +109,7 @@ class Sync:
 
     def prepare(self, engines: Sequence[EngineHandle], trainer: TrainerSide, state: State) -> Published:
         """Transfer the weights of the trainer, which is at `state`, to these engines. Raises WeightSyncError if the
-        engines do not hold them afterwards, and EngineLostError if an engine dies."""
+        engines do not hold the weights afterwards, and EngineLostError if an engine dies."""
         in_place = all(call_engines(engines, "takes_weights"))
         weights = trainer.weights()
         if weights.state != state:
@@ -125,8 +126,8 @@ class Sync:
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
-        """Load the published weights into these engines, which were restarted. The trainer is not involved. Raises
-        WeightSyncError, EngineLostError, and SenderLostError if the bytes no longer exist."""
+        """Load the published weights into these restarted engines. The trainer is not called. Raises WeightSyncError,
+        EngineLostError, and SenderLostError if the bytes no longer exist."""
         if published.folder is not None:
             loaded = self._restarted(engines, published.folder)
         else:
@@ -138,8 +139,8 @@ class Sync:
             self.canary.check(scores, published.expected)
 
     def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
-        """Change weights in place, and verify what each engine then holds. Returns the checksums, and buckets with
-        the locations that last."""
+        """Change weights in place, and verify the weights that each engine then holds. Returns the checksums, and the
+        buckets with only the locations that last."""
         with _closed_if_it_fails(engines):
             if self.side.broadcast is None:
                 sent, buckets = hand_over(engines, weights.buckets())
@@ -155,12 +156,13 @@ class Sync:
     def _export(
         self, engines: Sequence[EngineHandle], trainer: TrainerSide, weights: NamedWeights, kept: ExitStack
     ) -> tuple[SentChecksums, Path | None]:
-        """Restart engines that cannot change weights in place from a folder. The weights that each engine read must
-        equal the trainer's. Only the canary checks that the engine computes with the weights that it read."""
+        """Export the weights to a folder, and restart engines that cannot change weights in place from this folder.
+        The weights that each engine read must equal the trainer's weights. Only the canary checks that the engine
+        computes with the weights that it read."""
         parent = None if self.side.exports is None else self.side.exports()
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
         sent = trainer.export(folder)
-        # An engine reserves its fraction of GPU memory when it starts: that fails while another role is on the
+        # An engine reserves its fraction of GPU memory at startup. The reservation fails while another role is on the
         # device.
         self.side.sharing.offload_others(GENERATOR)
         _require_all_equal(weights.names, sent, self._restarted(engines, folder))
@@ -196,13 +198,13 @@ class Sync:
             ]
             self._wait_until_received(sending, receiving)
             if not sending.answers()[0].arrived:
-                self._links.end(sender)  # unblocks members that still wait for others
+                self._links.end(sender)  # unblocks members that still wait for other members
             wait(receiving)
         except EngineLostError:
             self._links.end(sender)
             for engine in engines:
-                engine.close()  # breaks the group; otherwise the sender would wait for its timeout
-            sending.answers()  # if a process of the trainer died too, its error is the cause: raise that one
+                engine.close()  # breaks the group: otherwise the sender would wait until its timeout
+            sending.answers()  # if a process of the trainer died too, its error is the cause and is raised
             raise
         except BaseException:
             self._links.end(sender)
@@ -225,8 +227,8 @@ class Sync:
     def _checked(
         self, engines: Sequence[EngineHandle], trainer: TrainerSide, tokens: tuple[int, ...]
     ) -> CanaryScores:
-        """Compare the canary of each engine with the trainer's, and return the trainer's. Engines usually generate
-        the same tokens, which the trainer scores only once."""
+        """Compare the canary scores of each engine with the trainer's scores, and return the trainer's scores.
+        Engines usually generate the same tokens. The trainer scores equal tokens only once."""
         expected: dict[tuple[int, ...], CanaryScores] = {}
         for scores in call_engines(engines, "score", tokens, self.canary.num_drawn):
             if scores.sampled not in expected:
@@ -239,8 +241,8 @@ class Sync:
 
 @contextmanager
 def _closed_if_it_fails(engines: Sequence[EngineHandle]) -> Iterator[None]:
-    """Context that closes the engines on an error: with half of the weights they would wait for the rest. The next
-    call starts a new engine."""
+    """Context that closes the engines on an error: an engine with half of the weights would wait for the rest. The
+    next call of an engine starts a new process."""
     try:
         yield
     except BaseException:
@@ -255,8 +257,8 @@ def _require_all_equal(names: Sequence[str], sent: SentChecksums, loaded: Iterab
 
 
 def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tuple[SentChecksums, list[Bucket]]:
-    """Load weights into engines bucket by bucket; one bucket is loaded while the trainer prepares the next. Returns
-    the checksums, and the buckets with the locations that last."""
+    """Load weights into engines bucket by bucket. One bucket is loaded while the trainer prepares the next. Returns
+    the checksums, and the buckets with only the locations that last."""
     call_engines(engines, "begin_weights")
     sent, lasting, loading, rest = SentChecksums(), list[Bucket](), list[Reply](), iter(buckets)
     try:

@@ -124,7 +124,7 @@ def sees(queries: int, keys: int, device: torch.device, window: int | None = Non
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
 ) -> Float[Tensor, "N H D"]:
-    """Compute attention by torch's variable-length flash attention; requires CUDA and half precision."""
+    """Compute attention by torch's variable-length flash attention, which requires CUDA and half precision."""
     from torch.nn.attention.varlen import varlen_attn
 
     output = varlen_attn(

@@ -16,8 +16,8 @@ from ppoctl.engines.megatron.packed_input import PackedInput
 
 
 class CappedAttention(PackedCausalAttention):
-    """Causal attention with capped scores. `softcap`: c in c tanh(score / c); None: no cap. `window`: number of
-    tokens that a token sees, including itself; None: all tokens up to itself."""
+    """Causal attention with capped scores. `softcap`: c in c tanh(score / c). None: no cap. `window`: number of
+    tokens that a token sees, including itself. None: a token sees all tokens up to itself."""
 
     def __init__(
         self, config: TransformerConfig, *, softcap: float | None, window: int | None, **settings: Any

@@ -119,7 +119,7 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
     state = {**weights, "of": _model_of(trained), "layout": layout, "optimizer": moments}
     for value in nested_values(state):
         if isinstance(value, ShardedTensor):
-            # Megatron accepts a different vocabulary padding; here a different shape means a different model.
+            # Megatron accepts a different vocabulary padding. Here a different shape means a different model.
             value.allow_shape_mismatch = False
     if not is_loading:
         blank_padding(moments)

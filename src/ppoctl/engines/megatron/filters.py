@@ -54,7 +54,7 @@ def lowered_to(smallest: Float[Tensor, " n"], drawn: Float[Tensor, " n"], group:
 
 
 def _kth_largest(x: Float[Tensor, "n v"], k: int, group: RankGroup) -> Float[Tensor, " n"]:
-    """Return the k-th largest logit of each position; minus infinity if there are fewer than k."""
+    """Return the k-th largest logit of each position. It is minus infinity if there are fewer than k logits."""
     largest = x.topk(min(k, x.shape[1]), -1).values
     largest = torch.nn.functional.pad(largest, (0, k - largest.shape[1]), value=-torch.inf)
     if group is not None:

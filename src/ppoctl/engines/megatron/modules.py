@@ -58,7 +58,7 @@ class NormedRowLinear(RowLinear):
 
 class ValueHead(MegatronModule):
     """The critic's output layer, hidden -> 1 without bias: one number per position. The weight is initialized with
-    zeros, so that the first values are not noise. The weight has the model's dtype; the product is computed in
+    zeros, so that the first values are not noise. The weight has the model's dtype. The product is computed in
     float32.
 
     Each tensor rank has a copy of the weight, since the weight is very small.
@@ -79,7 +79,7 @@ class ScoreHead(ValueHead):
     labels, the score is the probability of one of them."""
 
     label: int | None = None
-    """Index of the label whose probability is the score. None: there is one output."""
+    """Index of the label whose probability is the score. None: the head has one output."""
 
     def forward(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, " n"]:
         """Return scores, float32."""

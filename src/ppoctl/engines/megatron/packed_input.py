@@ -1,7 +1,7 @@
 """One microbatch as the model's input: packed tokens, ends of sequences, and positions to read.
 
 Letters: N packed tokens of this rank, n positions that this rank reads, D channels of a head. If context ranks split
-the tokens of a microbatch, a rank has pieces of its sequences; otherwise it has full sequences.
+the tokens of a microbatch, a rank has pieces of sequences. Otherwise it has full sequences.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class PackedInput(PackedSeqParams):
     positions: Tensor
     """[N] int64: position of each token in its own sequence."""
     query_lengths: tuple[int, ...]
-    """Number of tokens of each piece; the sum is N."""
+    """Number of tokens of each piece. The sum over the pieces is N."""
     key_lengths: tuple[int, ...]
     """Number of tokens that each piece sees: the tokens of its sequence up to the piece's last token."""
     read_at: Tensor

@@ -132,7 +132,7 @@ _WITHOUT_DEVICE = frozenset({"is_saved", "finish_save"})
 
 @dataclass(frozen=True)
 class OpenRank:
-    """Factory of a rank, which is created in the calling process."""
+    """Factory of a rank in the calling process."""
 
     settings: TrainerSettings
     start_deadline_s: float

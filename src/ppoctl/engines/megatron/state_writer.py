@@ -143,7 +143,7 @@ class _DigestedFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         assert mode == "wb", "a state writer only writes"
-        # On a full disk torch reports a broken archive; closing the file raises the actual error.
+        # On a full disk torch reports a broken archive. Closing the file raises the actual error.
         with closing(DigestingFile(Path(path))) as file:
             yield file
         self.digests[Path(path).name] = file.digest

@@ -118,7 +118,7 @@ class MegatronTrainer:
 
     @cached_property
     def source(self) -> tuple[Path, ModelShape]:
-        """Folder of the model source and the shape of its model, as they were at the first access."""
+        """Folder of the model source, and the shape of the model in it. Both are read at the first access."""
         folder = model_folder(self.settings.model)
         return folder, read_shape(folder)
 
@@ -145,7 +145,7 @@ class MegatronActor(MegatronTrainer):
         return self.forward("reference_forward", sequences, request).primary
 
     def weights(self, state: State) -> NamedWeights:
-        """Return all weights, to be sent to engines; `state` must be the actor's current state."""
+        """Return all weights, which will be sent to engines. `state` must be the actor's current state."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
         return NamedWeights(state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep)
 

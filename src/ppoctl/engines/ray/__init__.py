@@ -1,1 +1,1 @@
-"""Processes outside the driver, managed by Ray. Independent of models and PPO."""
+"""Processes outside the driver, managed by Ray. This package is independent of models and PPO."""

@@ -1,4 +1,5 @@
-"""The activity of a Ray process, shown as the driver's own: `minibatch 3/8` of a trainer's first rank."""
+"""The activity of a Ray process, which the driver shows as its own activity: for example `minibatch 3/8`, the
+activity of a trainer's first rank."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +14,7 @@ ANSWER_S = 0.2
 
 
 class RemoteActivity:
-    """The activity of one process at a time."""
+    """Display of the activity of one process at a time."""
 
     def __init__(self) -> None:
         self._pending: Any = None
@@ -21,8 +22,8 @@ class RemoteActivity:
         self._act: Activity | None = None
 
     def look(self, act: Any) -> None:
-        """Query the activity of a process by this method, and show it. If the reply is late, the next call shows
-        it."""
+        """Call `act`, the method of a process that returns its activity, and show the activity. If the reply is late,
+        the next call shows the activity."""
         self._pending = self._pending or act.remote()
         if ray.wait([self._pending], timeout=ANSWER_S)[0]:
             reply, self._pending = self._pending, None
@@ -42,7 +43,8 @@ class RemoteActivity:
 
 
 def _answer(reply: Any) -> Activity | None:
-    """Return the activity. None: the process has ended; the caller that waits for its result gets the error."""
+    """Return the activity in this reply. None: the process has no activity, or has ended. The caller that waits for
+    the result of the process gets the error."""
     try:
         act: Activity | None = ray.get(reply)
     except RayError:

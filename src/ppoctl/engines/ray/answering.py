@@ -1,5 +1,5 @@
-"""Check with a timeout that a Ray cluster answers at an address. Ray's own timeout is 40 s, in a call that signals do
-not interrupt."""
+"""Check with a timeout that a Ray cluster answers at an address. Ray's own timeout is 40 s, and signals do not
+interrupt Ray's call."""
 
 import socket
 from concurrent.futures import Future
@@ -9,12 +9,12 @@ from threading import Thread
 import ray
 
 CONNECT_DEADLINE_S = 10.0
-"""Seconds for a connection to the address, and again for a reply of Ray's protocol."""
+"""Timeout in seconds of the connection to the address, and again of the reply in Ray's protocol."""
 
 
 def require_answer(address: str) -> None:
-    """Raise OSError or ValueError if nothing answers at `host:port` in time. If something other than Ray answers,
-    return: `ray.init` then raises an error that describes it."""
+    """Raise OSError or ValueError if no program answers at `host:port` in time. If a program other than Ray answers,
+    return normally: `ray.init` then raises an error that describes the problem."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
     answered: Future[None] = Future()

@@ -1,5 +1,5 @@
-"""The Ray cluster that processes start in: a private one for this run, on this machine or on the nodes of its job, or
-an existing one."""
+"""The Ray cluster in which processes start: an existing cluster, or a private cluster for this run, on this machine
+or on the nodes of the run's job."""
 
 import logging
 import os
@@ -25,9 +25,9 @@ from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 LOOPBACK = "127.0.0.1"
 
 JOIN_EVERY_S = 0.1
-"""Seconds between two checks whether all nodes have joined."""
+"""Interval in seconds between checks whether all nodes have joined."""
 NOTICE_S = 5.0
-"""Seconds for the srun of a node to end after Ray reports the node as dead."""
+"""Seconds to wait for the srun of a node to end after Ray reports that the node is dead."""
 
 
 class RayCluster:
@@ -40,23 +40,23 @@ class RayCluster:
         start_deadline_s: float,
         object_store_bytes: int,
     ) -> None:
-        """`where`: the address `host:port` of an existing Ray cluster, the nodes of a job on which to start one, or
-        None to start one on this machine. `object_store_bytes` applies to each node of a private cluster."""
+        """`where`: address `host:port` of an existing Ray cluster, or the nodes of a job for a private cluster. None:
+        a private cluster on this machine. `object_store_bytes` applies to each node of a private cluster."""
         self.placement = placement
         self.address = where if isinstance(where, str) else None
         self.job_nodes = where if isinstance(where, JobNodes) else None
         self.start_deadline_s = start_deadline_s
         self._object_store_bytes = object_store_bytes
         self.notify: Callable[[str], None] = _ignore
-        """Callback for messages about what is being waited for."""
+        """Callback that is called with messages about what the driver waits for."""
         self.logs: Path | None = None
-        """Log folder of the attempt, visible to all nodes: one file per process. None: output of processes is
-        discarded, and the nodes of a job exchange the token in the current folder."""
+        """Log folder of the attempt, visible to all nodes, with one file per process. None: the output of processes
+        is discarded, and the nodes of a job exchange the token of Ray in the current folder."""
         self.folder: Path | None = None
-        """Private folder of a private cluster on this machine; otherwise None."""
+        """Private folder (`private_folder`) of a private cluster on this machine. None for other clusters."""
         self._steps: NodeSteps | None = None
         self._lost: ProcessLostError | None = None
-        """Error of the first lost node of the job."""
+        """Error for the first node of the job that was lost. None: no node was lost."""
         self._names: dict[str, str] = {}
         """Slurm's name of each node of the job, by Ray's node id."""
         self._gpus: list[int] = []
@@ -69,16 +69,16 @@ class RayCluster:
         self._nodes: list[str] = []
         """Node of each bundle in `_order`."""
         self._sent: tuple[object, Any] | None = None
-        """The newest object that is sent once, and Ray's reference to it."""
+        """The newest object that is stored once for several calls, and Ray's reference to this object."""
 
     @property
     def host(self) -> str | None:
-        """Host at which processes of a private cluster on this machine meet; works without a network. None: each node
+        """Host at which processes of a private cluster on this machine meet, also without a network. None: each node
         uses its own address."""
         return LOOPBACK if self.address is None and self.job_nodes is None else None
 
     def shared_folder(self) -> Path:
-        """Return a folder that all nodes can see. Often only the command's working directory is shared."""
+        """Return a folder that all nodes can see. Often only the working directory of the command is shared."""
         return Path.cwd() if self.folder is None else self.folder
 
     def driver_host(self) -> str:
@@ -86,8 +86,8 @@ class RayCluster:
         return self.host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
-        """Connect and reserve the devices. Raises EnvironmentProblemError if the cluster does not exist or is too
-        small."""
+        """Connect to the cluster and reserve the devices. Raises EnvironmentProblemError if the cluster does not
+        exist or is too small."""
         if self._group is not None:
             return
         self.close()  # clean up after a start that failed halfway
@@ -119,7 +119,7 @@ class RayCluster:
         self._group = group
 
     def options(self, role: str, rank: int) -> dict[str, Any]:
-        """Return Ray's options for this process of the role: its node and its resources."""
+        """Return Ray's options for this process of the role: the node and the resources of the process."""
         assert self._group is not None, "the cluster has been started"
         bundle, share = self.placement.bundle_of(role, rank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
@@ -130,7 +130,7 @@ class RayCluster:
         return self.placement.neighbours(role, rank, self._nodes)
 
     def name_of(self, role: str, rank: int) -> str | None:
-        """Return Slurm's name of the node of this process. None: no job, or a single node."""
+        """Return Slurm's name of the node of this process. None: there is no job, or it has a single node."""
         return self._names.get(self._nodes[self.placement.bundle_of(role, rank)[0]]) if self._nodes else None
 
     def has_gpus(self) -> bool:
@@ -138,8 +138,8 @@ class RayCluster:
         return _has_gpus()
 
     def require_alive(self) -> None:
-        """Raise ProcessLostError if this node's raylet, or a node of the job, has died. Must precede every call: if
-        the raylet has died while an argument is stored, Ray ends the whole process without reporting an error."""
+        """Raise ProcessLostError if this node's raylet, or a node of the job, has died. Required before every call:
+        if the raylet is dead when an argument is stored, Ray ends the driver without an error."""
         self._require_nodes()
         node: Any = ray._private.worker.global_worker.node
         with socket.socket(socket.AF_UNIX) as raylet:
@@ -165,16 +165,16 @@ class RayCluster:
             raise self._lost
 
     def _silent_node(self) -> str | None:
-        """Return a node of the job that Ray reports as dead. None: no such node, or Ray's head does not answer."""
+        """Return a node of the job that Ray reports as dead. None: no such node, or the head does not answer."""
         worker: Any = ray._private.worker.global_worker
         ids = [ray.NodeID.from_hex(node) for node in self._names]
-        with suppress(Exception):  # if the head does not answer, its srun reports the reason
+        with suppress(Exception):  # if the head does not answer, the head's srun reports the reason
             alive = worker.gcs_client.check_alive(ids, timeout=NOTICE_S)
             return next((name for name, lives in zip(self._names.values(), alive, strict=True) if not lives), None)
         return None
 
     def _without(self, node: str, why: str) -> ProcessLostError:
-        """Return the error for a lost node. Also shown immediately, since Slurm may end the job soon."""
+        """Return the error for a lost node, and show it immediately, since Slurm may end the job soon."""
         lost_processes = [
             f"{role} {rank}"
             for role, size in self.placement.sizes.items()
@@ -191,8 +191,8 @@ class RayCluster:
         )
 
     def sent_once(self, argument: object) -> object:
-        """Return what is sent in place of an argument of a call. If the class sets `is_sent_once`, that is a
-        reference into the object store, reused until another such object is sent; otherwise the argument itself."""
+        """Return the argument or, if its class sets `is_sent_once`, a reference into the object store, which is
+        reused until another such object is sent."""
         if not getattr(type(argument), "is_sent_once", False):
             return argument
         if self._sent is None or self._sent[0] is not argument:
@@ -253,7 +253,7 @@ class RayCluster:
             with _loopback_only(), _keeping_signal_handler():
                 ray.init(
                     address="local",
-                    num_cpus=self.placement.processes,  # one slot per process; each process sets its threads itself
+                    num_cpus=self.placement.processes,  # one slot per process: processes set their numbers of threads
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -295,7 +295,7 @@ class RayCluster:
             raise self._without(missing[0], "it did not join Ray within `cluster.start_deadline_s`")
 
     def _pinned(self) -> list[dict[str, str]] | None:
-        """Return the node of each bundle, if known. None: Ray chooses."""
+        """Return the node of each bundle. None: Ray chooses the nodes."""
         if not self._names:
             return None
         ids = list(self._names)
@@ -303,7 +303,7 @@ class RayCluster:
 
 
 def join(address: str) -> None:
-    """Connect this process to an existing Ray cluster. Raises EnvironmentProblemError if none answers."""
+    """Connect this process to an existing Ray cluster. Raises EnvironmentProblemError if no cluster answers."""
     _silence()
     _show_token()
     try:
@@ -319,15 +319,15 @@ def join(address: str) -> None:
 
 
 def _silence() -> None:
-    # Ray prints events of its processes into our output, in colour. They are raised as our errors instead.
+    # Ray prints events of its processes, in colour, into our output. We raise errors for these events instead.
     ray._private.worker.print_to_stdstream = _ignore
-    # Ray also prints errors that were never read, which happens when another error has already ended the call.
+    # Ray also prints errors that no caller has read, because another error has already ended the call.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
 
 def _show_token() -> None:
-    """Make Ray use this machine's token. `ray start` makes a cluster require the token if one exists, but a driver
-    does not send it by default. Clusters that require no token accept it as well."""
+    """Make Ray send this machine's token. If a token exists, a cluster from `ray start` requires it, but a driver
+    does not send it by default. A cluster that requires no token accepts connections with a token too."""
     from ray._private.authentication.authentication_token_setup import _enable_token_auth
 
     raylet: Any = ray._raylet
@@ -339,7 +339,7 @@ def _show_token() -> None:
 def _set_up_workers() -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # By default Ray runs its workers with niceness 15. Our workers are the main load, not a background task.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray reads this spelling
 
 
 def _alive() -> list[dict[str, Any]]:
@@ -347,7 +347,7 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Replace Ray's function that prints messages to the driver, and `notify` until a callback is set."""
+    """Do nothing, in place of Ray's function that prints messages, and of `notify` until a callback is set."""
 
 
 def _has_gpus() -> bool:
@@ -356,7 +356,7 @@ def _has_gpus() -> bool:
 
 @contextmanager
 def _keeping_signal_handler() -> Iterator[None]:
-    """Context in which Ray installs no SIGTERM handler. Ray's handler would end the process with code 15; ours
+    """Context in which Ray installs no SIGTERM handler. Ray's handler would end the process with code 15. Our handler
     finishes the stage."""
     utils: Any = ray._private.utils
     before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None

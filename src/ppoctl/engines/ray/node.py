@@ -1,4 +1,4 @@
-"""The program on each node of a job: it runs Ray there, and leaves nothing behind when it ends.
+"""The program on each node of a job. It runs Ray on the node. When it ends, no process or file of Ray remains there.
 
 stdin   <- one line, a NodeOrder as JSON; the end of stdin means the end of the run, for any reason
 stdout  -> one line, NodeStarted as JSON, once Ray is running
@@ -29,13 +29,13 @@ from ppoctl.engines.ray.private_folder import PrivateFolder, sweep
 
 SET_CHILD_SUBREAPER = 36
 LOOK_EVERY_S = 0.05
-"""Seconds between two checks whether Ray is running, which it reports in a file."""
+"""Interval in seconds between checks whether Ray is running. Ray reports that in a file."""
 END_DEADLINE_S = 10.0
 ENDS = (signal.SIGINT, signal.SIGHUP)
 
 
 MARK = "ppoctl-ray "
-"""Prefix of the line that reports the start."""
+"""Prefix of the line that reports that Ray is running."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class NodeOrder:
     head: str | None
     """Address `ip:port` of the Ray cluster to join. None: this node is the head."""
     slots: int
-    """CPU slots; each process takes one."""
+    """Number of CPU slots of the node. Each process takes one slot."""
     object_store_bytes: int
 
 
@@ -62,13 +62,13 @@ class NodeStarted:
 
 
 def main() -> int:
-    """Execute the order in the first line of stdin. Returns 0 if the end of the run ended Ray, otherwise 1."""
+    """Execute the order in the first line of stdin. Return 0 if Ray ended because the run ended, otherwise 1."""
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
     order = NodeOrder(**json.loads(line))
-    # When Slurm ends a job it sends SIGTERM to every process. Only the driver may end Ray and its workers, since it
-    # may still save in the time until SIGKILL (`KillWait`).
+    # When Slurm ends a job it sends SIGTERM to every process. Only the driver may end Ray and its workers: the driver
+    # may still save states in the time until SIGKILL (`KillWait`).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     wakeup_pipe, signal_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(signal_end)
@@ -88,13 +88,13 @@ def main() -> int:
     finally:
         _end_children()
         folder.remove()
-        if order.head is None:  # the driver normally removes the token, but may have been killed
+        if order.head is None:  # the driver removes the token unless it was killed
             Path(os.environ["RAY_AUTH_TOKEN_PATH"]).unlink(missing_ok=True)
     return int(why is not None)
 
 
 def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | None:
-    """Run Ray, and return the reason why it ended. None: the end of the run."""
+    """Run Ray, and return the reason why Ray ended. None: the run ended."""
     ip = address_towards(order.towards)
     log = folder.path / "said"
     with log.open("wb") as output:
@@ -127,33 +127,33 @@ def _command(order: NodeOrder, ip: str, folder: PrivateFolder) -> list[str]:
         *(sys.executable, "-m", "ppoctl.engines.ray.raylet", "start", "--block", *mode),
         *(f"--node-ip-address={ip}", f"--node-name={order.name}", f"--num-cpus={order.slots}"),
         *(f"--object-store-memory={order.object_store_bytes}", f"--temp-dir={folder.of_ray}"),
-        # Every port is a free one, since jobs may share a node.
+        # Ray chooses free ports, since jobs may share a node.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--disable-usage-stats", "--log-color=false"),
     ]
 
 
 def _environment(ip: str, folder: PrivateFolder) -> dict[str, str]:
-    """Return the environment of Ray on this node, which all processes of the run there inherit."""
+    """Return the environment variables of Ray on this node. All processes of the run on this node inherit them."""
     variables = {**os.environ, shared_memory.FOLDER: str(folder.path)}
     variables.pop("RAY_ADDRESS", None)
     interface = next((name for name, its in psutil.net_if_addrs().items() if any(a.address == ip for a in its)), None)
-    if interface is not None:  # by default gloo resolves the node's name, which may give the loopback address
+    if interface is not None:  # the node's name may resolve to the loopback address
         variables.setdefault("GLOO_SOCKET_IFNAME", interface)
         variables.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # `=`: the exact name, not a prefix
     return variables
 
 
 def address_towards(other: str) -> str:
-    """Return the local IP address from which this node reaches another one. Raises OSError."""
+    """Return the local IP address from which this node reaches another node. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # a UDP socket sends nothing on connect
         return str(probe.getsockname()[0])
 
 
 def _failure_reason(log: Path, code: int) -> str:
-    """Return which of Ray's processes died, or how its command ended. Copies Ray's complete output to stderr
-    first."""
+    """Return a message about which of Ray's processes died, or how Ray's command ended. Before that, copy Ray's
+    complete output to stderr."""
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     _write_line(2, "\n".join(lines))
     died = [match for line in lines if (match := re.search(r"(\w+) \[exit code=(-?\d+)", line))]

@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ppoctl.engines.ray.cluster import join
 
 ANSWER_S = 60.0
-"""Seconds to wait for the report of a node's GPUs."""
+"""Seconds to wait for a node's report of its GPU memory."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class NodeMemory:
     host_bytes: int
     """Host memory that Ray may allocate, summed over all nodes."""
     gpu_gib: float | None
-    """Memory of the smallest GPU. None: no node has a GPU."""
+    """Memory of the smallest GPU in GiB. None: no node has a GPU."""
 
 
 def memory_of_nodes(address: str, gpu_gib: Callable[[], float | None]) -> NodeMemory:
-    """Return the memory of the nodes of the Ray cluster at `HOST:PORT`; `gpu_gib` is called on each node that has
-    GPUs. Raises EnvironmentProblemError if no cluster answers."""
+    """Return the memory of the nodes of the Ray cluster at `HOST:PORT`; `gpu_gib` returns the GPU memory of a node,
+    and is called on each node that has GPUs. Raises EnvironmentProblemError if no cluster answers."""
     join(address)
     try:
         nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]

@@ -49,8 +49,8 @@ class DevicePlacement:
         return [{"CPU": float(count), **({"GPU": 1.0} if has_gpus else {})} for count in occupants]
 
     def nodes_of_bundles(self, gpus: Sequence[int]) -> list[int]:
-        """Return the index of the node of each bundle, given the number of GPUs of each node. Nodes are filled one
-        after the other. Without GPUs, all nodes get an equal number of bundles."""
+        """Return the index of the node of each bundle. `gpus` has the number of GPUs of each node. Nodes are filled
+        one after the other. Without GPUs, all nodes get an equal number of bundles."""
         capacity = gpus if any(gpus) else [-(-self.devices // len(gpus))] * len(gpus)
         return [node for node, count in enumerate(capacity) for _ in range(count)][: self.devices]
 

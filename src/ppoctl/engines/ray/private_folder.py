@@ -1,12 +1,13 @@
-"""The private folder of a node of Ray. Other users can neither read nor create it, and its lock shows whether the run
-is alive.
+"""The private folder of Ray on a node. Other users can neither read it nor create it. The lock of the folder shows
+whether the run is alive.
 
     /tmp/ppoctl-ray-RANDOM/    0700, and locked while the process that created it is alive
         ray/               Ray's own folder, which Ray makes readable for everybody
         auth_token         the token that Ray's ports require, if all of them are on this machine
         segments           shared memory to remove
 
-A lock is more reliable than a process id: containers may share the folder, and each numbers its processes from 1.
+A lock is more reliable than a process id: containers may share the folder, and each container numbers its processes
+from 1.
 """
 
 import fcntl
@@ -21,9 +22,10 @@ from pathlib import Path
 from ppoctl.engines.ray import shared_memory
 
 PREFIX = "ppoctl-ray-"
-"""Prefix reserved for these folders: an unlocked folder with it is removed."""
+"""Prefix that is reserved for these folders: an unlocked folder with this prefix is removed."""
 PARENT = Path("/tmp")
-"""Folder that contains the private folders. They contain sockets, whose paths must be short."""
+"""Folder that contains the private folders. Its path is short, because the private folders contain sockets, and paths
+of sockets must be short."""
 
 
 class PrivateFolder:
@@ -47,20 +49,20 @@ class PrivateFolder:
         return self.path / "ray"
 
     def remove(self) -> None:
-        """Remove the folder and the shared memory that it lists."""
+        """Remove the folder, and the shared memory that is listed in it."""
         _remove(self.path)
         os.close(self._lock)
 
 
 def write_token(path: Path) -> None:
-    """Write a new token for Ray's ports, which only this user can read. Raises OSError."""
+    """Write a new token for Ray's ports into a file that only this user can read. Raises OSError."""
     token = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(token, "w", encoding="ascii") as file:  # noqa: PTH123 - opened with its mode
         file.write(secrets.token_hex(32))
 
 
 def sweep(parent: Path = PARENT) -> None:
-    """Remove folders that killed processes of this user left behind, and no others."""
+    """Remove the folders that killed processes of this user left behind. Other folders stay."""
     for folder in parent.glob(f"{PREFIX}*"):
         lock = _locked(folder)
         if lock is not None:
@@ -69,8 +71,8 @@ def sweep(parent: Path = PARENT) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock. None: the folder is not owned by this user, does not exist
-    any more, or is locked."""
+    """Return a descriptor that holds the folder's lock. None: this user does not own the folder, the folder no longer
+    exists, or another process has locked it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

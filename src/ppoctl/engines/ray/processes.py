@@ -2,9 +2,10 @@
 
     driver: call("update", ...) --> rank 0 .. rank N-1, each in an actor of Ray --> results in rank order
 
-A result that does not arrive by its deadline is a hang: the error shows where each process waits. If a process dies,
-the others of its group are ended too: they would wait for it forever, or get an error from their collective. Several
-groups can be called without waiting (`begin`); `first_done` returns those that finish first.
+If a result does not arrive by its deadline, the call hangs: the error shows where each process waits. If a process
+dies, the other processes of its group are ended too. They would wait for the dead process forever, or get an error
+from their collective. Several groups can be called without waiting (`begin`). `first_done` returns the calls that
+finish first.
 """
 
 import time
@@ -28,12 +29,12 @@ from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, Proce
 STACK_DEADLINE_S = 5.0
 END_DEADLINE_S = 10.0
 DEATH_NOTICE_S = 5.0
-"""Seconds that an error which is not ours waits for the report of a death: collectives fail in the surviving ranks
-before Ray notices which rank died."""
+"""Seconds to wait, after an error of another library, for Ray's report that a process died. Collectives fail in the
+surviving ranks before Ray notices which rank died."""
 SAY_EVERY_S = 30.0
-"""Seconds between the messages about what is being waited for."""
+"""Interval in seconds between messages about what the driver waits for."""
 LOOK_EVERY_S = 1.0
-"""Seconds between two checks, while waiting, that all nodes are alive."""
+"""Interval in seconds between checks that all nodes are alive, while the driver waits."""
 
 
 class Deadline(NamedTuple):
@@ -55,7 +56,8 @@ class GroupSettings:
     size: int
     make: MakeTarget
     threads: int
-    """CPU threads of a node, divided between the role's processes there. Roles do not compute at the same time."""
+    """Number of CPU threads of a node, which the role's processes on the node divide. Roles do not compute at the
+    same time."""
     start_deadline_s: float
     call_deadline_s: float
     first: int = 0
@@ -70,14 +72,14 @@ class GroupSettings:
 
 class RayProcesses:
     """A group of processes in Ray. The first call starts the group. After an error the group has ended, and the next
-    call restarts it."""
+    call restarts the group."""
 
     def __init__(self, group: GroupSettings, cluster: RayCluster) -> None:
         self.group = group
         self.cluster = cluster
         self.ranks: list[Any] = []
         self._starting: dict[Any, int] = {}
-        """Pending results of the start, if the processes were prestarted."""
+        """Pending results of the startup, with their ranks, if the processes were prestarted."""
         self._segments: list[str] = []
         self._nodes: dict[int, str] = {}
 
@@ -91,25 +93,25 @@ class RayProcesses:
         return self.begin(method, *arguments, ranks=ranks).answers()
 
     def prestart(self) -> None:
-        """Start the processes if they are not running. The first call waits until they are ready, and raises errors
-        of the start."""
+        """Start the processes if they are not running. The first call waits until the processes are ready, and raises
+        errors of the startup."""
         with preparing(f"starting the {self.group.name}"):
             self._starting = self._begin_start() or self._starting
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "PendingCall":
-        """Call a method of these ranks (default: all) without waiting. Raises only if the processes cannot be
-        started."""
+        """Call a method of these ranks (default: all) without waiting. Raises an error only if the processes cannot
+        be started."""
         with preparing(f"starting the {self.group.name}") if not self.ranks else nullcontext():
             starting, self._starting = self._begin_start() or self._starting, {}
         self.cluster.require_alive()
-        # Stored once: all processes of a node read the same copy.
+        # The arguments are stored once: all processes of a node read the same copy.
         stored_arguments = ray.put(tuple(map(self.cluster.sent_once, arguments)))
         called = range(self.group.size) if ranks is None else ranks
         waiting = {_working(self.ranks[rank].call).remote(method, stored_arguments): rank for rank in called}
         return PendingCall(self, method, starting, waiting)
 
     def nodes(self) -> list[str]:
-        """Return the nodes of the processes; complete once every process has completed a call."""
+        """Return the nodes of the processes. The list is complete once every process has completed a call."""
         return [node for _, node in sorted(self._nodes.items())]
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class RayProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """End the processes immediately, and remove the shared memory that they leave."""
+        """End the processes immediately, and remove the shared memory that they leave behind."""
         ranks, self.ranks, self._starting = self.ranks, [], {}
         for rank in ranks:
             ray.kill(rank)
@@ -135,7 +137,7 @@ class RayProcesses:
         self._segments += report.segments
 
     def where(self, rank: int) -> str:
-        """Return the innermost stack frames of the work of this process."""
+        """Return the innermost stack frames of the call that this process executes."""
         try:
             return str(ray.get(_watching(self.ranks[rank].stack).remote(), timeout=STACK_DEADLINE_S))
         except RayError:
@@ -149,7 +151,7 @@ class RayProcesses:
         self.cluster.require_alive()
         group = self.group
         remote: Any = ray.remote
-        # Process listings show the name of the class: `ray::actor`.
+        # The name of the class is shown in lists of processes, such as `ray::actor`.
         member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Worker,), {})
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         self.ranks = [
@@ -186,7 +188,7 @@ class RayProcesses:
 
 
 class PendingCall:
-    """A call to a group, and the results so far. The first error decides."""
+    """A call to a group, with the results so far. If several processes fail, the first error is raised."""
 
     def __init__(
         self, processes: RayProcesses, method: str, starting: dict[Any, int], waiting: dict[Any, int]
@@ -203,7 +205,7 @@ class PendingCall:
         self._error: Exception | None = None
         self._wait_for_cause_until = 0.0
         self.open = {**starting, **waiting}
-        """Pending references, with their ranks; references of the start come first."""
+        """Pending references with their ranks. References of the startup come first."""
 
     @property
     def is_starting(self) -> bool:
@@ -226,7 +228,7 @@ class PendingCall:
         return self.until if self._error is None else min(self.until, self._wait_for_cause_until)
 
     def answers(self) -> list[Any]:
-        """Wait for the results, and return them in the order of the called ranks. Raises the error that decides; the
+        """Wait for the results, and return them in the order of the called ranks. Raises the error of the call; the
         group has then ended."""
         first_done([self])
         if self._error is not None:
@@ -268,7 +270,8 @@ class PendingCall:
             self._record_error(error)
 
     def _record_error(self, error: Exception) -> None:
-        """Record an error. The first error of ours decides; a foreign error only if none of ours follows."""
+        """Record an error. The first ppoctl error is raised. An error of another library is raised only if no ppoctl
+        error follows."""
         if not isinstance(self._error, PpoctlError):
             foreign = not isinstance(error, PpoctlError)
             if self._error is None and foreign:
@@ -292,7 +295,7 @@ class PendingCall:
             )
 
     def describe(self) -> str:
-        """Return a line about what is being waited for."""
+        """Return a line about what the driver waits for."""
         group, late = self.processes.group, sorted(set(self.open.values()))
         rank = late[0]
         return (
@@ -319,7 +322,7 @@ def _lost(processes: RayProcesses, rank: int, method: str, how: RayError) -> Pro
 
 
 def first_done(pendings: Sequence[PendingCall]) -> list[PendingCall]:
-    """Wait until at least one call is done, with a result or an error, and return the calls that are."""
+    """Wait until at least one call is done, with a result or an error, and return the calls that are done."""
     with closing(RemoteActivity()) as watched:
         return _first_done(pendings, watched)
 
@@ -352,7 +355,7 @@ def _first_done(pendings: Sequence[PendingCall], watched: RemoteActivity) -> lis
 
 
 def _as_raised(error: RayTaskError) -> Exception:
-    """Return the error that the process raised, with the text of its stack as the cause."""
+    """Return the error that the process raised, with the text of the stack as its cause."""
     raised: Exception = error.cause
     raised.__cause__ = error
     return raised

@@ -1,7 +1,7 @@
-"""Ray's command, as the node program runs it: python -m ppoctl.engines.ray.raylet start --block ...
+"""Ray's command in the form that the node program runs: python -m ppoctl.engines.ray.raylet start --block ...
 
-It differs from `ray` in three ways: it ends with the process that started it, it does not open the unused port for
-Ray's client, and it keeps a loopback address.
+This command differs from `ray` in three ways. It ends with the process that started it, it does not open the unused
+port for Ray's client, and it keeps a loopback address.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ SET_PARENT_DEATH_SIGNAL = 1
 
 
 def main() -> None:
-    """Run the command in this process's arguments."""
+    """Run the command that this process's arguments contain."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     ray_scripts: Any = scripts
     ray_scripts.get_ray_client_dependency_error = lambda: "not used"

@@ -1,8 +1,9 @@
-"""Shared memory that killed processes leave behind: names under /dev/shm that nothing else removes.
+"""Removal of shared memory that killed processes leave behind: files under /dev/shm that no other program removes.
 
-Tensor ranks of a vLLM engine create such segments when they start. Each process reports the segments that it maps and
-lists them on its node. The driver removes the segments of this machine when it ends the processes. The remaining
-listed segments are removed when Ray on the node ends, or by the next command if that was killed too.
+Tensor ranks of a vLLM engine create such segments when they start. Each process reports the segments that it maps,
+and lists them in a file on its node. The driver removes the segments of its own machine when it ends the processes.
+The remaining listed segments are removed when Ray on the node ends. If Ray was killed too, the next command removes
+them.
 """
 
 import os
@@ -14,7 +15,7 @@ SHARED_MEMORY = Path("/dev/shm")
 LIST = "segments"
 """Name of the file that lists segments, in the private folder of a node of Ray."""
 FOLDER = "PPOCTL_RAY_FOLDER"
-"""Environment variable with that folder; unset in a Ray cluster that is not ours."""
+"""Environment variable with the path of the private folder. It is unset in an existing Ray cluster."""
 
 
 def mapped() -> list[str]:
@@ -40,7 +41,8 @@ def noted(folder: Path) -> list[str]:
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove those segments that still exist and belong to this user. No process may be using them."""
+    """Remove those segments that still exist and belong to this user. The caller guarantees that no process uses
+    them."""
     for name in names:
         with suppress(OSError, ValueError):
             segment = SHARED_MEMORY / name

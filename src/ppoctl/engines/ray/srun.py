@@ -3,8 +3,8 @@
     driver --stdin--> srun --> node program --> ray start --block          (head: the driver's own node)
            <-stdout--                                                       stderr: RUN/logs/attempt-N/ray-NODE.log
 
-The end of stdin ends a node's program and everything that it started. The kernel closes stdin even if the driver is
-killed.
+The end of stdin ends a node's program and everything that it started. The kernel closes the driver's end of stdin
+even if the driver is killed.
 """
 
 import json
@@ -25,7 +25,7 @@ from ppoctl.errors import EnvironmentProblemError
 SAY_EVERY_S = 5.0
 LOOK_EVERY_S = 0.2
 END_DEADLINE_S = 15.0
-"""Seconds for all nodes to end gracefully. Then their sruns are terminated, and then killed."""
+"""Seconds in which all nodes must end gracefully. After that, their sruns are terminated, and finally killed."""
 KILL_AFTER_S = 5.0
 
 SRUN = (
@@ -48,17 +48,17 @@ OF_TASKS = (
     *("NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET", "STEP_GRES"),
     *("THREADS_PER_CORE", "TRES_PER_TASK", "TRES_BIND", "LABELIO", "HOSTFILE"),
 )
-"""Names, after SLURM_ or SRUN_, of variables in which `srun` would inherit what the job requested. Without these
-variables a step gets all CPUs of the job on its node. GPUs are requested by number (`SLURM_GPUS_ON_NODE`): otherwise
-a step requests all of the job's `--gpus` from its single node."""
+"""Names, without the prefix SLURM_ or SRUN_, of variables from which `srun` would inherit the requests of the job.
+Without these variables a Slurm step gets all CPUs of the job on its node. GPUs are requested by number
+(`SLURM_GPUS_ON_NODE`): otherwise a Slurm step would request all of the job's `--gpus` from its single node."""
 WATCHED = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "4",
 }
-"""A node that does not answer is considered dead after 10 s. Ray's default of 30 s and more suits nodes that
-return."""
+"""A node that does not answer is considered dead after 10 s. Ray's default of 30 s or more suits nodes that may come
+back."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class JobNodes:
     here: str
     """Name of this process's node."""
     addresses: Mapping[str, str]
-    """Address at which Slurm reaches each node, by name, in the job's order."""
+    """Address at which Slurm reaches each node, by the name of the node, in the job's order."""
     options: tuple[str, ...] = ()
-    """Additional options of `srun`, such as a container's."""
+    """Additional options of `srun`, such as container options."""
     before: tuple[str, ...] = ()
     """Words before the program of a node, such as a container command."""
 
@@ -105,14 +105,14 @@ class NodeStep:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C must reach only the driver, which ends this process gracefully
+                start_new_session=True,  # Ctrl-C must reach only the driver, which then ends this process gracefully
                 env={**WATCHED, **environment},
             )
 
     def order(self, order: NodeOrder) -> None:
         """Send the node's program its order."""
         stdin = _pipe(self.process.stdin)
-        with suppress(BrokenPipeError):  # the program has ended, which `dead` reports
+        with suppress(BrokenPipeError):  # the program has ended: `dead` reports that
             stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             stdin.flush()
 
@@ -125,7 +125,7 @@ class NodeStep:
                 self.started = NodeStarted(**json.loads(report))
 
     def last_words(self) -> str:
-        """Return the last message of the node's program, or else how its srun ended."""
+        """Return the last message of the node's program. Without a message, return how the node's srun ended."""
         lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
         ours = [line for line in lines if line.startswith(f"{self.name}: ")]
         theirs = [line for line in lines if line.startswith(("srun:", "slurmstepd:"))]
@@ -134,12 +134,12 @@ class NodeStep:
 
 
 class NodeSteps:
-    """The steps of all nodes of a job, the head first."""
+    """The Slurm steps of all nodes of a job. The head is the first."""
 
     def __init__(self, nodes: JobNodes, logs: Path) -> None:
         self.nodes = nodes
         self.lost: str | None = None
-        """A lost node, which `end` does not wait for."""
+        """Name of a lost node. `end` does not wait for this node."""
         self._steps = [
             NodeStep(name, nodes.command(name), logs / f"ray-{name}.log")
             for name in sorted(nodes.addresses, key=lambda name: name != nodes.here)
@@ -182,12 +182,12 @@ class NodeSteps:
         return started.address
 
     def dead(self) -> NodeStep | None:
-        """Return a node whose `srun` has ended. None: all are running."""
+        """Return the step of a node whose `srun` has ended. None: all steps are running."""
         return next((step for step in self._steps if step.process.poll() is not None), None)
 
     def end(self, notify: Callable[[str], None]) -> None:
-        """End Ray on all nodes, and wait until nothing of it is left there. If that takes long, `notify` is called
-        with a message."""
+        """End Ray on all nodes, and wait until all processes and files of Ray are gone. If that takes long, call
+        `notify` with a message."""
         for step in self._steps:
             with suppress(OSError):
                 _pipe(step.process.stdin).close()

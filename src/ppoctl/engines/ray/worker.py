@@ -1,4 +1,4 @@
-"""The actor that runs in each process of a process group."""
+"""The Ray actor that runs in each process of a process group."""
 
 import os
 import socket
@@ -22,13 +22,13 @@ from ppoctl.weights.bucket import Bucket, BucketLocation, FlatTensors
 
 MakeTarget = Callable[[int, int, str], Any]
 """Creates the object whose methods are called in a process, given its rank, the number of ranks, and the `host:port`
-where rank 0 waits. Returns when all ranks have arrived. A single process has no address."""
+where rank 0 waits. It returns when all ranks have arrived. For a single process, the address is empty."""
 
 
 @dataclass(frozen=True)
 class InStore:
-    """Tensors of a bucket in Ray's object store, which every process with the reference reads in place. Lost with the
-    process that stored them."""
+    """Tensors of a bucket in Ray's object store, which every process with the reference reads in place. They are lost
+    when the process that stored them ends."""
 
     reference: Any
     """Ray's reference to `FlatTensors`."""
@@ -54,17 +54,17 @@ class InStore:
 
 @dataclass(frozen=True)
 class Started:
-    """Result of starting a process, once its object is created."""
+    """Result of the startup of a process, after the object of the process was created."""
 
     node: str
-    """Ray's id of its node."""
+    """Ray's id of the node of the process."""
     segments: list[str]
-    """Names of the shared memory segments that it created, which must be removed if it is killed."""
+    """Names of the shared memory segments that the process created. They must be removed if the process is killed."""
 
 
 class Worker:
-    """Ray actor of one process. Calls run in a separate concurrency group, so that `stack` and `act` can be called
-    during a call, or while it hangs."""
+    """Ray actor of one process. `call` runs in a separate concurrency group, so that `stack` and `act` can be called
+    during a call, or while a call hangs."""
 
     def __init__(self, threads: int, folder: str, log: Path | None) -> None:
         self._threads = threads
@@ -107,13 +107,13 @@ class Worker:
         return Started(node, created)
 
     def end(self) -> None:
-        """Let the object free what it holds outside this process."""
+        """Make the object free the resources that it holds outside this process."""
         if hasattr(self._target, "close"):
             self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of the object. The bytes of a bucket stay on this node: the driver forwards only their
-        location, and only the process that loads them reads them."""
+        """Call a method of the object. The bytes of a bucket stay on this node: the driver forwards only the location
+        of the bytes, and only the process that loads the bucket reads them."""
         answer = getattr(self._target, method)(*map(_received, arguments))
         if isinstance(answer, Bucket):
             return replace(answer, contents=tuple(map(_stored, answer.contents)))
@@ -121,13 +121,13 @@ class Worker:
 
 
 def _received(argument: Any) -> Any:
-    """Return the argument, or the object that it refers to."""
+    """Return the argument. If it is a reference, return the object that it refers to."""
     return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 
 def _stored(content: BucketLocation) -> BucketLocation:
-    """Return the content in a form that other processes can read: host memory of this process is put into the
-    store."""
+    """Return the content in a form that other processes can read: tensors in host memory of this process are put into
+    Ray's object store."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
 
 

@@ -41,7 +41,7 @@ def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=weights.BACKEND),
         "tensor_parallel_size": table.tensor,
-        # Each tensor rank is a separate process with its own engine; all ranks receive the same calls.
+        # Each tensor rank is a separate process with its own engine. All ranks receive the same calls.
         "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,
     }
 
@@ -51,23 +51,23 @@ def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     return {
         "gpu_memory_utilization": table.gpu_memory_frac,
         "enable_sleep_mode": settings.sleeps,
-        # vLLM's own all-reduce kernels read memory of other GPUs. NCCL is used until those are verified to work here.
+        # vLLM's own all-reduce kernels read memory of other GPUs. NCCL is used until these kernels are verified here.
         "disable_custom_all_reduce": table.tensor > 1,
     }
 
 
 def _cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """Return arguments for a CPU. vLLM would use 92 % of all memory. With chunked prefill, vLLM takes a random number
-    for an unfinished prompt and then rewinds the random generator, which CPU generators cannot: prompts stay
-    whole."""
+    """Return arguments for a CPU. By default vLLM would use 92 % of all memory. Chunked prefill is off: vLLM takes a
+    random number for an unfinished prompt and then rewinds the random-number generator, which a CPU's random-number
+    generator does not support."""
     arguments: dict[str, Any] = {
         "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
     }
     if not compiles(settings.table) and _has_latent_attention(settings.model):
-        # The CPU kernel silently rotates neighbouring channels of the wrong heads; vLLM's torch code is correct.
-        # A compiled engine uses the torch code anyway.
+        # vLLM's CPU kernel for RoPE rotates channels of the wrong heads without an error. vLLM's torch code is
+        # correct, and a compiled engine uses the torch code anyway.
         arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
     return arguments
 

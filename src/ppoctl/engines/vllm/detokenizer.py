@@ -1,4 +1,4 @@
-"""Conversion of token ids to the text that a scorer reads. The engine itself uses ids only."""
+"""Conversion of token ids to the text that a scorer reads. The engine uses only ids."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -21,9 +21,9 @@ class Detokenizer:
         return AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
 
     def text(self, tokens: Sequence[int], params: SamplingParams) -> str:
-        """Return the decoded response, without special tokens and without the token that ends it (even if the
-        tokenizer does not list it as special). The text ends before the first stop string that is complete only after
-        the first `min_new_tokens`."""
+        """Return the decoded response, without special tokens and without the token that ends the response (even if
+        the tokenizer does not list this token as special). The text ends before the first stop string that is
+        complete only after the first `min_new_tokens` tokens."""
         ends = self._eos_token_ids.union(params.stop_token_ids)
         text = self._decoded(tokens[:-1] if tokens and tokens[-1] in ends else tokens)
         if not params.stop_strings:

@@ -1,4 +1,5 @@
-"""vLLM's LLMEngine behind the few methods that the generator needs. Only this file uses its API."""
+"""A class with the few methods of vLLM's LLMEngine that the generator requires. Only this file uses the API of
+LLMEngine."""
 
 import gc
 import logging
@@ -27,16 +28,17 @@ from ppoctl.weights.checksum import LoadedWeight
 from ppoctl.weights.receiving import ReceivingEngine
 
 FEWEST_STEPS, MOST_STEPS = 16, 64
-"""Number of engine steps of one `advance`: between these two, it returns when `FLUSH_FRACTION` of the requests have
-finished. Steps rather than seconds, so that all tensor ranks of an engine return after the same step."""
+"""Minimum and maximum number of engine steps of one `advance`. Between the two, `advance` returns when
+`FLUSH_FRACTION` of the requests have finished. The limits are steps rather than seconds, so that all tensor ranks of
+an engine return after the same step."""
 FLUSH_FRACTION = 1 / 8
-"""Fraction of its requests that must finish before an engine returns early. While long responses are generated few
-requests finish, and a driver of hundreds of engines cannot poll each of them every few tokens."""
+"""Fraction of an engine's requests that must finish before `advance` returns early. While long responses are
+generated, few requests finish. A driver of hundreds of engines cannot poll each engine every few tokens."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One response to generate. The prompt's ids must be in the vocabulary; the engine does not check them."""
+    """One response to generate. The prompt's ids must be in the vocabulary. The engine does not check them."""
 
     id: str
     prompt: tuple[int, ...]
@@ -51,19 +53,21 @@ class GenerationOutput:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: str
-    """vLLM's finish reason: "stop", "length", or one that must not occur ("abort", "error", "repetition")."""
+    """vLLM's finish reason: "stop", "length", or a reason that must not occur ("abort", "error", "repetition")."""
     prompt_logprobs: tuple[float, ...]
     """Log-probs of prompt tokens 1..; empty unless requested."""
 
 
 class Engine(ReceivingEngine):
-    """A running engine in this process, or one of its tensor ranks, which must all receive the same calls. The
-    process should contain nothing else: vLLM reseeds all random number generators and destroys all process groups."""
+    """A running engine, or one tensor rank of an engine, in this process. All tensor ranks must receive the same
+    calls. The process should have no other use: vLLM reseeds all random-number generators and destroys all process
+    groups."""
 
     def __init__(self, settings: VllmSettings, *, folder: str | None = None) -> None:
-        """Start vLLM, which takes about 2 s for a small model. If `folder` exists, the engine loads its weights, and
-        reports them when `restart` is called with the same folder. Otherwise the engine starts with random weights,
-        which the first transfer replaces. Raises RecipeError, EnvironmentProblemError or OutOfMemoryError."""
+        """Start vLLM, which takes about 2 s for a small model. If `folder` exists, the engine loads the weights in
+        this folder, and reports them when `restart` is called with the same folder. Otherwise the engine starts with
+        random weights, which the first transfer replaces. Raises RecipeError, EnvironmentProblemError or
+        OutOfMemoryError."""
         self._settings = settings
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
@@ -74,7 +78,8 @@ class Engine(ReceivingEngine):
         self._llm = started(settings, load_format="dummy") if self._source is None else self._start_from(self._source)
 
     def write_log_into(self, folder: Path | None) -> None:
-        """Write the log into a folder that was not known when the engine was created (see `log.write_logs_alone`)."""
+        """Write the log into a folder. The folder was not known when the engine was created (see
+        `log.write_logs_alone`)."""
         self._settings = replace(self._settings, logs=folder)
         write_logs_alone(self._settings)
 
@@ -82,10 +87,10 @@ class Engine(ReceivingEngine):
         return int(self._llm.model_config.get_vocab_size())
 
     def takes_weights(self) -> bool:
-        """Whether weights can be loaded in place: not for mixtures of experts. On a CPU vLLM repacks experts at
-        startup; weights loaded later do not reach the copies that it computes with, and no error is raised. A GPU
-        engine fuses all experts into one tensor, which cannot be read back tensor by tensor (`weights`), so the load
-        could not be verified."""
+        """Whether weights can be loaded in place. False for mixtures of experts. On a CPU, vLLM repacks experts at
+        startup: weights that are loaded later do not reach the copies with which vLLM computes, and vLLM raises no
+        error. On a GPU, vLLM fuses all experts into one tensor. This tensor cannot be read back expert by expert
+        (`weights`), so the load could not be verified."""
         return not self._llm.model_config.is_moe
 
     def restart(self, folder: str) -> list[LoadedWeight]:
@@ -101,15 +106,15 @@ class Engine(ReceivingEngine):
 
     def _start_from(self, folder: str) -> Any:
         settings = replace(self._settings, model=folder)
-        prepare_environment(settings)  # must precede the loader, which imports vLLM: vLLM reads variables on import
+        prepare_environment(settings)  # before the loader is imported: it imports vLLM, which reads the variables
         with _third_party_quiet():
             from ppoctl.engines.vllm import loader
         loader.register()
         return started(settings, load_format=loader.FORMAT)
 
     def sleep(self) -> None:
-        """Free the device: discard weights and KV cache. The engine wakes when it receives weights. On a CPU vLLM
-        only stops scheduling and frees nothing."""
+        """Free the device: discard weights and KV cache. The engine wakes when it receives weights. On a CPU, vLLM
+        stops scheduling, and frees no memory."""
         if not self._is_asleep:
             self._llm.sleep(level=2)
             self._is_asleep = True
@@ -126,7 +131,7 @@ class Engine(ReceivingEngine):
         self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
 
     def tensor_rank(self) -> int:
-        # vLLM's tensor ranks are the default process group, because the process contains only the engine.
+        # The default process group contains vLLM's tensor ranks, because the process contains only the engine.
         return torch.distributed.get_rank()
 
     def end_weights(self) -> list[LoadedWeight]:
@@ -139,7 +144,7 @@ class Engine(ReceivingEngine):
         return list(loaded)
 
     def advance(self, draws: Sequence[GenerationRequest], params: SamplingParams) -> list[GenerationOutput]:
-        """Queue new requests, run all queued requests for some steps, and return the finished ones."""
+        """Queue new requests, run all queued requests for some steps, and return the finished requests."""
         for request in draws:
             self._add(request, params)
         finished: list[GenerationOutput] = []
@@ -156,7 +161,7 @@ class Engine(ReceivingEngine):
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
-        # Only stop strings require text inside the engine; vLLM's incremental detokenizer finds them.
+        # Only stop strings require text inside the engine. vLLM's incremental detokenizer finds the stop strings.
         stops = list(params.stop_strings)
         self._llm.output_processor.tokenizer = self._detokenizer.tokenizer if stops else None
         sampling = VllmParams(
@@ -165,7 +170,7 @@ class Engine(ReceivingEngine):
             top_k=-1 if params.top_k is None else params.top_k,
             min_p=params.min_p,
             max_tokens=params.new_tokens(len(request.prompt)),
-            # Until then vLLM also masks the end tokens listed in the model folder, which is where ours come from.
+            # Until then, vLLM also masks the end tokens that the model folder lists. They are our end tokens.
             min_tokens=params.min_new_tokens,
             seed=request.seed,
             stop=stops,
@@ -179,8 +184,9 @@ class Engine(ReceivingEngine):
         self._queue(request.id, request.prompt, sampling)
 
     def score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
-        """Return the log-probs of a prompt, from one pass, and of `draws` tokens that are generated greedily after it
-        over the paged KV cache, as samples are, ignoring end tokens. No other request may be running."""
+        """Return the log-probs of a prompt, and of `draws` tokens that are generated greedily after the prompt. The
+        prompt is scored in one pass. The tokens are generated with the paged KV cache, as samples are, and end tokens
+        are ignored. No other request may be running."""
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -206,8 +212,8 @@ class Engine(ReceivingEngine):
             raise WeightSyncError("the generator was called before it received weights")
         if self._is_asleep:
             raise WeightSyncError("the generator was called while it sleeps and has no weights")
-        # The salt keeps the KV cache of one set of weights from ever matching a request with another set, even if
-        # resetting the prefix cache fails.
+        # The salt differs after each weight transfer, so that no request can match the KV cache of older weights,
+        # even if the prefix cache is not reset.
         request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}
         self._llm.add_request(id, request, params)
         self._open.add(id)
@@ -226,13 +232,14 @@ class Engine(ReceivingEngine):
         """Drop all requests, finished or not."""
         self._llm.abort_request(list(self._open))
         self._open.clear()
-        # One more pass lets the scheduler drop requests in flight. Otherwise the next weight load finds it busy.
+        # The scheduler drops running requests in one more pass. Otherwise it would still be busy at the next weight
+        # load.
         while self._llm.engine_core.engine_core.scheduler.has_requests():
             self._llm.step()
 
     def close(self) -> None:
         """Free the engine and all process groups of this process."""
-        gc.freeze()  # vLLM collects, unfreezes and collects again: freezing makes the first collection cheap
+        gc.freeze()  # vLLM collects garbage twice: freezing makes the first collection cheap
         end(self._llm)
         del self._llm
         gc.collect()
@@ -250,18 +257,18 @@ def started(settings: VllmSettings, **options: Any) -> Any:
     with _threads_kept(), _third_party_quiet():
         import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
 
-        gc.freeze()  # vLLM collects five times during startup, and imported modules are most of the heap
+        gc.freeze()  # vLLM collects garbage five times during startup, mostly among imported modules
         with store_in_memory():
             llm = _start(settings, **options)
-    # Otherwise vLLM shuts down, including all process groups, when this object happens to be garbage-collected.
+    # Otherwise vLLM shuts down, and destroys all process groups, when this object is garbage-collected.
     llm.engine_core._finalizer.detach()
     return llm
 
 
 @contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Context that restores the number of threads, and `torch.set_num_threads`, which vLLM replaces by a function
-    that only warns."""
+    """Context that restores the number of threads and the function `torch.set_num_threads`. vLLM replaces this
+    function by a function that only warns."""
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield
@@ -283,7 +290,8 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
 
 
 def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
-    """Return our error for vLLM's. vLLM raises ValueError for many reasons, which only the text distinguishes."""
+    """Return the ppoctl error for vLLM's startup error. vLLM raises ValueError for many reasons, which only the
+    message distinguishes."""
     table, text = settings.table, str(error)
     if "KV cache" in text or isinstance(error, torch.OutOfMemoryError):
         key = "gpu_memory_frac" if on_gpu() else "kv_cache_mib"
@@ -308,7 +316,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
 
 
 def generation_error(settings: VllmSettings, error: Exception) -> Exception:
-    """Return our error for vLLM's error in a forward pass. Out-of-memory errors are returned unchanged."""
+    """Return the ppoctl error for vLLM's error in a forward pass. Out-of-memory errors are returned unchanged."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
     return EnvironmentProblemError(
@@ -318,7 +326,8 @@ def generation_error(settings: VllmSettings, error: Exception) -> Exception:
 
 
 def _one_line(error: Exception) -> str:
-    """Return a library's error in one line; for an error without a message, its source line."""
+    """Return a library's error in one line. For an error without a message, return the file and line that raised
+    it."""
     text = next(iter(str(error).splitlines()), "")
     if not text:
         last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -345,7 +354,7 @@ def _third_party_quiet() -> Iterator[None]:
     """Context that silences warnings of vLLM and torch about each other while vLLM is imported and started."""
     triton = logging.getLogger("torch._library.triton")
     level = triton.level
-    # "Triton not available": it is left out of CPU installations on purpose.
+    # The warning is "Triton not available": CPU installations do not include Triton.
     triton.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.script_method` is deprecated")

@@ -1,5 +1,5 @@
-"""How processes create engines: the processes of an executor (`OpenEngine`), and the engine process of a driver
-without Ray (`open_alone`)."""
+"""Functions that create an engine: `OpenEngine` in the processes of an executor, `open_alone` in the engine process
+of a driver without Ray."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,14 @@ from ppoctl.engines.vllm.settings import VllmSettings
 
 @dataclass
 class OpenEngine:
-    """Factory of an engine, or of one of its tensor ranks, which is created in the calling process."""
+    """Factory of an engine, or of one tensor rank of an engine, in the calling process."""
 
     settings: VllmSettings
     number: int = 0
     """Index of the engine."""
     folder: str | None = None
-    """Folder whose weights the next process loads, if it still exists. None: the model's own folder."""
+    """Folder with the weights that the next process loads, if the folder still exists. None: the model's own
+    folder."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> Engine:
         write_log(self.settings, f"engine-{self.number}" + (f"-rank-{rank}" if rank > 0 else ""))
@@ -27,7 +28,7 @@ class OpenEngine:
 
 
 def open_alone(settings: VllmSettings, folder: str | None) -> Engine:
-    """Create the only engine of a job. If the settings have no log folder, its log is kept in memory until
+    """Create the only engine of a job. If the settings have no log folder, the log is kept in memory until
     `Engine.write_log_into` is called."""
     if settings.logs is None:
         keep_log()

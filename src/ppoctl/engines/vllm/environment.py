@@ -20,10 +20,10 @@ from ppoctl.recipe.schema import GeneratorTable
 from ppoctl.weights.sharing import this_machine
 
 MEET_S = 600.0
-"""Seconds that tensor ranks wait for each other; the caller of the ranks has a shorter timeout."""
+"""Seconds that tensor ranks wait for each other. The caller of the ranks has a shorter timeout."""
 CACHES = Path(tempfile.gettempdir())
-"""Folder of this node that contains the user's compile caches. Their names do not begin like those of private
-folders, which are removed."""
+"""Folder of this node that contains the user's compile caches. Its name does not begin with the prefix of private
+folders, because private folders are removed."""
 _CACHE_FOLDERS = {
     "VLLM_CACHE_ROOT": "vllm",
     "TRITON_CACHE_DIR": "triton",
@@ -31,26 +31,26 @@ _CACHE_FOLDERS = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
 _kept: list[Any] = []
-"""Keeps stores alive as long as the process."""
+"""Stores that must exist as long as the process."""
 
 
 def compiles(table: GeneratorTable) -> bool:
-    """Whether an engine compiles the model. If the recipe does not set it: on a GPU."""
+    """Whether an engine compiles the model. If the recipe does not decide, an engine on a GPU does."""
     return on_gpu() if table.compile is None else table.compile
 
 
 def prepare_environment(settings: VllmSettings) -> None:
-    """Set what must be set before vLLM is imported; may be called again. Changes `os.environ`, and torch.compile's
-    switch if torch has already read it.
+    """Set the environment variables that vLLM reads when it is imported. May be called again. Changes `os.environ`,
+    and torch's setting for torch.compile if torch has already read the variable.
 
-    Variables that the user exported take precedence, except the one that this engine relies on: it runs in this
-    process.
+    Variables that the user exported take precedence. The exception is VLLM_ENABLE_V1_MULTIPROCESSING, because the
+    engine must run in this process.
     """
     # Within one process, tensors are passed by reference, startup takes 2 s instead of 12, and no orphan can remain.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    # By default vLLM binds threads to cores and reserves one core, which the trainer in this process needs.
+    # By default vLLM binds threads to cores and reserves a core. A trainer in this process needs that core.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     if settings.table.model_runner is not None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.table.model_runner == "v2"))
@@ -59,7 +59,8 @@ def prepare_environment(settings: VllmSettings) -> None:
     if on_gpu():
         _prepare_for_gpu(settings)
     else:
-        # On a CPU, vLLM's latent attention supports only the head size of DeepSeek-V3. Plain attention supports all.
+        # On a CPU, vLLM's latent attention supports only the head size of DeepSeek-V3. Plain attention supports all
+        # sizes.
         os.environ.setdefault("VLLM_MLA_DISABLE", "1")
         if not compiles(settings.table):
             _disable_torch_compile()
@@ -67,11 +68,11 @@ def prepare_environment(settings: VllmSettings) -> None:
 
 def _prepare_for_gpu(settings: VllmSettings) -> None:
     _keep_caches_on_this_node()
-    # Every request has a seed and processed log-probs, which FlashInfer's sampler does not support. vLLM would import
+    # Every request has a seed and processed log-probs. FlashInfer's sampler supports neither, but vLLM would import
     # it anyway, and might compile it.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if settings.dtype == "float32":
-        # Only Triton's attention supports float32, and it multiplies in TF32 by default: a relative error of 3e-4.
+        # Only Triton's attention supports float32. By default it multiplies in TF32, with a relative error of 3e-4.
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     if settings.table.batch_invariant:
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
@@ -79,8 +80,8 @@ def _prepare_for_gpu(settings: VllmSettings) -> None:
 
 @contextmanager
 def store_in_memory() -> Iterator[None]:
-    """Context in which a single-process engine starts with its process-group store in anonymous memory. vLLM would
-    create a file in the temporary folder, which remains if the process is killed."""
+    """Context in which a single-process engine starts with the store of its process group in anonymous memory. By
+    default vLLM creates a file in the temporary folder, and this file remains if the process is killed."""
     from vllm.v1.executor import uniproc_executor as found
 
     uniproc_executor: Any = found
@@ -93,8 +94,9 @@ def store_in_memory() -> Iterator[None]:
 
 
 def _keep_caches_on_this_node() -> None:
-    """Use a private folder of this node for compiled code: engines of many nodes would otherwise all write into the
-    home directory. The caches stay there if another user owns the folder, or if its file system forbids execution."""
+    """Use a private folder of this node for compiled code: otherwise the engines of many nodes would all write into
+    the home directory. The caches stay in the home directory if another user owns the private folder, or if the
+    folder's file system forbids execution."""
     folder = CACHES / f"ppoctl_cache_{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -106,13 +108,13 @@ def _keep_caches_on_this_node() -> None:
 
 
 def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
-    """Set the variables that torchrun would set: the tensor rank of this process, and where (`host:port`) the ranks
-    of the engine meet. Also make the GPUs of all ranks on this node visible, in rank order. This process must not
-    have used CUDA before, since torch reads the visible GPUs only once. Raises EnvironmentProblemError."""
+    """Set the variables that torchrun would set: the tensor rank of this process, and where the ranks of the engine
+    meet (`address`, `host:port`). Also make the GPUs of all ranks on this node visible, in rank order. This process
+    must not have used CUDA before: torch reads the visible GPUs only once. Raises EnvironmentProblemError."""
     host, port = address.rsplit(":", 1)
     timeout = timedelta(seconds=MEET_S)
     if rank == 0:
-        # vLLM's own store would listen on every address; with TORCHELASTIC_USE_AGENT_STORE torch creates none.
+        # vLLM's own store would listen on every address. With TORCHELASTIC_USE_AGENT_STORE, torch creates no store.
         store = open_store(host, int(port), timeout)
     else:
         store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
@@ -126,7 +128,7 @@ def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
 
 def _see_all_devices(store: TCPStore, rank: int, world_size: int) -> int:
     """Return the index of this rank among the ranks of its node. Each rank starts with only its own GPU visible, but
-    vLLM looks up the other ranks' GPUs in `CUDA_VISIBLE_DEVICES`, by these indices."""
+    vLLM uses these indices to find the other ranks' GPUs in `CUDA_VISIBLE_DEVICES`."""
     shown = os.environ.get(VISIBLE, "")
     store.set(f"device of {rank}", f"{this_machine()} {'' if hides_all(shown) else shown}")
     reports = [store.get(f"device of {other}").decode().rpartition(" ") for other in range(world_size)]
@@ -147,10 +149,10 @@ def _require_one_each(devices: Sequence[str]) -> None:
 
 
 def _disable_torch_compile() -> None:
-    """Disable torch.compile on a CPU, where even an eager engine compiles small helpers with the C++ compiler: 5-15
-    s, and an error if there is no compiler.
+    """Disable torch.compile on a CPU: even an eager engine would compile small helpers with the C++ compiler. That
+    takes 5-15 s, and is an error if there is no compiler.
 
-    Not used on a GPU, where it would also slow down fused functions of a trainer in this process.
+    This function is not used on a GPU: it would also slow down fused functions of a trainer in this process.
     """
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     dynamo: Any = sys.modules.get("torch._dynamo.config")

@@ -22,10 +22,10 @@ from ppoctl.weights.sync import GENERATOR, EngineSide, Published, Sync
 Result = TypeVar("Result")
 
 MAX_SENDS = 2
-"""A request that was on this many engines when they died is not sent again: it may be what kills them."""
+"""Number of engines that may die with the same request. Then the request is not sent again: it may be the cause."""
 QUEUE_FACTOR = 1.25
-"""Requests assigned to an engine, as a multiple of those that it decodes at once, so that the next are already queued
-when one finishes."""
+"""Number of requests that are assigned to an engine, as a multiple of the number that it decodes at once. The engine
+thus has the next request in its queue when a request finishes."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class CompletedRequest:
 
     finished: GenerationOutput
     sends: int
-    """Number of engines that it was sent to: more than one if an engine died."""
+    """Number of engines that the request was sent to: more than one if an engine died."""
 
 
 @dataclass
 class _EngineSlot:
-    """One engine and the requests that are assigned to it."""
+    """One engine, and the requests that are assigned to this engine."""
 
     engine: EngineHandle
     is_verified: bool = False
-    """Whether the engine holds the published weights. False after it died or slept."""
+    """Whether the engine holds the published weights. False after the engine died or slept."""
     requests: dict[str, GenerationRequest] = field(default_factory=dict)
     reply: Any = None
-    """The pending `Reply` of `advance`, if there is one."""
+    """The pending `Reply` of `advance`. None: no call is pending."""
 
 
 class Fleet:
-    """Engines of one generator, started by the first `prepare`. One stream of requests at a time."""
+    """Engines of one generator. The first `prepare` starts them. There is only one stream of requests at a time."""
 
     def __init__(self, side: EngineSide, sync: Sync, seqs_together: int, notify: Callable[[str], None]) -> None:
         self._side = side
@@ -71,7 +71,7 @@ class Fleet:
             self._side.sharing.acquire(GENERATOR, self._sleep)
             self._restore()
             return
-        # First: building, loading or updating a trainer takes memory that the engines would already occupy.
+        # The trainer comes first: to build, load or update it takes memory that the engines would otherwise occupy.
         trainer = self._sync.trainer_at(state)
         self._side.sharing.acquire(GENERATOR, self._sleep)
         self._drop()
@@ -95,7 +95,7 @@ class Fleet:
             slot.is_verified = False
 
     def _restore(self) -> None:
-        """Load the last prepared state into engines that died or slept. The trainer may be at another state by
+        """Load the last prepared state into the engines that died or slept. The trainer may be at another state by
         now."""
         published, lost = self._published, [slot for slot in self._slots if not slot.is_verified]
         assert published is not None, "no state was prepared"
@@ -103,8 +103,8 @@ class Fleet:
             self._retried(lambda engines: self._sync.restore(engines, published), lost)
 
     def _retried(self, transfer: Callable[[Sequence[EngineHandle]], Result], slots: Sequence[_EngineSlot]) -> Result:
-        """Run `transfer`, and repeat it when an engine dies, at most as often as there are engines. Marks the engines
-        as verified."""
+        """Run `transfer`, and run it again each time an engine dies, at most as often as there are engines. Then mark
+        the engines as verified."""
         tries_left = len(slots)
         while True:
             try:
@@ -114,7 +114,7 @@ class Fleet:
                     raise
                 tries_left -= 1
                 self._notify(f"{error.message}; restarting")
-                # The trainer is on the device to send weights: a new engine would not have enough memory.
+                # The trainer is on the device to send weights, so a new engine would not have enough memory.
                 self._side.sharing.offload_others(GENERATOR)
             else:
                 for slot in slots:
@@ -122,8 +122,8 @@ class Fleet:
                 return result
 
     def _sleep(self) -> None:
-        """Free the devices for other roles. The engines discard their weights, which the next state usually replaces
-        anyway."""
+        """Free the devices for other roles. The engines discard their weights. The weights of the next state usually
+        replace them anyway."""
         for slot, asleep in [(slot, slot.engine.begin("sleep")) for slot in self._slots if slot.is_verified]:
             slot.is_verified = False
             try:
@@ -145,23 +145,24 @@ class Fleet:
         self._sends.clear()
 
     def submit(self, draws: Sequence[GenerationRequest]) -> None:
-        """Add requests with unique ids; idle engines receive them immediately."""
+        """Add requests with unique ids. Idle engines receive requests immediately."""
         self._queue.extend(draws)
         self._sends.update(dict.fromkeys((request.id for request in draws), 0))
         self._dispatch()
 
     def finished(self) -> list[CompletedRequest]:
-        """Wait until at least one request has finished, and return the finished ones. Empty if no request is open.
+        """Wait until at least one request has finished, and return the finished requests. The list is empty if no
+        request is open.
 
         Tokens do not depend on which engine generated them. Requests of an engine that dies return to the queue.
-        Raises ProcessLostError if a request was on two engines that died, and HangError, which names the open
-        requests.
+        Raises ProcessLostError if a request was on two engines that died. Raises HangError, which names the open
+        requests, if an engine does not reply in time.
         """
         while self.open_requests:
             self._dispatch()
             if not self._answered:
                 self._answered.extend(self._wait_for_replies())
-            # One engine at a time: an error of the next engine must not lose the outputs of this one.
+            # One engine at a time: an error of the next engine must not lose the outputs of this engine.
             if outputs := self._finished(self._answered.popleft()):
                 return [CompletedRequest(output, self._sends[output.id]) for output in outputs]
         return []
@@ -180,7 +181,7 @@ class Fleet:
             slot.engine.close()
 
     def _dispatch(self) -> None:
-        """Give each idle engine an equal fraction of the open requests, up to its capacity."""
+        """Give each idle engine an equal fraction of the open requests, up to the engine's capacity."""
         per_engine = ceil(self.open_requests / len(self._slots))
         for slot in self._slots:
             if slot.reply is not None:
@@ -200,7 +201,8 @@ class Fleet:
         return [waiting[id(reply)] for reply in done]
 
     def _finished(self, slot: _EngineSlot) -> list[GenerationOutput]:
-        """Return the requests that this engine has finished. Empty if the engine died; it is then restarted."""
+        """Return the requests that this engine has finished. If the engine died, restart it and return an empty
+        list."""
         reply, slot.reply = slot.reply, None
         try:
             outputs: list[GenerationOutput] = reply.answers()[0]
@@ -225,12 +227,12 @@ class Fleet:
         return max((self._sends[request.id] for request in requests), default=0)
 
     def abort(self) -> None:
-        """Drop all requests, in all engines."""
+        """Drop all requests in all engines."""
         busy = [slot for slot in self._slots if slot.requests or slot.reply is not None]
         self._clear()
         try:
             call_engines([slot.engine for slot in busy], "abort")
-        except PpoctlError:  # the error that ends the stream is already being raised
+        except PpoctlError:  # another error, which ends the stream, is already being raised
             for slot in busy:
                 slot.is_verified = False
 

@@ -14,12 +14,12 @@ from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync, TrainerAt
 
 _COLDEST, _HOTTEST = 0.01, 2.0
-"""vLLM silently raises temperatures between 0 and the first value to the first value, and rejects those above the
-second."""
+"""vLLM silently changes temperatures between 0 and the first value to the first value, and rejects temperatures above
+the second value."""
 
 
 class VllmGenerator:
-    """Engines that the first `prepare` starts, in this process or in others."""
+    """A `ports.Generator`: vLLM engines in separate processes. The first `prepare` starts them."""
 
     def __init__(
         self, settings: VllmSettings, trainer_at: TrainerAt, side: EngineSide, notify: Callable[[str], None]
@@ -86,8 +86,8 @@ class VllmStream:
         self.is_open = True
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See `ports.Stream`. Raises DataError (also for an id outside the vocabulary), and ValueError for a key that
-        this stream has had before, or a negative seed."""
+        """See `ports.Stream`. Raises DataError, also for a token id outside the vocabulary. Raises ValueError for a
+        negative seed, or if the stream already had a request with the same key."""
         self._require_open()
         keys = set(self._keys)
         for request in requests:
@@ -101,7 +101,7 @@ class VllmStream:
         )
 
     def finished(self) -> Sequence[Sample]:
-        """See `ports.Stream`. Raises NonFiniteError if the weights give log-probs that are not finite."""
+        """See `ports.Stream`. Raises NonFiniteError if log-probs are not finite."""
         self._require_open()
         return [self._sample(completed) for completed in self._fleet.finished()]
 
@@ -133,7 +133,8 @@ class VllmStream:
             )
         if request.seed < 0:
             raise ValueError(f"seed of `{request.key}` is negative: {request.seed}")
-        # vLLM without a tokenizer does not check ids. The embedding would fail on a CPU and corrupt the CUDA context.
+        # vLLM without a tokenizer does not check ids. An invalid id would raise an error on a CPU, and corrupt the
+        # CUDA context on a GPU.
         vocab_size = self._fleet.vocab_size()
         wrong = [token for token in request.prompt_tokens if not 0 <= token < vocab_size]
         if wrong:

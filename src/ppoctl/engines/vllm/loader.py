@@ -1,6 +1,6 @@
 """vLLM's own loader of Hugging Face folders, with a checksum of every tensor that it reads.
 
-For engines that cannot change weights in place: the checksums verify which weights the engine was started from.
+It is used for engines that cannot change weights in place. The checksums verify which weights an engine has read.
 """
 
 import copy
@@ -37,7 +37,7 @@ class WitnessedLoader(DefaultModelLoader):
 
 
 def register() -> None:
-    """Register the format with vLLM in this process; may be called again."""
+    """Register `WitnessedLoader` with vLLM in this process. May be called again."""
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 
     if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
@@ -45,5 +45,5 @@ def register() -> None:
 
 
 def last_read() -> list[LoadedWeight]:
-    """Return every tensor that this process's engine read at its last start."""
+    """Return all tensors that the engine in this process read at its last startup."""
     return list(_read)

@@ -14,12 +14,12 @@ _MOST_KEPT = 10_000
 
 def write_log(settings: VllmSettings, name: str) -> None:
     """Write vLLM's log of this process, including the kept lines, to `vllm-NAME.log` in the folder of the settings.
-    Without a folder, only errors are printed. If the user exported vLLM's logging variables, nothing is changed. This
-    function or `keep_log` must be called before vLLM is imported.
+    Without a folder, only errors are printed. If the user exported vLLM's logging variables, the function changes
+    nothing. This function or `keep_log` must be called before vLLM is imported.
     """
     if _is_exported():
         return
-    # Otherwise vLLM replaces our handler at each start.
+    # Otherwise vLLM replaces our log handler each time an engine starts.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     logger = logging.getLogger("vllm")
     kept = [line for handler in logger.handlers if isinstance(handler, MemoryHandler) for line in handler.buffer]
@@ -35,10 +35,10 @@ def write_log(settings: VllmSettings, name: str) -> None:
 
 
 def write_logs_alone(settings: VllmSettings) -> None:
-    """Write vLLM's log of this process, which contains a job's only engine, to its file, and its other output to a
-    second file."""
+    """Write vLLM's log of this process to its file, and other output of the process to a second file. The process
+    contains the only engine of a job."""
     if settings.logs is not None:
-        write_into(settings.logs / "generator-0.log")  # the same name as with Ray
+        write_into(settings.logs / "generator-0.log")  # Ray's processes use the same name
     write_log(settings, "engine-0")
 
 
@@ -70,7 +70,7 @@ def _is_exported() -> bool:
 
 
 def log_location(settings: VllmSettings) -> str:
-    """Return a hint that leads to vLLM's log."""
+    """Return the hint of an error with the location of vLLM's log."""
     if settings.logs is None:
         return "run the same command with VLLM_LOGGING_LEVEL=INFO in front to print vLLM's log"
     return f"vLLM's log: tail -n 50 {quoted(settings.logs)}/vllm-*.log"

@@ -1,5 +1,5 @@
-"""The engine of a job without Ray, in a separate process. Imports no torch or vLLM, so that the process can be
-started before the driver's slow imports."""
+"""The engine of a job without Ray, in a separate process. This module imports neither torch nor vLLM, so that the
+process can be started before the driver's slow imports."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from ppoctl.errors import PpoctlError
 
 
 def engine_process(settings: VllmSettings, threads: int, folder: str | None = None) -> ChildProcess:
-    """Return the process of an engine, which loads the weights of `folder` if it is given."""
+    """Return the process of an engine. If `folder` is given, the engine loads the weights in this folder."""
     return ChildProcess(
         "vLLM", ChildFactory("ppoctl.engines.vllm.engine_factories:open_alone", (settings, folder), threads)
     )
@@ -25,7 +25,7 @@ class OwnProcess:
         self._threads = threads
         self._child: ChildProcess | None = None
         self.folder: str | None = None
-        """Folder whose weights the next process loads. None: the model's own folder."""
+        """Folder with the weights that the next process loads. None: the model's own folder."""
 
     def begin(self, method: str, *arguments: Any) -> ChildReply:
         """See `weights.engine_calls.EngineHandle`."""
@@ -39,8 +39,9 @@ class OwnProcess:
             self._child.close()
 
     def _prestarted(self) -> ChildProcess | None:
-        """Return the process that was started before the run had a folder for its log. None: there is none, or it
-        failed; the caller then starts another process, whose error and log explain why."""
+        """Return the process that was started before the run had a folder for its log. None: there is no such
+        process, or it failed. After a failure the caller starts another process, whose error and log explain the
+        reason."""
         child = taken(engine_process(replace(self.settings, logs=None), self._threads, self.folder).target)
         if child is None:
             return None

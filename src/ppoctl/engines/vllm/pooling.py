@@ -1,4 +1,4 @@
-"""A reward model in vLLM: an engine that pools, and the classes that scorers use to reach its process."""
+"""A reward model in vLLM: a pooling engine, and the classes with which scorers call the engine's process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,23 +16,23 @@ from ppoctl.recipe.schema import ParallelTable
 
 @dataclass(frozen=True)
 class PoolingSettings:
-    """Settings that the engine of a reward model starts with."""
+    """Settings with which the engine of a reward model starts."""
 
     role: str
-    """Key of the model's table."""
+    """Recipe key of the model's table."""
     engine: VllmSettings
     step_tokens: int
-    """Maximum number of tokens in one engine step; no text is longer."""
+    """Maximum number of tokens in one engine step. No text may be longer."""
     step_texts: int
     """Maximum number of texts in one engine step."""
     cache_bytes: int
-    """Size of the KV cache of one step."""
+    """Size of the KV cache, which holds the texts of one engine step."""
     label: int | None = None
     """Index of the label whose probability is the score. None: the head has one output, which is the score."""
 
     @property
     def parallel(self) -> ParallelTable:
-        """Parallelism of the model, which is complete in one process."""
+        """Parallelism of the model: one process holds the complete model."""
         return ParallelTable()
 
 
@@ -45,7 +45,7 @@ class PoolingEngine:
         self._is_asleep = False
 
     def start(self) -> None:
-        """Start vLLM, about 2 s for a small model. Raises EnvironmentProblemError or OutOfMemoryError."""
+        """Start vLLM. That takes about 2 s for a small model. Raises EnvironmentProblemError or OutOfMemoryError."""
         engine = self._settings.engine
         self._llm = started(
             replace(engine, table=engine.table.model_copy(update={"tensor": 1})),
@@ -81,7 +81,7 @@ class PoolingEngine:
         return [float(score) for score in (heads[:, 0] if label is None else heads.softmax(1)[:, label])]
 
     def leave(self) -> None:
-        """Offload the weights to the host, so that other roles can use the device memory. No-op on a CPU."""
+        """Offload the weights to the host, so that other roles can use the device memory. Does nothing on a CPU."""
         if self._llm is not None and on_gpu() and self._settings.engine.sleeps and not self._is_asleep:
             self._llm.sleep(level=1)
             self._is_asleep = True
@@ -121,7 +121,7 @@ def open_pooling(settings: PoolingSettings) -> PoolingEngine:
 
 @dataclass(frozen=True)
 class OpenPooling:
-    """Factory of the engine of a reward model, which is created in the calling process."""
+    """Factory of the engine of a reward model, in the calling process."""
 
     settings: PoolingSettings
 
@@ -130,7 +130,7 @@ class OpenPooling:
 
 
 class VllmRewardModel:
-    """The computing part of a `batch.scores.RewardModel`."""
+    """The part of a `batch.scores.RewardModel` that computes scores of token ids."""
 
     def __init__(self, call: Callable[..., list[Any]]) -> None:
         """`call` runs a method of the `PoolingEngine` in its process, and returns a list with one result."""

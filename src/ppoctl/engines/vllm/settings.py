@@ -1,4 +1,4 @@
-"""Settings that an engine is started with."""
+"""Settings with which an engine is started."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,16 @@ class VllmSettings:
     """Hugging Face folder (config, first weights, tokenizer) or hub id."""
     dtype: Literal["float32", "bfloat16"]
     max_model_len: int
-    """Longest prompt plus the maximum number of new tokens of any request, including evaluation. At least 3, which
-    the canary requires."""
+    """Number of tokens of the longest prompt plus the maximum number of new tokens, for rollouts and evaluations. The
+    canary requires at least 3."""
     eos_token_ids: tuple[int, ...]
-    """A response ends with any of these ids and with no other, regardless of the model folder."""
+    """Ids that end a response. No other id ends a response, even if the model folder lists it."""
     table: GeneratorTable
     sleeps: bool = False
     """Whether the engine sleeps between rollouts, so that other roles can use its device."""
     logs: Path | None = None
-    """Folder in which each engine writes vLLM's log. None: no log."""
+    """Folder in which each engine writes vLLM's log. None: no log is written."""
     key: str = "model.path"
-    """Recipe key that names the model."""
+    """Recipe key that contains the path of the model."""
     seed: int = 0
-    """Seed of the engine. No sample depends on it, since every request has a seed."""
+    """Seed of the engine. No sample depends on this seed, since every request has a seed."""

@@ -1,20 +1,23 @@
-"""Weights inside vLLM: loading while the engine runs, and reading back from the memory that it computes with.
+"""Weights inside vLLM: loading while the engine runs, and reading back from the memory with which the engine
+computes.
 
     start_weight_update  ->  update_weights(tensors) ...  ->  finish_weight_update  ->  ppoctl_loaded_weights
 
-Loading is vLLM's layerwise reload, in place, through its weight-transfer interface. Tensors arrive in any number and
-order; a fused layer is loaded when its last part has arrived. (`loader` reads a folder when an engine starts.)
+Weights are loaded in place by vLLM's layerwise reload, through vLLM's weight-transfer interface. Tensors may arrive
+in any number and order. A fused layer is loaded when its last part has arrived. (`loader` reads a folder when an
+engine starts.)
 
-The verification (`weights.checksum`) does not rely on the loading code: weights are read *back from the memory that
-the engine computes with*.
+The verification (`weights.checksum`) does not rely on the loading code: weights are read *back from the memory with
+which the engine computes*.
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
   output element is one weight times 1 plus zeros, so this returns the packed weights exactly, in float32 and in
-  bfloat16. A tied head has a packed copy in addition to the embedding, which is read and compared separately.
-- All other weights (embeddings, norms, biases; on a GPU all weights): the resident tensor itself.
+  bfloat16. A tied head has a packed copy in addition to the embedding. This copy is read and compared separately.
+- All other weights (embeddings, norms, biases; on a GPU all weights): the resident tensor is read.
 
-Not verified: that no KV cache of older weights is read. `Engine._queue` excludes that by construction.
+The verification does not cover the KV cache: a request must not read keys and values of older weights.
+`Engine._queue` excludes that by construction.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,29 +38,29 @@ from ppoctl.weights.checksum import LoadedWeight, checksum_of
 BACKEND = "ppoctl_host"
 """Name of `HostTransfer` in vLLM."""
 _PROBE_ROWS = 512
-"""Rows of the identity matrix per product, which bounds the memory for reading back a large matrix."""
+"""Number of rows of the identity matrix in one product. It limits the memory for reading back a large matrix."""
 
 
 def register() -> None:
-    """Register the backend with vLLM in this process; may be called again."""
+    """Register `HostTransfer` with vLLM in this process. May be called again."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostTransfer)
 
 
 @dataclass
 class NothingToAgreeOn(WeightTransferInitInfo):
-    """Parameters of the connection that vLLM would set up: none."""
+    """Parameters of the connection that vLLM would set up. There are no parameters."""
 
 
 @dataclass
 class Arrived(WeightTransferUpdateInfo):
-    """Some of the weights, under Hugging Face names, in memory that this process can already read."""
+    """Some of the weights, under Hugging Face names, in memory that this process can read."""
 
     tensors: list[tuple[str, Tensor]]
 
 
 class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
-    """Weight transfer that loads the tensors it is passed, in checkpoint format."""
+    """Weight transfer that loads the tensors with which it is called, in checkpoint format."""
 
     init_info_cls = NothingToAgreeOn
     update_info_cls = Arrived
@@ -89,7 +92,7 @@ class WeightReader:
     model_runner: Any
 
     def ppoctl_loaded_weights(self) -> list[LoadedWeight]:
-        """Return every weight of the engine, read back from the memory that it computes with."""
+        """Return all weights of the engine, read back from the memory with which the engine computes."""
         model = self.model_runner.get_model()
         with torch.no_grad():
             repack_heads(model)
@@ -99,8 +102,9 @@ class WeightReader:
 def repack_heads(model: torch.nn.Module) -> None:
     """Rebuild the packed copy of every layer that has one in addition to a resident weight.
 
-    Loading rebuilds the copies of layers that received weights. A head tied to the embedding receives none, so
-    without this its logits would silently come from the old embedding (vLLM 0.32 and 0.33, CPU). No-op on a GPU.
+    Loading rebuilds the copies of layers that received weights. A head that is tied to the embedding receives no
+    weight, so without this function its logits would silently come from the old embedding (vLLM 0.32 and 0.33, CPU).
+    Does nothing on a GPU.
     """
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -110,7 +114,7 @@ def repack_heads(model: torch.nn.Module) -> None:
 
 
 def _read_back(model: torch.nn.Module) -> Iterator[LoadedWeight]:
-    """Yield every parameter of the engine's model under its Hugging Face name; fused layers are split into their
+    """Yield every parameter of the engine's model under its Hugging Face name. Fused layers are split into their
     parts."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     owners: dict[int, str] = {}
@@ -118,7 +122,7 @@ def _read_back(model: torch.nn.Module) -> Iterator[LoadedWeight]:
     for path, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
             parts = fused.get(path.rpartition(".")[2], ())
-            # Models whose checkpoints are fused too list the fused layer as its only part.
+            # If a model's checkpoint has fused layers too, the only part of a fused layer is the layer.
             parts = parts if len(parts) > 1 else ()
             sizes = module.output_partition_sizes if parts else ()
             value = _in_use(module, kind, parameter, dtype)
@@ -138,7 +142,7 @@ def _parts(name: str, value: Tensor, parts: Sequence[str], sizes: Sequence[int])
 
 
 def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the numbers that this tensor rank computes with."""
+    """Return the weight with which this tensor rank computes."""
     value = parameter.data
     if kind == "weight" and hasattr(module, "cpu_linear"):
         value = _unpacked(module, dtype)
