@@ -21,8 +21,8 @@ class EvalTable(Table):
     at_start: Annotated[bool, REPORTING] = True
     """Whether to evaluate before the first step."""
     at_end: Annotated[bool, REPORTING] = True
-    """Whether to evaluate after the last step in any case; false: only if its number is a multiple of
-    `every_steps`."""
+    """Whether to evaluate after the last step in any case; false: only if the number of the last step is a multiple
+    of `every_steps`."""
     passes: Annotated[Literal["both", "greedy", "sampled"], RESULTS] = "both"
     """Passes over each set. greedy: one response per prompt, the most likely token at each position; sampled:
     `samples_per_prompt` responses at `temperature`; both: one pass of each."""
