@@ -1,1 +1,1 @@
-"""Prompts: rows of data sets, rendered by the chat template of the model, in a seeded order."""
+"""Prompts: rows of data sets, rendered with the chat template of the model, in an order that the seed determines."""

@@ -1,6 +1,7 @@
-"""Chat template of a model, rendered in jinja's sandbox. The text equals that of transformers, which is not imported.
+"""Chat template of a model, rendered in jinja's sandbox.
 
-tests/data/test_chat.py compares the two.
+The text equals the text that transformers renders, but transformers is not imported. tests/data/test_chat.py compares
+both texts.
 """
 
 import json
@@ -30,7 +31,7 @@ class ChatTemplate:
     def __init__(self, folder: Path) -> None:
         """Read the template.
 
-        Raises EnvironmentProblemError if its files cannot be read or it is not valid jinja.
+        Raises EnvironmentProblemError if the files of the template cannot be read, or if it is not valid jinja.
         """
         self._folder = folder
         config = read_json_object(folder / "tokenizer_config.json")
@@ -43,8 +44,8 @@ class ChatTemplate:
     def render(self, chat: Sequence[Message], arguments: Mapping[str, object] = MappingProxyType({})) -> str:
         """Return the chat as text, ending with the generation prompt that opens the assistant's turn.
 
-        `arguments` are the `template_args` of the recipe. The model must have a template. Raises any error that the
-        template raises: a template is code.
+        `arguments` are the `template_args` of the recipe. The model must have a template. A template is code, so any
+        error may be raised.
         """
         assert self._compiled is not None
         messages = [{"role": message.role, "content": message.content} for message in chat]
@@ -71,7 +72,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """Jinja tag `{% generation %}`, which marks the assistant's text and does not change it."""
+    """Jinja tag `{% generation %}`, which marks the text of the assistant without changing it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja requires this form
 
@@ -91,7 +92,7 @@ def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
                 f"`{file}` cannot be read: {error}", hint="fetch the model again"
             ) from error
     template = config.get("chat_template")
-    if isinstance(template, list):  # several templates with names
+    if isinstance(template, list):  # the file has several templates with names
         template = {row.get("name"): row.get("template") for row in template if isinstance(row, Mapping)}.get(
             "default"
         )
@@ -103,7 +104,7 @@ def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _token(written: Any) -> str:
-    """Return the text of a special token, which is written as text or as a table with `content`."""
+    """Return the text of a special token. The files contain the token as text, or as an object with `content`."""
     return str(written.get("content")) if isinstance(written, Mapping) else str(written)
 
 

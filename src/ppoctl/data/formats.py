@@ -1,6 +1,6 @@
 """Parse raw rows of each format into question, ground truth and further fields.
 
-Nothing is guessed: a row that does not match its format is an error that names the place of the row.
+The parsers never guess: a row that does not match its format raises an error that names the place of the row.
 """
 
 import json
@@ -27,7 +27,7 @@ ParsedRow = tuple[Question, str | None, dict[str, Json]]
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of the question and of the ground truth."""
+    """Names of the columns that contain the question and the ground truth."""
 
     prompt: str
     answer: str | None
@@ -36,13 +36,13 @@ class _Columns:
 
 
 def columns_read(table: SingleTable) -> tuple[str, ...] | None:
-    """Return the names of the columns that a table reads, nested ones with dots; None: all columns."""
+    """Return the names of the columns that a table reads, nested columns with dots; None: all columns."""
     if table.fields is None:
         return None
     if isinstance(table, DialogueRows):
         return ("chosen", "rejected", *table.fields)
     columns = _columns(table)
-    # If the ground truth is optional, only the rows show whether its column exists.
+    # If the ground truth is optional, only the rows show whether the column of the ground truth exists.
     if not columns.needs_answer:
         return None
     return (columns.prompt, *([columns.answer] if columns.answer else []), *table.fields)
@@ -105,7 +105,7 @@ def _fields(
 
 
 def _without(raw: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """Return the row without a column, and without nested columns that then are empty."""
+    """Return the row without this column, and without parents of the column that are empty without it."""
     head, _, rest = column.partition(".")
     name = column if column in raw else head
     kept = {other: value for other, value in raw.items() if other != name}
@@ -161,7 +161,7 @@ def _messages(value: list[Any] | tuple[Any, ...], column: str, place: Place) -> 
 
 
 def _dialogue(raw: Mapping[str, Any], place: Place, key: str) -> tuple[Question, dict[str, Json]]:
-    """Return the common beginning of both dialogues, up to the last turn of the user, and the answer of each."""
+    """Return the common beginning of two dialogues, up to the last turn of the user, and the answer of each."""
     turns = {column: _turns(_value(raw, column, place, key), column, place) for column in ("chosen", "rejected")}
     common = 0
     for chosen, rejected in zip(turns["chosen"], turns["rejected"], strict=False):
@@ -205,7 +205,7 @@ def _turns(value: Any, column: str, place: Place) -> list[tuple[str, str]]:
 
 
 def _answer(value: Any, column: str, place: Place) -> str:
-    # bool is a subclass of int, but not a plausible ground truth. A float is rejected: its text is ambiguous.
+    # bool is a subclass of int, but not a plausible ground truth. A float is rejected, because its text is ambiguous.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):

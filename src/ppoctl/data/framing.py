@@ -16,16 +16,17 @@ class Framing:
     def __init__(self, table: SingleTable, *, name: str) -> None:
         """Read the prompt file, if there is one.
 
-        Raises MissingAssetError if it cannot be read, and RecipeError if it has no `{question}`.
+        Raises MissingAssetError if the file cannot be read, and RecipeError if the file has no `{question}`.
         """
         self._table, self._name = table, name
         self.prompt_file = None if table.prompt_file is None else _prompt_file(table.prompt_file, name)
-        """Text of the prompt file; None: there is none."""
+        """Text of the prompt file; None: there is no prompt file."""
 
     def chat(self, row: DatasetRow) -> tuple[Message, ...]:
-        """Return the messages of a row: its own chat, or the system message and the framed question.
+        """Return the messages of a row: the chat in the row, or the system message and the framed question.
 
-        Raises DataError if the table has an instruction, prompt file or system message that the chat makes unusable.
+        Raises DataError if the row has a chat, and the table has an instruction, a prompt file or a system message
+        that cannot be used with the chat.
         """
         table, name = self._table, self._name
         system = (Message("system", table.system),) if table.system else ()

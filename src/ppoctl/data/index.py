@@ -1,11 +1,13 @@
-"""An index of a set of rows that may be large: rows are read once, kept as a few numbers each, and rendered on use.
+"""An index of a set of rows, which may be large.
+
+Rows are read once. The index keeps a few numbers for each row, and a row is rendered when it is used.
 
     file, data set, function --stream--> | question no. | content no. |   numbers of each row, in memory
                                                                |
                           distinct contents -> spool: a temporary file, in memory while it is small
 
-The digest of a set is computed while reading, over all rows. Rows that are left out (repeated, too long) keep their
-position, so that the id of a row does not depend on which rows are left out.
+The digest of a set is computed while the rows are read, and covers all rows. Rows that are left out (repeated, too
+long) keep their position, so that the id of a row does not depend on which rows are left out.
 """
 
 import hashlib
@@ -27,11 +29,11 @@ from ppoctl.recipe.row_files import files_of
 from ppoctl.recipe.rows import AnyRows, DataTable, PythonRows, SingleTable, StoredRows
 
 SPOOL_BYTES = 64 << 20
-"""Bytes of a spool that are kept in memory; a larger spool is a file in the folder for temporary files."""
+"""Maximum size of a spool in memory, in bytes. A larger spool is a file in the folder for temporary files."""
 
 
 Counted = Callable[[str, int], None]
-"""Callback with the name of a table and its rows read so far, called every `EVERY_ROWS` rows."""
+"""Callback that is called every `EVERY_ROWS` rows, with the name of a table and the number of rows read so far."""
 EVERY_ROWS = 10_000
 
 
@@ -45,14 +47,14 @@ class Spool:
         self._lock = Lock()
 
     def append(self, text: str) -> int:
-        """Write a text. Returns its number."""
+        """Write a text, and return the number of the text."""
         encoded = text.encode()
         self._file.write(encoded)
         self._starts.append(self._starts[-1] + len(encoded))
         return len(self._starts) - 2
 
     def read(self, number: int) -> str:
-        """Return the text of a number. After the first read, no text may be appended."""
+        """Return the text with this number. After the first read, no text may be appended."""
         start, end = self._starts[number], self._starts[number + 1]
         with self._lock:
             self._file.seek(start)
@@ -70,20 +72,20 @@ class RowSet:
     digest: str = ""
     """SHA-256 of the rows, which `run.json` records."""
     questions: "array[int]" = field(default_factory=lambda: array("I"))
-    """Question number of each row, from 0 without gaps. Equal questions have the same number."""
+    """Question number of each row. Numbers start at 0 and have no gaps. Equal questions have the same number."""
     repeats: bytearray = field(default_factory=bytearray)
     """1 for each row with the question and the ground truth of an earlier row, else 0."""
     contents: "array[int]" = field(default_factory=lambda: array("I"))
-    """Number of the content of each row in the spool."""
+    """For each row, the number of its content in the spool."""
     id_ends: list[str] = field(default_factory=list)
-    """Suffix of the row ids, for each question."""
+    """Question number -> suffix of the ids of its rows."""
     spool: Spool = field(default_factory=Spool)
 
     def __len__(self) -> int:
         return len(self.questions)
 
     def row(self, position: int) -> DatasetRow:
-        """Return one row. In a mix, its fields include the name of its source."""
+        """Return one row. In a mix, the fields of the row include the name of its source."""
         question, answer, fields, place = json.loads(self.spool.read(self.contents[position]))
         id = f"{id_begin(self.name)}{position:06d}{self.id_ends[self.questions[position]]}"
         if self.source:
@@ -91,7 +93,7 @@ class RowSet:
         return DatasetRow(id, question_of(question), answer, place, fields)
 
     def first_rows(self) -> Iterator[DatasetRow]:
-        """Yield the first row of each question, in order of the questions."""
+        """Yield the first row of each question, in the order of question numbers."""
         known = 0
         for position, question in enumerate(self.questions):
             if question == known:
@@ -99,7 +101,7 @@ class RowSet:
                 yield self.row(position)
 
     def different_rows(self) -> Iterator[tuple[DatasetRow, int]]:
-        """Yield the first row of each distinct content, in order, and the number of rows with that content."""
+        """Yield the first row of each distinct content, in row order, and the number of rows with that content."""
         times, known = Counter(self.contents), 0
         for position, content in enumerate(self.contents):
             if content == known:
@@ -109,7 +111,7 @@ class RowSet:
 
 @dataclass
 class _Numbering:
-    """Numbers of the questions and contents that were read so far, by digest."""
+    """Mapping from digests to the numbers of the questions and contents that were read so far."""
 
     row_set: RowSet
     spool: Spool
@@ -135,9 +137,9 @@ class _Numbering:
 def read_set(table: SingleTable, *, name: str, source: str = "", counted: Counted | None = None) -> RowSet:
     """Return the rows of a table.
 
-    `name` is the key of the table below `data`, `source` its name in a mix. `counted` is called with the number of
-    rows read. Results are cached, so that a command that checks files and then uses them reads them once. Raises what
-    `stream_contents` and `Framing` raise.
+    `name` is the key of the table below `data`, and `source` the name of the table in a mix. `counted` is called with
+    the number of rows that were read. Results are cached, so that a command that checks files and then uses the files
+    reads them only once. Raises the errors of `stream_contents` and `Framing`.
     """
     state = _state_of(table, name)
     if state is None:
@@ -155,7 +157,9 @@ _KEPT_SETS = 16
 
 
 def _state_of(table: SingleTable, name: str) -> object:
-    """Return the identity of the files of a table, to detect that they changed; None: unknown, do not cache."""
+    """Return the identity of the files of a table, by which changes of the files are detected.
+
+    None means that the identity is unknown, so the rows must not be cached."""
     if not isinstance(table, StoredRows) or table.path is None:
         return None
     files = files_of(table, key=f"data.{name}")
@@ -163,7 +167,7 @@ def _state_of(table: SingleTable, name: str) -> object:
         files = [*files, Path(table.prompt_file)]
     try:
         return tuple((str(file), (stat := file.stat()).st_ino, stat.st_size, stat.st_mtime_ns) for file in files)
-    except OSError:  # reading the file reports the error
+    except OSError:  # the error is reported when the file is read
         return None
 
 
@@ -194,20 +198,20 @@ def _read_set(table: SingleTable, name: str, source: str, counted: Counted | Non
 
 
 def read_sources(table: AnyRows, *, name: str) -> dict[str, RowSet]:
-    """Return source name -> rows for each source of a table. Raises what `read_set` raises."""
+    """Return source name -> rows for each source of a table. Raises the errors of `read_set`."""
     tables = single_tables(table, name=name)
     return {source: read_set(single, name=key, source=source) for source, (key, single) in tables.items()}
 
 
 def digests_of(data: DataTable) -> dict[str, str]:
-    """Return key (`data.train`, `data.eval.NAME`) -> digest of its rows. Raises what `read_set` raises."""
+    """Return table key (`data.train`, `data.eval.NAME`) -> digest of the rows. Raises the errors of `read_set`."""
     return {f"data.{name}": digest_of(read_sources(table, name=name)) for name, table in tables_of(data).items()}
 
 
 def digest_of(sources: Mapping[str, RowSet]) -> str:
-    """Return the SHA-256 of ids, questions, answers and further columns, in order, which `run.json` records.
+    """Return the SHA-256 of the ids, questions, answers and further columns of all rows, in row order.
 
-    For a mix it is computed from the names and digests of the sources.
+    `run.json` records this digest. For a mix, it is computed from the names and digests of the sources.
     """
     if "" in sources:
         return sources[""].digest
@@ -219,7 +223,7 @@ def _short(text: bytes) -> bytes:
 
 
 def _with_further_files(digest: str, table: SingleTable, name: str) -> str:
-    """Return the digest of the rows, combined with the digests of other files that prompts depend on, if any."""
+    """Return the digest of the rows, combined with the digests of other files that the prompts depend on."""
     files = {}
     if table.prompt_file is not None:
         files["prompt_file"] = Framing(table, name=name).prompt_file

@@ -1,4 +1,4 @@
-"""Rows that are not in a JSONL or parquet file: from the library `datasets`, or from a function of the user."""
+"""Rows that are not in a JSONL or parquet file. They come from the library `datasets`, or from a user's function."""
 
 import hashlib
 import importlib.util
@@ -18,10 +18,10 @@ Reader = Callable[[int | None], Iterator[Block]]
 def read_dataset(
     table: DatasetTable, columns: Collection[str] | None, most: int | None, *, key: str
 ) -> Iterator[Block]:
-    """Yield the first `most` rows of a data set, with these columns; None: all rows, all columns.
+    """Yield the first `most` rows of a data set (None: all rows), with these columns (None: all columns).
 
-    Raises MissingAssetError if `datasets` finds the data set neither on this machine nor on the hub, and
-    EnvironmentProblemError if the library is not installed.
+    Raises MissingAssetError if `datasets` finds the data set neither on this machine nor on the hub. Raises
+    EnvironmentProblemError if the library `datasets` is not installed.
     """
     dataset = load_dataset(table, key)
     available = list(dataset.column_names)
@@ -34,9 +34,9 @@ def read_dataset(
 
 
 def load_dataset(table: DatasetTable, key: str) -> Any:
-    """Return a split as an object of `datasets`, downloaded if it is not in the cache.
+    """Return a split of a data set as an object of `datasets`. The data set is downloaded if it is not in the cache.
 
-    Raises what `read_dataset` raises.
+    Raises the errors of `read_dataset`.
     """
     try:
         import datasets
@@ -65,12 +65,12 @@ def load_dataset(table: DatasetTable, key: str) -> Any:
 
 
 def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Block]:
-    """Yield the rows of a function of the user, one by one: the caller stops after the rows that it requires.
+    """Yield the rows of a user's function, one by one. The caller stops after the rows that it requires.
 
-    Raises MissingAssetError if the file is missing, RecipeError if it has no such function, and DataError if the
-    function raises an error or yields something that is not a row.
+    Raises MissingAssetError if the file is missing, and RecipeError if the file has no such function. Raises
+    DataError if the function raises an error or yields something that is not a row.
     """
-    del most  # the function is a generator, which runs only as far as its rows are read
+    del most  # the function is a Python generator, which runs only as far as its rows are read
     function, number = _function(table.function, key), 0
     try:
         for number, row in enumerate(function(**table.options), start=1):
@@ -92,7 +92,7 @@ def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Bl
 
 
 def code_digest(table: PythonRows, *, key: str) -> str:
-    """Return the SHA-256 of the file of the function. Raises MissingAssetError if the file is missing."""
+    """Return the SHA-256 of the file that contains the function. Raises MissingAssetError if the file is missing."""
     return hashlib.sha256(_read(table.function, key)).hexdigest()
 
 
@@ -130,7 +130,7 @@ def _function(function: str, key: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=8)
 def _module(file: str, digest: str, key: str) -> Any:
-    """Return the module of a file with this digest, which is executed once."""
+    """Return the module of a file with this digest. The file is executed only once."""
     spec = importlib.util.spec_from_file_location(f"ppoctl_rows_{digest[:12]}", file)
     assert spec is not None
     assert spec.loader is not None

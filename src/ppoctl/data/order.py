@@ -1,4 +1,4 @@
-"""Order of the rows, epoch after epoch: a pure function of the seed.
+"""Order in which the rows are used, epoch after epoch. The order is a pure function of the seed.
 
 an epoch of one set:   a permutation of its rows
 an epoch of a mix:     a permutation of [each row of source A, weight_A times | each row of source B, weight_B times]
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceShare:
-    """Rows of a source and how often each is in an epoch."""
+    """Rows of a source, and how often each row is in an epoch."""
 
     rows: int
     weight: float = 1.0
-    """Number of times that each row is in an epoch; its fraction selects some rows once more."""
+    """Number of times that each row is in an epoch. If the number has a fraction, some rows are in it once more."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the rows of one or several sources. Rows are numbered one source after another."""
+    """Order of the rows of one or several sources. Rows are numbered across sources, one source after another."""
 
     shares: tuple[SourceShare, ...]
     seed: int
 
     @property
     def epoch_rows(self) -> int:
-        """Rows of one epoch."""
+        """Number of rows of one epoch."""
         return sum(in_an_epoch(share.rows, share.weight) for share in self.shares)
 
     def row(self, position: int) -> int:
-        """Return the number of the row at a position, which is counted from 0 over all epochs."""
+        """Return the number of the row at a position. Positions are counted from 0 over all epochs."""
         epoch, offset = divmod(position, self.epoch_rows)
         return int(_epoch(self, epoch)[offset])
 
@@ -48,7 +48,7 @@ class Order:
 def _epoch(order: Order, epoch: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
     """Return the numbers of the rows of one epoch, shape [epoch_rows].
 
-    Cached, because it takes some microseconds per row and consecutive steps use the same epoch.
+    The result is cached: computing it takes some microseconds per row, and consecutive steps use the same epoch.
     """
     import numpy
 
@@ -64,7 +64,7 @@ def _epoch(order: Order, epoch: int) -> "numpy.ndarray[tuple[int], numpy.dtype[n
 
 
 def _more(order: Order, number: int, epoch: int, count: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
-    """Return the rows that the fraction of a weight adds to an epoch."""
+    """Return the rows that the fractional part of a weight adds to an epoch."""
     import numpy
 
     rows, chunks, at = order.shares[number].rows, [numpy.arange(0)], epoch * count

@@ -1,7 +1,8 @@
-"""Prompts of one set of rows, rendered on use. Decides which rows are used and counts the others.
+"""Prompts of one set of rows. A prompt is rendered when it is used.
 
-Prompts that are too long must be found at the start. Few rows are tokenized for that: equal questions are rendered
-once, and most texts have fewer bytes than the limit has tokens.
+The module decides which rows are used, and counts the rows that are not. Prompts that are too long must be found at
+startup. This tokenizes only few rows: equal questions are rendered once, and most texts have fewer bytes than the
+limit has tokens.
 """
 
 from array import array
@@ -21,10 +22,10 @@ from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
 
 _FEW = 10
-"""Too long prompts are considered few if they are at most 1 in 10 rows."""
+"""The rows whose prompts are too long are considered few if they are at most 1 in this number of rows."""
 _TOKENIZED_TOGETHER = 512
 _KEPT_PROMPTS = 8192
-"""Rendered prompts of a set that are cached."""
+"""Number of rendered prompts of a set that are cached."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Counts:
     repeated: int
     """Rows with the question and the ground truth of an earlier row."""
     too_long: int
-    """Rows whose prompt exceeds the limit, without dropped repetitions."""
+    """Rows whose prompt exceeds the limit. Dropped repetitions are not counted."""
     dropped: int
     cut: int
     """Rows whose prompt is truncated."""
@@ -49,7 +50,7 @@ class Counts:
         return {**asdict(self), "used": self.used}
 
     def remarks(self) -> str:
-        """Return a sentence about repeated and too long rows; empty: there are none."""
+        """Return a sentence about rows that are repeated or too long; empty: there are no such rows."""
         parts = []
         if self.repeated:
             parts.append(f"{self.repeated} of {self.read} rows repeat an earlier one")
@@ -61,8 +62,8 @@ class Counts:
 class PromptSet(Sequence[Prompt]):
     """Prompts of the used rows of one table, in file order.
 
-    Raises what `Framing.chat` and the template raise, and DataError if a prompt has no tokens, or is too long and
-    `long_prompts` is `"error"`.
+    Raises the errors of `Framing.chat` and of the chat template. Raises DataError if a prompt has no tokens, or if a
+    prompt is too long and `long_prompts` is `"error"`.
     """
 
     def __init__(self, rows: RowSet, table: SingleTable, template: PromptTemplate, max_tokens: int) -> None:
@@ -80,7 +81,7 @@ class PromptSet(Sequence[Prompt]):
         self.used = array(
             "I", [n for n in kept if self.rows.questions[n] not in self.lengths] if drops_long else kept
         )
-        """Positions of the rows that are used."""
+        """Positions in the file of the rows that are used."""
         if not self.used:
             raise DataError(
                 f"every row of `data.{rows.name}` has more than {max_tokens} prompt tokens "
@@ -132,7 +133,7 @@ class PromptSet(Sequence[Prompt]):
         return lengths
 
     def _unsure(self) -> Iterator[tuple[int, DatasetRow, str]]:
-        """Yield number, first row and text of each question that may be too long, as its number of bytes shows."""
+        """Yield number, first row and text of each question that may be too long, judging by its number of bytes."""
         for number, row in enumerate(self.rows.first_rows()):
             text = self._template.text(self._framing.chat(row), row, self._table.template_args)
             bound = self._template.most_tokens(text)
@@ -143,7 +144,7 @@ class PromptSet(Sequence[Prompt]):
         longest = max(positions, key=lambda position: self.lengths[self.rows.questions[position]])
         row, tokens = self.rows.row(longest), self.lengths[self.rows.questions[longest]]
         longer, key = f"--set rollout.max_prompt_tokens={tokens}", f"data.{self.rows.name}.long_prompts"
-        # If few rows are too long, suggest dropping them: a longer window would cost memory for every prompt.
+        # If few rows are too long, suggest dropping these rows: a larger limit would cost memory for every prompt.
         few = _FEW * len(positions) <= rows
         return DataError(
             f"row `{row.id}` ({row.place}) has {tokens} prompt tokens, but `rollout.max_prompt_tokens` is "

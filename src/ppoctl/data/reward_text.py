@@ -1,9 +1,9 @@
 """Input of a reward model: a prompt and its response, as token ids of the reward model's tokenizer.
 
-    own    the chat template of the reward model, applied to the messages and the response as the assistant's turn,
-           without a generation prompt; no token is added
-    text   the prompt text of the actor, followed by the response; the tokenizer adds its special tokens, but the
-           beginning-of-sequence token only if the text does not begin with it
+    own    the chat template of the reward model, applied to the messages and to the response as the assistant's turn.
+           There is no generation prompt, and the tokenizer adds no token
+    text   the prompt text of the actor, followed by the response. The tokenizer adds its special tokens. It adds the
+           beginning-of-sequence token only if the text does not begin with that token
 
 transformers reads the output of the head at the last token that is not padding, so padding at the end is removed.
 """
@@ -23,7 +23,7 @@ class RewardText:
     """Converter of prompts and responses to the input of a reward model."""
 
     def __init__(self, folder: Path, template: Template, max_tokens: int, key: str = "reward") -> None:
-        """Load the tokenizer. `key` is the key of the model's table.
+        """Load the tokenizer. `key` is the recipe key of the reward model's table.
 
         Raises EnvironmentProblemError if there is no tokenizer, or if a required chat template is missing.
         """
@@ -39,7 +39,8 @@ class RewardText:
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
         """Return the token ids of the input.
 
-        Raises ValueError if the template rejects the chat, or if the text has no tokens or more than `max_tokens`.
+        Raises ValueError if the chat template rejects the chat, or if the text has no tokens or more than
+        `max_tokens` tokens.
         """
         ids = self._by_template(request) if self._template == "own" else self._as_text(request)
         while ids and ids[-1] == self._padding:
@@ -65,6 +66,6 @@ class RewardText:
         return ids[1:] if beginning is not None and ids[:2] == [beginning, beginning] else ids
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        readable = text.encode(errors="replace").decode()  # tokenizers rejects lone surrogates
+        readable = text.encode(errors="replace").decode()  # the library `tokenizers` rejects lone surrogates
         encoded: Any = self._tokenizer(readable, add_special_tokens=special, verbose=False)
         return list(encoded["input_ids"])

@@ -1,9 +1,10 @@
-"""Stored rows as dictionaries with their places, in blocks of distinct rows.
+"""Stored rows as dictionaries with their places in the file, in blocks of distinct rows.
 
-Many data sets repeat values: DAPO-Math has each of 17k prompts about a hundred times. A Python value costs a thousand
-times more than a number. A block therefore contains the distinct rows and, for each row, the number of its equal.
+Many data sets repeat values: DAPO-Math has each of 17k prompts about a hundred times. A Python value takes a thousand
+times more memory than a number. A block therefore contains the distinct rows and, for each row, the index of the
+distinct row that it equals.
 
-Imports no torch, and pyarrow only to read parquet or a data set. Prompts are made in `rows`.
+The module imports no torch, and pyarrow only to read parquet or a data set. `rows` converts the rows to questions.
 """
 
 import json
@@ -15,9 +16,9 @@ from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.row_files import opened
 
 Place = str
-"""Place of a row for messages: `file.jsonl` line 3."""
+"""Place of a row, as shown in messages: `file.jsonl` line 3."""
 BLOCK_ROWS = 1 << 18
-"""Most rows of a block."""
+"""Maximum number of rows of a block."""
 
 
 class Block(NamedTuple):
@@ -30,7 +31,8 @@ class Block(NamedTuple):
 def read_jsonl(path: Path) -> Iterator[Block]:
     """Yield the rows of a JSONL file in order, without blank lines, one row per block.
 
-    A line is parsed only when its row is requested. Raises DataError that names a line that is not a JSON object.
+    A line is parsed only when its row is requested. Raises DataError with the line number if a line is not a JSON
+    object.
     """
     with opened(path) as lines:
         for number, line in enumerate(_lines(lines, path), start=1):
@@ -61,14 +63,14 @@ def read_jsonl(path: Path) -> Iterator[Block]:
 def _lines(lines: Any, path: Path) -> Iterator[bytes]:
     try:
         yield from lines
-    except (OSError, EOFError) as error:  # a compressed file that is truncated or invalid
+    except (OSError, EOFError) as error:  # the file is compressed, and it is truncated or invalid
         raise DataError(f"`{path}` cannot be read: {error}", hint="is the file complete?") from error
 
 
 def read_parquet(path: Path, columns: Collection[str] | None, most: int | None) -> Iterator[Block]:
-    """Yield the first `most` rows of a parquet file in order, with these columns; None: all rows, all columns.
+    """Yield the first `most` rows of a parquet file (None: all rows), with these columns (None: all columns).
 
-    Places count from 1. Raises DataError if the file is not valid parquet.
+    In places, rows are counted from 1. Raises DataError if the file is not valid parquet.
     """
     try:
         import pyarrow
@@ -98,7 +100,7 @@ def _chosen(available: Sequence[str], columns: Collection[str] | None) -> list[s
 
 
 def blocks_of(batches: Iterator[Any], place: Callable[[int], Place], most: int | None) -> Iterator[Block]:
-    """Yield the first `most` rows of Arrow record batches. `place`: row number from 1 -> place of the row."""
+    """Yield the first `most` rows of Arrow record batches. `place` returns the place of a row number (from 1)."""
     import numpy
 
     done = 0
@@ -117,9 +119,9 @@ def blocks_of(batches: Iterator[Any], place: Callable[[int], Place], most: int |
 
 
 def _codes(column: Any) -> Any:
-    """Return a whole number for each value of an Arrow column, shape [rows]. Numbers are equal only if values are.
+    """Return an integer code for each value of an Arrow column, shape [rows]. Only equal values have equal codes.
 
-    Numbers are below twice the number of values.
+    Codes are below twice the number of values.
     """
     import numpy
     import pyarrow
@@ -133,13 +135,13 @@ def _codes(column: Any) -> Any:
         return _codes_of_lists(lengths, _codes(column.flatten()))
     try:
         coded = column.dictionary_encode(null_encoding="encode").indices
-    except pyarrow.ArrowNotImplementedError:  # a type that Arrow cannot compare: each value counts as distinct
+    except pyarrow.ArrowNotImplementedError:  # Arrow cannot compare this type: each value counts as distinct
         return numpy.arange(len(column))
     return coded.to_numpy(zero_copy_only=False).astype(numpy.int64)
 
 
 def _codes_of_lists(lengths: Any, inner: Any) -> Any:
-    """Return a number for each list, from the lengths (-1: null) and the numbers of all values, list after list."""
+    """Return an integer code for each list, from the lengths (-1: null) and the codes of the values of all lists."""
     import numpy
 
     starts = numpy.cumsum(numpy.maximum(lengths, 0)) - numpy.maximum(lengths, 0)
@@ -158,11 +160,11 @@ def _codes_of_lists(lengths: Any, inner: Any) -> Any:
 
 
 _MOST_COMPARED = 64
-"""Length of the longest lists that are compared; longer lists (token ids, numbers) rarely repeat."""
+"""Maximum length of lists that are compared. Longer lists (token ids, numbers) rarely repeat."""
 
 
 def _joined(columns: Sequence[Any]) -> Any:
-    """Return one number for each combination of the numbers of a row in several columns."""
+    """Return one integer code for each row, from the codes of the row in several columns."""
     import numpy
 
     joined = columns[0]
@@ -173,7 +175,7 @@ def _joined(columns: Sequence[Any]) -> Any:
 
 
 def lookup(row: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column; dots select nested columns unless a column has that name. Raises KeyError."""
+    """Return the value of a column. Dots select nested columns, unless a column has that name. Raises KeyError."""
     if column in row:
         return row[column]
     head, dot, rest = column.partition(".")
@@ -184,7 +186,7 @@ def lookup(row: Mapping[str, Any], column: str) -> Any:
 
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of the columns that `lookup` finds, nested columns with dots."""
+    """Return the names of all columns that `lookup` finds. Names of nested columns have dots."""
     names: list[str] = []
     for name, value in row.items():
         names += [f"{name}.{inner}" for inner in columns_of(value)] if isinstance(value, Mapping) else [name]

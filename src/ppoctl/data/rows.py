@@ -1,7 +1,7 @@
 """Rows of data sets: a question, an answer, and an id that changes only if the question or its position changes.
 
-Rows are never dropped, truncated or guessed: the first invalid row is an error. Imports no torch, so that `validate`
-can read the data on a login node.
+Rows are never dropped, truncated or guessed: the first invalid row raises an error. The module imports no torch, so
+that `validate` can read the data on a login node.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class DatasetRow:
     """One question with its ground truth and further fields."""
 
     id: str
-    """NAME/INDEX-DIGEST: data set, position from 0, and a digest of the question, which detects edits."""
+    """NAME/INDEX-DIGEST: name of the data set, position from 0, and a digest of the question, which reveals edits."""
     question: Question
     answer: str | None
     place: Place
@@ -36,19 +36,19 @@ class DatasetRow:
 
 @dataclass(eq=False)
 class Content:
-    """Content shared by equal rows. Equal rows that are close to each other use one object."""
+    """Content of equal rows. Equal rows that are close to each other share one object."""
 
     question: Question
     answer: str | None
     fields: Mapping[str, Json]
     place: Place
-    """Place of the first of these rows."""
+    """Place of the first row with this content."""
     numbers: tuple[int, int, int] | None = None
-    """Numbers that the index assigned to the rows (`index`)."""
+    """Numbers that the module `index` assigned to the rows with this content."""
 
     @cached_property
     def canonical(self) -> str:
-        """The question as JSON text, from which the digest is computed."""
+        """The question as JSON text. The digest is computed from this text."""
         return json.dumps(canonical(self.question))
 
     @cached_property
@@ -58,12 +58,12 @@ class Content:
 
     @cached_property
     def id_end(self) -> str:
-        """Suffix of the ids of these rows, after the position."""
+        """Suffix of the ids of the rows with this content, after the position."""
         return f"-{self.digest[:4].hex()}"
 
     @cached_property
     def digest_input(self) -> str:
-        """Text of a row, after its id, that the digest of the data set is computed from."""
+        """Text of a row, without its id, from which the digest of the data set is computed."""
         further = f", {json.dumps(dict(self.fields), sort_keys=True)}" if self.fields else ""
         return f'", {self.canonical}, {json.dumps(self.answer)}{further}]'
 
@@ -79,27 +79,27 @@ def question_of(written: str | list[list[str]]) -> Question:
 
 
 def tables_of(data: DataTable) -> dict[str, AnyRows]:
-    """Return key (`train`, `eval.NAME`) -> table of rows."""
+    """Return key below `data` (`train`, `eval.NAME`) -> table of rows."""
     return {"train": data.train, **{f"eval.{name}": table for name, table in data.eval.items()}}
 
 
 def single_tables(table: AnyRows, *, name: str) -> dict[str, tuple[str, SingleTable]]:
-    """Return source -> (name of its rows, its table) for each source of a table."""
+    """Return source -> (name of the source's rows, table of the source) for each source of a table."""
     inside = f"{name}.sources." if isinstance(table, MixRows) else name
     return {source: (f"{inside}{source}", single) for source, single in sources_of(table).items()}
 
 
 def read_rows(table: SingleTable, *, name: str) -> list[DatasetRow]:
-    """Return the rows of one data set, in file order. Raises what `stream_rows` raises."""
+    """Return the rows of one data set, in file order. Raises the errors of `stream_rows`."""
     return list(stream_rows(table, name=name))
 
 
 def stream_rows(table: SingleTable, *, name: str) -> Iterator[DatasetRow]:
-    """Yield the rows of one data set, in file order. `name` is its key below `data`.
+    """Yield the rows of one data set, in file order. `name` is the key of the data set below `data`.
 
-    Raises MissingAssetError if a file is missing, RecipeError if it has another format, and DataError if it is
-    unreadable or empty. Raises DataError also for the first row that lacks a column, or whose value is not a question
-    or an answer.
+    Raises MissingAssetError if a file is missing, RecipeError if a file has another format, and DataError if a file
+    is unreadable or empty. Also raises DataError for the first row that lacks a column, or in which a value is not a
+    question or an answer.
     """
     begin = id_begin(name)
     for number, content in enumerate(stream_contents(table, name=name)):
@@ -108,7 +108,7 @@ def stream_rows(table: SingleTable, *, name: str) -> Iterator[DatasetRow]:
 
 
 def stream_contents(table: SingleTable, *, name: str) -> Iterator[Content]:
-    """Yield the content of each row of `stream_rows`. Equal rows that are close to each other yield one object."""
+    """Yield the content of each row of `stream_rows`. Equal rows that are close to each other share one object."""
     key, number = f"data.{name}", 0
     for block in _blocks(table, key):
         contents = [Content(*_with_place(raw, place, table, key)) for place, raw in block.rows]
@@ -124,7 +124,7 @@ def id_begin(name: str) -> str:
 
 
 def require_enough(rows: int, prompts_per_step: int) -> None:
-    """Raise DataError if one step takes more prompts than the training set has."""
+    """Raise DataError if one step uses more prompts than the training set has."""
     if rows < prompts_per_step:
         raise DataError(
             f"`data.train` has {rows} rows, but a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
@@ -134,7 +134,7 @@ def require_enough(rows: int, prompts_per_step: int) -> None:
 
 
 def require_in_an_epoch(name: str, rows: int, weight: float) -> None:
-    """Raise DataError if the weight of a source is so small that no epoch contains a row of it."""
+    """Raise DataError if the weight of a source is so small that no epoch contains a row of the source."""
     if in_an_epoch(rows, weight) == 0:
         raise DataError(
             f"none of the {rows} rows of `data.{name}` is in an epoch: its weight is `{weight:g}`",
@@ -149,7 +149,7 @@ def _with_place(
 
 
 def _blocks(table: SingleTable, key: str) -> Iterator[Block]:
-    """Yield the first `max_rows` rows of a table, as stored."""
+    """Yield the first `max_rows` rows of a table, in the form in which they are stored."""
     remaining = table.max_rows
     for read in _readers(table, key):
         for block in read(remaining):

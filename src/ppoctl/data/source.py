@@ -1,7 +1,7 @@
-"""Prompts of each step: a pure function of (seed, step), so that a resumed run needs no loader state.
+"""Prompts of each step. They are a pure function of (seed, step), so that a resumed run needs no loader state.
 
 prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: another one | ...
-step s (from 1) takes positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, also across epochs
+step s (from 1) uses positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, also across epochs
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ class PromptSource:
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 digests of `data.train`, `data.eval.NAME` and `tokenizer`, which `run.json` records."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
-    """Table (`data.train`, `data.eval.NAME`, `data.train.sources.NAME`) -> its numbers of rows."""
+    """Table (`data.train`, `data.eval.NAME`, `data.train.sources.NAME`) -> numbers of rows of the table."""
     rows: Mapping[str, tuple[RowSet, ...]] = field(default_factory=dict)
-    """Set (`data.train`, `data.eval.NAME`) -> rows of its sources, not rendered."""
+    """Set (`data.train`, `data.eval.NAME`) -> rows of the sources of the set, not rendered."""
     shares: tuple[SourceShare, ...] = ()
-    """Rows and weights of the sources of the training set; empty: it has one source."""
+    """Rows and weights of the sources of the training set; empty: the training set is not a mix."""
 
     @classmethod
     def load(cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int) -> "PromptSource":
@@ -80,8 +80,8 @@ class PromptSource:
     def prompts_for(self, step: int) -> Prompts:
         """Return the prompts of one step, counted from 1.
 
-        Ids are unique within a step: a prompt that occurs twice, because an epoch ends in the step or because of its
-        weight, has the ids `ID` and `ID#2`.
+        Ids are unique within a step. A prompt may occur twice, because an epoch ends within the step or because of
+        the weight of its source. Such a prompt has the ids `ID` and `ID#2`.
         """
         assert step >= 1, "steps count from 1"
         order, chosen = self.order, list[Prompt]()

@@ -4,8 +4,9 @@ With a chat template: the messages of `framing`, then the generation prompt that
 Without a chat template (base models): the messages as plain text with a blank line between them, after the
 beginning-of-sequence token if the tokenizer adds one. No other token is added.
 
-If the model has `tokenizer.json`, that file is used. `AutoTokenizer` may instead rebuild the tokenizer from the
-vocabulary and the architecture in `config.json`, and then split text differently than in the training of the model.
+If the model has `tokenizer.json`, that file is used. `AutoTokenizer` could instead rebuild the tokenizer from the
+vocabulary and the architecture in `config.json`. Such a tokenizer may split text differently than the tokenizer that
+the model was trained with.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from ppoctl.recipe.rows import SingleTable
 
 @dataclass(frozen=True)
 class Rendered:
-    """One row in the form that the generator receives."""
+    """One row in the form that the generator (vLLM) receives."""
 
     messages: tuple[Message, ...]
     text: str
@@ -45,9 +46,9 @@ def load_tokenizer(path: str, key: str = "model.path") -> Any:
             return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
         from transformers import AutoTokenizer
 
-        # Without `trust_remote_code=False` it would prompt at a terminal to run code of the folder.
+        # Without `trust_remote_code=False`, AutoTokenizer would ask on a terminal whether to run code of the folder.
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
+    except Exception as error:  # the library `tokenizers` raises plain Exception for a file that it cannot read
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise EnvironmentProblemError(
             f"`{key}` is `{path}`, but no tokenizer can be loaded from it: {first}",
@@ -64,7 +65,7 @@ def _has_tokenizer_json(path: str) -> bool:
 
 
 class PromptTemplate:
-    """Renderer of rows. `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`."""
+    """Renderer of rows to token ids. `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -82,7 +83,7 @@ class PromptTemplate:
     def render(self, rows: Sequence[DatasetRow], table: SingleTable, *, name: str) -> list[Rendered]:
         """Render rows in order. `name` is the key of the data set below `data`.
 
-        Raises what `Framing.chat` raises, and DataError if the template rejects a row.
+        Raises the errors of `Framing.chat`, and DataError if the chat template rejects a row.
         """
         framing = Framing(table, name=name)
         chats = [framing.chat(row) for row in rows]
@@ -91,7 +92,9 @@ class PromptTemplate:
         return [Rendered(chat, text, ids) for chat, text, ids in rendered]
 
     def text(self, chat: Sequence[Message], row: DatasetRow, arguments: Mapping[str, object]) -> str:
-        """Return the chat as text, ending with the generation prompt. Raises DataError if the template rejects it."""
+        """Return the chat as text, ending with the generation prompt.
+
+        Raises DataError if the template rejects the chat."""
         if self._chat_template is None:
             return "\n\n".join(message.content for message in chat)
         messages = [{"role": message.role, "content": message.content} for message in chat]
@@ -111,10 +114,10 @@ class PromptTemplate:
         return [(*self.opening, *ids) for ids in encoded]
 
     def most_tokens(self, text: str) -> int | None:
-        """Return an upper bound on the tokens of a text, without tokenizing it; None: the tokenizer allows no bound.
+        """Return an upper bound on the number of tokens of a text, without tokenizing the text.
 
-        A token of a byte-level vocabulary is at least one byte. Unicode normalization (NFC) does not change ASCII
-        and at most triples the bytes of other text.
+        None means that the tokenizer allows no bound. A token of a byte-level vocabulary is at least one byte.
+        Unicode normalization (NFC) does not change ASCII, and at most triples the number of bytes of other text.
         """
         if not self._is_byte_level:
             return None
@@ -122,10 +125,10 @@ class PromptTemplate:
 
     @cached_property
     def opening(self) -> tuple[int, ...]:
-        """Id of the beginning-of-sequence token if the tokenizer adds it and no template writes it; else empty.
+        """Id of the beginning-of-sequence token if the tokenizer adds it and no template writes it; otherwise empty.
 
-        A test text shows whether the tokenizer adds it. Other special tokens, such as an end token, must not be in a
-        prompt.
+        A test text shows whether the tokenizer adds the token. Other special tokens, such as an end token, must not
+        be in a prompt.
         """
         bos = self._tokenizer.bos_token_id
         if self._chat_template is not None or bos is None:
@@ -141,7 +144,7 @@ class PromptTemplate:
         config = json.loads(backend.to_str())
         pre_tokenizer = config.get("pre_tokenizer") or {}
         steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-        splitters = ("Split", "Digits", "Punctuation", "Whitespace")  # they add no bytes
+        splitters = ("Split", "Digits", "Punctuation", "Whitespace")  # splitters add no bytes
         byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
         return (
             (config.get("normalizer") or {"type": "NFC"})["type"] == "NFC"

@@ -1,4 +1,7 @@
-"""Token ids as text, for display. With `tokenizer.json`, transformers is not imported, which would take seconds."""
+"""Token ids as text, for display.
+
+If the model has `tokenizer.json`, transformers is not imported, because that would take seconds.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +11,7 @@ from ppoctl.model.folder import local_folder
 _BROKEN = "\ufffd"
 """Replacement character that a tokenizer returns for bytes that are not a complete character."""
 _LONGEST = 4
-"""Bytes of the longest character in UTF-8, and so the most tokens that a character may be split into."""
+"""Number of bytes of the longest character in UTF-8. A character is split into at most this many tokens."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -30,11 +33,11 @@ class TokenText:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text that each token adds, shape [tokens].
 
-        A character that consists of several tokens is in the text of the first; the others are empty. A token that
-        is not part of a character has the replacement character.
+        If a character consists of several tokens, the first token has its text, and the texts of the other tokens are
+        empty. A token that is not part of a character has the replacement character.
         """
         pieces = [""] * len(ids)
-        known = start = 0  # decoding with the previous tokens keeps the space that a first word loses
+        known = start = 0  # decoding with the previous tokens keeps the leading space of a word
         while start < len(ids):
             known_chars = len(self._decode(ids[known:start]))
             ends = range(start + 1, min(start + _LONGEST, len(ids)) + 1)

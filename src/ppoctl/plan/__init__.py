@@ -1,4 +1,6 @@
-"""Estimates of what a run costs, before it starts: from the recipe and a config.json, without torch.
+"""Estimates of the resources that a run requires, computed before the run starts.
+
+The estimates are computed from the recipe and a config.json. The package imports no torch.
 
 run_plan       the whole plan: batches, updates, data, evaluations
 microbatches   number of microbatches of a rank, and their size

@@ -13,7 +13,7 @@ OLD_LOGPROBS = {
 
 
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
-    """Return choice -> its description."""
+    """Return choice -> description of the choice."""
     ppo, kl = recipe.ppo, recipe.ppo.kl
     choices = {
         "advantages": _describe(ppo.advantages),
@@ -31,7 +31,7 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
 
 
 def _describe(table: Table) -> str:
-    """Return the kind of a table and its settings. Settings that are off by default and are off are left out."""
+    """Return the kind of a table and its settings. A setting that is off is left out if it is off by default, too."""
     defaults = {name: field.default for name, field in type(table).model_fields.items()}
     off = [name for name, value in table if value in (None, False, 0) and value == defaults[name]]
     words = [_setting(name, value) for name, value in table if name not in ("kind", "place", *off)]

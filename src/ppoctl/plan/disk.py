@@ -19,17 +19,17 @@ class StoragePlan:
 
     saves: int
     keep_last: int | None
-    """Checkpoints that are kept; None: all."""
+    """Number of checkpoints that are kept; None: all."""
     records_bytes: int
     """Bytes that the stages of one step commit, if all responses have full length."""
     records_kept_bytes: int
-    """Bytes of the records of steps after a kept checkpoint. Rollouts that are kept for reading are not included."""
+    """Bytes of the records of steps after a kept checkpoint. Rollouts that are kept for users are not included."""
     parameters: int | None = None
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of one saved state, by role."""
     states_bytes: int | None = None
-    """Bytes of the kept checkpoints, one that is being written, one that a stop writes, and the weights of the best
-    actors, with one more while an actor is replaced."""
+    """Bytes of the kept checkpoints, one checkpoint that is being written, one checkpoint that a stop writes, and the
+    weights of the best actors, with one further actor while a best actor is replaced."""
 
 
 def storage_of(recipe: Recipe) -> StoragePlan:

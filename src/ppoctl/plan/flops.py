@@ -33,7 +33,7 @@ class WorkPlan:
 
 
 def work_of(recipe: Recipe) -> WorkPlan | None:
-    """Return the work of a step; None: a model has neither a local folder nor a shipped config.json."""
+    """Return the FLOPs of a step; None: a model has neither a local folder nor a shipped config.json."""
     actor, critic = model_of(recipe, "actor").shape, model_of(recipe, "critic").shape
     if actor is None or critic is None:
         return None

@@ -6,7 +6,7 @@ from ppoctl.recipe.sizes import optimizer_of, planned_updates, updates_per_tick,
 
 
 def learning_rate_of(recipe: Recipe, role: str) -> LearningRate:
-    """Return the schedule of a role over its ticks. Without `lr_decay_updates`, the decay ends with the run."""
+    """Return the learning rate schedule of a role. Without `lr_decay_updates`, the decay ends with the run."""
     table, per_tick = optimizer_of(recipe, role), updates_per_tick(recipe, role)
     return LearningRate(
         peak=table.lr,

@@ -8,16 +8,16 @@ from ppoctl.recipe.sizes import microbatch_limit, minibatch_seqs
 
 
 def most_tokens(batching: BySequences | ByTokens, rows: int, longest: int, *, with_gradient: bool) -> int:
-    """Return the tokens of a full microbatch on a rank with `rows` rows of at most `longest` tokens."""
+    """Return the number of tokens of a full microbatch on a rank with `rows` rows of at most `longest` tokens."""
     _, most = microbatch_limit(batching, with_gradient=with_gradient)
     return min(most, rows * longest) if isinstance(batching, ByTokens) else min(most, rows) * longest
 
 
 def microbatches(recipe: Recipe, role: str, longest: int) -> tuple[int, int]:
-    """Return the fewest and most microbatches of a data rank in a minibatch.
+    """Return the minimum and the maximum number of microbatches of a data rank in a minibatch.
 
-    Fewest: prompts and responses have one token. Most: all have full length. Interleaved pipeline stages require a
-    multiple of the pipeline ranks.
+    The number is minimal if all prompts and responses have one token, and maximal if all have full length. With
+    interleaved pipeline stages, the number must be a multiple of the number of pipeline ranks.
     """
     table: TrainedTable = getattr(recipe, role)
     layout = layouts(recipe)[role]

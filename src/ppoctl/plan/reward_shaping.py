@@ -1,4 +1,4 @@
-"""Description of reward shaping: each step with its numbers, in the order in which they are applied."""
+"""Description of reward shaping: each shaping step with its settings, in the order in which the steps are applied."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ TRUNCATED = {
 
 
 def reward_steps(recipe: Recipe) -> Mapping[str, str]:
-    """Return step -> its description. The last entry describes how truncated responses are used."""
+    """Return shaping step -> description. The last entry describes how truncated responses are used."""
     steps = dict(_words(step, recipe.rollout.max_new_tokens) for step in steps_of(recipe.reward))
     return steps | {"truncated": f"responses {TRUNCATED[recipe.ppo.truncated]}"}
 

@@ -1,4 +1,6 @@
-"""The plan of a run in numbers, computed before the run. It reads config.json, counts lines, and writes nothing.
+"""The plan of a run in numbers, computed before the run starts.
+
+The module reads config.json and counts the lines of data files. It writes nothing.
 
 Bytes are estimates from the config.json of the model. All other numbers are exact.
 """
@@ -36,10 +38,10 @@ class BatchPlan:
     samples_per_prompt: int
     sequences_per_step: int
     window_tokens: int
-    """Tokens of the longest prompt and the longest response together."""
+    """Number of tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
     tokens_per_step_max: int
-    """Tokens of all prompts and responses of a step, if each has full length."""
+    """Number of tokens of all prompts and responses of a step, if all have full length."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ class RolePlan:
     """Microbatches of each data rank in a minibatch, if all sequences have full length."""
     recompute: str
     forward_microbatch: str
-    """Limit of a microbatch of log-probs, reference or values, as text."""
+    """Limit, as text, for a microbatch of log-probs, reference log-probs or values."""
     replayed_updates_max: int
-    """Most updates that a resume repeats: the updates since the last saved state."""
+    """Maximum number of updates that a resume replays: the updates since the last saved state."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class CriticStart:
     """Family of the model; None: the model is not on this machine."""
     parameters: int | None
     saved_by: SavedBy | None
-    """The run that saved the model as a state; None: it is not a saved state."""
+    """The run that saved the model as a state; None: the model is not a saved state."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +96,21 @@ class RewardModelPlan:
     """Family of the model; None: the model is not on this machine, and the following fields are unknown."""
     parameters: int | None
     max_tokens: int | None
-    """Most tokens of one text, and of all texts of one pass."""
+    """Maximum number of tokens of one text, and of all texts of one pass."""
     passes_per_step_max: int | None
-    """Passes of each data rank in a step whose texts have full length."""
+    """Number of passes of each data rank in a step whose texts have full length."""
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Size and use of one data set. `rows` is None if counting them needs more than reading lines."""
+    """Size and use of one data set. `rows` is None if reading lines is not enough to count the rows."""
 
     path: str
     rows: int | None
     prompts_total: int | None = None
-    """Prompts that the whole run takes from the data set."""
+    """Number of prompts that the whole run takes from the data set."""
     epochs: float | None = None
-    """Passes over the data set in the whole run."""
+    """Number of passes over the data set in the whole run."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class EvalPlan:
 
     at_steps: tuple[int, ...]
     responses_per_evaluation: int | None
-    """Responses of one evaluation, greedy and sampled, over all sets; None: the rows of a set are unknown."""
+    """Number of responses of one evaluation, greedy and sampled, over all sets. None: a set has an unknown size."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +131,19 @@ class Plan:
     actor: RolePlan
     critic: RolePlan
     critic_start: CriticStart | None
-    """Start of a critic with a separate model; None: it starts from the actor's weights with a head of zeros."""
+    """The separate model of the critic. None: the critic starts from the actor's weights with a head of zeros."""
     reward_models: Mapping[str, RewardModelPlan]
     """Key of the table -> reward model."""
     processes: Mapping[str, int]
     """Role -> number of processes. The generator has the processes of all its engines."""
     is_one_process: bool
-    """Whether all roles run in the process of the command; otherwise they are Ray processes."""
+    """Whether all roles run in the process of the command. Otherwise the roles run in Ray processes."""
     devices: int
-    """GPUs, or slots on CPUs, that the processes use."""
+    """Number of GPUs, or of slots on CPUs, that the processes use."""
     algorithm: Mapping[str, str]
-    """Choice of the algorithm -> its description."""
+    """Choice of the algorithm -> description of the choice."""
     rewards: Mapping[str, str]
-    """Step of reward shaping -> its description, in order."""
+    """Step of reward shaping -> description of the step, in the order of application."""
     train: DataPlan
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
@@ -157,7 +159,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
-    """Return the plan of a valid recipe, for GPUs of `gpu_gib` GiB; None: for the CPUs of this machine."""
+    """Return the plan of a valid recipe, for GPUs of `gpu_gib` GiB or, if None, for the CPUs of this machine."""
     rows, prompts = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
@@ -189,7 +191,7 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
     source_run = None if folder is None else saved_by(folder)
     if shape is None:
         return CriticStart(model.path, model.dtype, None, None, source_run)
-    # Counted as a model with tied embeddings, which adds no output layer, and one row of value weights.
+    # The critic is counted as a model with tied embeddings, which adds no output layer, and one row of value weights.
     parameters = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
     return CriticStart(model.path, model.dtype, shape.family, parameters, source_run)
 

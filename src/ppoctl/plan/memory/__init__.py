@@ -9,8 +9,8 @@
     generator    vLLM: engines, weights, KV cache, weights in transfer
     driver       the process that holds the rollouts: records, inputs of ranks
     items        the list of all memory items
-    residency    the stages in which each item is in memory
-    pools        sums over the list, by stage, for a GPU, a machine, or the host of a node, and whether they fit
+    residency    the stages during which each item is in memory
+    pools        sums of the items of a GPU, a machine or the host of a node, by stage, and whether the sums fit
 
 tests/engines/megatron/test_memory_estimates.py compares the estimates with the tensors of real trainers.
 """

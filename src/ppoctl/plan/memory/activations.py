@@ -1,8 +1,8 @@
 """Activations that a forward pass keeps for its backward pass, term by term in the order of the layers.
 
-Letters: N packed tokens of a microbatch, n of them read by the output layer, h hidden size, F width of the MLP,
-H and G query and key/value heads of D channels. T tensor ranks, S ranks that split norms and residuals (S = T with
-sequence parallelism, else 1), b bytes of a number of the model.
+Letters: N packed tokens of a microbatch, n of which the output layer reads, h hidden size, F width of the MLP,
+H query heads and G key/value heads of D channels each. T tensor ranks, S ranks that split norms and residuals (S = T
+with sequence parallelism, else 1), b bytes of a number of the model.
 
     a layer, per token      on a CPU                            on a GPU
     two norms               2 (2 x 4 h + 4) / S                 2 (b h + 4) / S
@@ -26,8 +26,8 @@ BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 BLOCK_COPIES = 2
 """Float32 copies of a block of logits that exist at one time."""
 FILTER_BYTES = 5
-"""Further bytes for each logit of a block while top-p searches the last id that is kept: a third float32 copy, and a
-bool (`engines.megatron.filters`)."""
+"""Further bytes for each logit of a block while top-p searches for the last token id to keep: a third float32 copy,
+and a bool (`engines.megatron.filters`)."""
 
 
 def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
@@ -73,7 +73,7 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
 
 
 def backward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the peak bytes beyond the kept activations, late in the forward or early in the backward pass.
+    """Return the peak bytes in addition to the kept activations, late in the forward or early in the backward pass.
 
     The peak is in the output layer, in the final norm (on a CPU three float32 numbers and a gradient), or in a layer.
     In a layer, the activations of output layer and final norm have already been released.
@@ -83,7 +83,7 @@ def backward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     if not shard.stage.is_last:
         return (
             layer + batch.tokens * shard.hidden_bytes
-        )  # the output that was sent to the next rank is still in memory
+        )  # the output of the rank, which was sent to the next rank, is still in memory
     copies = 3 * 4 if not shard.on_gpu else weight
     norm = batch.tokens * (weight + copies) * shard.shape.hidden_size // shard.shares
     released = batch.tokens * _final_norm(shard) + batch.read * _read(shard) + _chunk(shard, batch) * weight
@@ -91,15 +91,16 @@ def backward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
 
 
 def gather_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the bytes of the buffer in which sequence parallelism gathers projection inputs; it is never freed."""
+    """Return the bytes of the buffer in which sequence parallelism gathers projection inputs. It is never freed."""
     return batch.tokens * shard.precision.weight * shard.shape.hidden_size if shard.shares > 1 else 0
 
 
 def forward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     """Return the peak bytes of a pass without gradients.
 
-    The peak is in attention, in an MLP or a norm, or in the output layer. Attention has the inputs of the stage and
-    the layer, and the output of the norm. An MLP or a norm also has the output of attention.
+    The peak is in attention, in an MLP or a norm, or in the output layer. During attention, the inputs of the
+    pipeline stage and the layer and the output of the norm are in memory. During an MLP or a norm, the output of
+    attention is in memory, too.
     """
     shape, weight, tokens = shard.shape, shard.precision.weight, batch.tokens
     hidden = tokens * shard.hidden_bytes
@@ -114,16 +115,16 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
 
 
 def _kinds(shard: ModelShard) -> list[int]:
-    """Return the last layer of each kind in the shard."""
+    """Return the last layer of each kind in the shard. Kinds differ in experts and in materialized scores."""
     shape = shard.shape
     last_of_kind = {(shape.has_experts(layer), shape.keeps_scores(layer)): layer for layer in shard.stage.layers}
     return list(last_of_kind.values())
 
 
 def _layer_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the peak bytes of a layer beyond the kept activations.
+    """Return the peak bytes of a layer in addition to the kept activations.
 
-    Without recomputation the peak is in the last layer; otherwise in the layer that needs most memory.
+    Without recomputation, the peak is in the last layer. Otherwise it is in the layer that needs most memory.
     """
     if shard.recompute == "none":
         return mlp.update_bytes(shard, batch, shard.stage.layers[-1])
@@ -140,8 +141,10 @@ def _recomputed(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
 
 
 def beside_bytes(shard: ModelShard, batch: MicrobatchShape, microbatches: int) -> int:
-    """Return the bytes of the reference for the full KL: a second chunk of logits, and the hidden states of the
-    positions that are read in all these microbatches."""
+    """Return the bytes of the reference outputs for the full KL.
+
+    They are a second chunk of logits, and the hidden states at the read positions of all these microbatches.
+    """
     if not shard.stage.is_last:
         return 0
     weight = shard.precision.weight
@@ -157,7 +160,7 @@ def _projections(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
 
 
 def _router_input(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the bytes of the float32 copies of input and weight of a sigmoid router; 0 in a float32 model."""
+    """Return the bytes of the float32 copies that a sigmoid router makes of its input and weight; 0 in float32."""
     experts = shard.shape.experts
     if experts is None or experts.sigmoid is None or shard.precision.weight == 4:
         return 0
@@ -171,7 +174,7 @@ def _final_norm(shard: ModelShard) -> int:
 
 def _read(shard: ModelShard) -> int:
     """Return the bytes per read position that the output layer keeps in addition to the logits."""
-    # Index of the position, and row and column in the response grid of the positions of all context ranks.
+    # The index of the position, and for the positions of all context ranks, row and column in the response grid.
     places = 8 + 2 * 8 * shard.layout.context
     if shard.role == "critic":
         return 4 * shard.shape.hidden_size + places
@@ -187,8 +190,11 @@ def _chunk(shard: ModelShard, batch: MicrobatchShape) -> int:
 
 
 def _head_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the peak bytes of the output layer: float32 copies of a block of logits, and one number for each hidden
-    number that is read: the number or its gradient."""
+    """Return the peak bytes of the output layer.
+
+    They are float32 copies of a block of logits and, for each number of the hidden states that are read, one number:
+    the number itself or its gradient.
+    """
     number = 4 if shard.role == "critic" else shard.precision.weight
     block = min(BLOCK_LOGITS[shard.precision.device], _chunk(shard, batch))
     copies = BLOCK_COPIES + (shard.shape.logit_softcap is not None)

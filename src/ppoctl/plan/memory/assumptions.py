@@ -1,6 +1,6 @@
-"""Constants that the estimate assumes, with unit and source in the docstring of each.
+"""Constants that the estimate assumes. The docstring of each constant contains its unit and its source.
 
-The constants for GPUs come from source code and reports of others; ppoctl has not measured them
+The constants for GPUs come from the source code and the reports of other projects. ppoctl has not measured them
 ([gpu](../../../../docs/gpu.md)).
 """
 
@@ -22,15 +22,15 @@ COMMUNICATOR_BYTES = GIB // 4
 """GPU memory of the buffers of one NCCL communicator. 0.2 to 0.3 GiB in reports, depending on the links."""
 
 COMMUNICATORS = 5
-"""Communicators of a process whose role has several processes: all, tensor, context, data with context, pipeline.
-Megatron-Core creates more groups, most of which never communicate."""
+"""Number of communicators of a process whose role has several processes. The communicators are: all ranks, tensor,
+context, data with context, pipeline. Megatron-Core creates more groups, most of which never communicate."""
 
 FRAGMENTS_FRAC = 0.10
-"""Fragmentation as a fraction of the activations of a pass: microbatches have different lengths. 0.10 to 0.25 in
-reports; the low end is used because ranks use torch's expandable segments."""
+"""Fragmentation as a fraction of the activations of a pass. It occurs because microbatches have different lengths.
+Reports have 0.10 to 0.25. The estimate uses the low end, because ranks use torch's expandable segments."""
 
 CUDA_GRAPHS_BYTES = GIB
-"""GPU memory of the CUDA graphs of an engine, also while it sleeps. About 1 GiB in vLLM's logs for 7B models."""
+"""GPU memory of the CUDA graphs of an engine, also while the engine sleeps. About 1 GiB in vLLM's logs (7B)."""
 
 STAGING_BYTES = 128 * MIB
-"""Pinned host memory through which the state of a rank leaves a GPU: two buffers (`megatron.pinned_memory`)."""
+"""Pinned host memory through which a rank copies its state from the GPU: two buffers (`megatron.pinned_memory`)."""

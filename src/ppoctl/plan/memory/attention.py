@@ -9,17 +9,19 @@ R channels with rotary embedding, V channels of the values of a head.
       output                     (4 HD + b HD + 4 H) / T             (b HD + 4 H) / T
     latent                       4 x 3 HD / T                        b x 3 HD / T
       output                     (4 HD + b HV + 4 H) / T             (b HD + b HV + 4 H) / T
-    scores kept                  b (2 HD + GD + (H + 2G) D) / T + L (c H / T + 1), the same on both
+    scores kept                  b (2 HD + GD + (H + 2G) D) / T + L (c H / T + 1), on CPU and GPU
       c                          4 + b, with a cap 4 + 2 b
 
 - Values are a view of the fused projection, so the complete projection is kept. For a bfloat16 model, a CPU computes
-  attention on float32 copies, which are kept instead. On a CPU, the outputs of single sequences are kept in addition
-  to their packed copy. Flash attention keeps one number per token and head instead of the scores. A float32 model on
-  a GPU has no flash attention; its kernels are assumed to keep the same as for bfloat16, with b = 4.
+  attention on float32 copies, and keeps these copies instead of the projection. On a CPU, the outputs of single
+  sequences are kept in addition to their packed copy. Flash attention keeps one number per token and head instead of
+  the scores. A float32 model on a GPU has no flash attention; its kernels are assumed to keep the same tensors as for
+  bfloat16, with b = 4.
 - Latent attention pads values to the width of keys (D = all channels of a head) and truncates the output. If values
-  are narrower, that is a further copy.
+  are narrower than keys, the padded values are a further copy.
 - Context ranks gather the keys and values (GD each; HD with latent attention) of the K tokens that the tokens of a
-  rank attend to. They keep those, b x 2 GD K / T, instead of their own keys and values and the fused projection.
+  rank attend to. They keep the gathered keys and values, b x 2 GD K / T, instead of the keys and values of the rank
+  and the fused projection.
 - Attention with materialized scores keeps the weights in float32, a reordered copy, the tanh of a cap, and a mask.
 - RMSNorm of torch on a CPU consists of primitives, which keep the input and the normalized input in float32. The GPU
   kernel keeps the input in the dtype of the model (float32 for Gemma's norms). Both keep the reciprocal root of the
@@ -43,7 +45,7 @@ def norms_bytes(shard: ModelShard) -> int:
     if shape.latent is not None:
         keys = norm_bytes(shard, shape.latent.kv_rank)
         if shard.on_gpu or weight == 4:
-            keys += weight * shape.latent.rope_dim  # the input is a view of latent and rotary key
+            keys += weight * shape.latent.rope_dim  # the input of the norm is a view of latent and rotary key
         queries = shape.latent.query_rank
         total += keys + (norm_bytes(shard, queries) if queries else 0)
     return total // shard.shares
@@ -53,7 +55,7 @@ def _head_norms_bytes(shard: ModelShard) -> int:
     """Return the bytes per token that the norms over heads of a layer keep on all tensor ranks together.
 
     On a GPU, and in float32, the input of the norm of keys is a view of the fused projection, which is counted with
-    attention. So is the input of the norm of queries if a rank has one group of heads.
+    attention. If a rank has one group of heads, the input of the norm of queries is such a view, too.
     """
     shape, weight = shard.shape, shard.precision.weight
     total = (shape.num_heads + shape.num_kv_heads) * norm_bytes(shard, shape.head_dim)
@@ -64,8 +66,10 @@ def _head_norms_bytes(shard: ModelShard) -> int:
 
 
 def norm_at_work(shard: ModelShard) -> int:
-    """Return the peak bytes per token of a norm, without gradients: copies in float32, and the inputs of attention
-    for a norm after it."""
+    """Return the peak bytes per token of a norm, without gradients.
+
+    They are copies in float32 and, for a norm after attention, the inputs of attention.
+    """
     shape, weight = shard.shape, shard.precision.weight
     copies = 2 * shape.norm_offset if shard.on_gpu else 2 + (weight < 4)
     total = copies * 4 * shape.hidden_size // shard.shares
@@ -94,8 +98,10 @@ def attention_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> in
 
 
 def pair_bytes(shard: ModelShard) -> int:
-    """Return the bytes for each pair of tokens in a layer that keeps its scores: weights, their copy, the tanh of a
-    cap, and a mask."""
+    """Return the bytes for each pair of tokens in a layer that keeps its attention scores.
+
+    They are weights, a copy of the weights, the tanh of a cap, and a mask.
+    """
     copies = 1 + (shard.shape.attention_softcap is not None)
     return shard.shape.num_heads * (4 + shard.precision.weight * copies) // shard.layout.tensor + 1
 
@@ -103,8 +109,9 @@ def pair_bytes(shard: ModelShard) -> int:
 def _read_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the bytes of keys and values that a layer keeps on all tensor ranks together.
 
-    With context ranks: those of all tokens that are gathered. With latent attention, and for a bfloat16 model on a
-    CPU: the copies that attention reads. Otherwise: keys, and values inside the fused projection.
+    With context ranks, the layer keeps the gathered keys and values of all tokens. With latent attention, and for a
+    bfloat16 model on a CPU, it keeps the copies that attention reads. Otherwise it keeps the keys, and the values
+    inside the fused projection.
     """
     shape, weight = shard.shape, shard.precision.weight
     is_copied = not shard.on_gpu and weight < 4 and not shape.keeps_scores(layer)
@@ -119,10 +126,10 @@ def _read_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
 def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the peak bytes of the attention of a layer, without gradients.
 
-    Counted: the projections, the concatenated queries, queries and keys after rotary embedding, and the output. On a
-    CPU also the outputs of single sequences and all of them in float32, for a bfloat16 model with float32 inputs.
-    With materialized scores: the scores of one sequence in a few copies. With context ranks: the gathered keys and
-    values, or those of all ranks during the gathering.
+    Counted are the projections, the concatenated queries, queries and keys after rotary embedding, and the output.
+    On a CPU, the outputs of single sequences and all outputs in float32 are added; for a bfloat16 model, the inputs
+    in float32, too. Materialized scores add the scores of one sequence in a few copies. Context ranks add the
+    gathered keys and values or, during the gathering, the keys and values of all ranks.
     """
     shape, weight, tokens = shard.shape, shard.precision.weight, batch.tokens
     queries, keys, values = shape.query_channels, shape.key_channels, shape.output_channels

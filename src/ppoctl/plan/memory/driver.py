@@ -1,4 +1,5 @@
-"""Bytes of the driver, which runs the loop: it holds the rollouts of a step, commits them, and sends them to ranks.
+"""Bytes of the driver, the process that runs the steps. The driver holds the rollouts of a step, commits them, and
+sends them to ranks.
 
 Letters: B sequences, R tokens of the longest response. Grids have the shape [B, R] for all response lengths.
 """
@@ -16,14 +17,14 @@ SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
 ID_BYTES = 4
 OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
-"""Bytes per cell of the grids that are sent with an update: old log-probs and advantages, or old values and returns;
-and the mask."""
+"""Role -> bytes per cell of the grids that are sent with an update. The grids are old log-probs and advantages for
+the actor, old values and returns for the critic, and the mask for both."""
 REFERENCE_CELL_BYTES = 4
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The sequences of one PPO step, all with full length."""
+    """The sequences of one PPO step. All sequences are assumed to have full length."""
 
     sequences: int
     prompt_tokens: int
@@ -46,7 +47,7 @@ class DriverBytes:
     samples: int
     """Python objects of the samples of a step, with the rollout record that is made from them."""
     records: int
-    """All records of a step, each twice: as tensors, and as the committed bytes, which a record keeps."""
+    """All records of a step. Each record exists twice: as tensors, and as committed bytes, which the record keeps."""
 
     @property
     def peak(self) -> int:
@@ -54,7 +55,7 @@ class DriverBytes:
 
 
 def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
-    """Return the sequences of a step. `sequences` replaces the number from the recipe."""
+    """Return the sequences of a step. `sequences` replaces the number of sequences from the recipe."""
     rollout, kl = recipe.rollout, recipe.ppo.kl
     return StepBatch(
         sequences=sequences or sequences_per_step(recipe),
@@ -66,9 +67,9 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
 
 
 def records_of(batch: StepBatch) -> dict[str, int]:
-    """Return stage -> bytes that a step writes into the run directory, without the two small records of updates.
+    """Return stage -> bytes of the record that the stage writes into the run directory.
 
-    Each record is one file.
+    Each record is one file. The two small records of the updates are left out.
     """
     rows, cells = batch.sequences, batch.cells
     mask, number = 1, 4
@@ -86,12 +87,12 @@ def driver_bytes(batch: StepBatch) -> DriverBytes:
     """Return the bytes that the driver holds during one step."""
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
-    # The record is created while the samples are still in memory.
+    # The rollout record is created while the samples are still in memory.
     return DriverBytes(samples + records["rollout"], 2 * sum(records.values()))
 
 
 def sequences_bytes(batch: StepBatch) -> int:
-    """Return the bytes of the token ids of a step, with two lengths per row; trained processes receive them once."""
+    """Return the bytes of the token ids of a step, with two lengths per row. A process receives them once."""
     return batch.cells * ID_BYTES + batch.sequences * (ID_BYTES * batch.prompt_tokens + 2 * 8)
 
 
@@ -104,11 +105,11 @@ def update_input_bytes(batch: StepBatch, role: str) -> int:
 
 
 def object_store_bytes(recipe: Recipe) -> int:
-    """Return the bytes of the object store of a Ray that the run starts.
+    """Return the bytes of the object store of a Ray instance that the run starts.
 
-    The store has space for twice the largest call, because the next call is stored while the last is still read. If
-    `cluster.weights` is `"store"`, it also has space for two buckets of weights. It takes at most half of the free
-    shared memory of this machine; Ray spills the rest to disk.
+    The store has space for twice the largest call, because the next call is stored while the last call is still read.
+    If `cluster.weights` is `"store"`, the store also has space for two buckets of weights. The store takes at most
+    half of the free shared memory of this machine; Ray spills the rest to disk.
     """
     batch, cluster = batch_of(recipe), recipe.cluster
     calls = max(update_input_bytes(batch, role) for role in OBJECTIVE_CELL_BYTES)

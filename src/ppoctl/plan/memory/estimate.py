@@ -1,4 +1,4 @@
-"""The memory estimate of a recipe: ranks of roles, generator, driver, and the memory of a GPU or machine by stage."""
+"""The memory estimate of a recipe: ranks of roles, generator (vLLM), driver, and the memory of a GPU by stage."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -38,16 +38,16 @@ from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_se
 
 @dataclass(frozen=True)
 class Memory(Sizes):
-    """Estimated bytes of a whole run. The modules of this package describe the fields."""
+    """Estimated bytes of a whole run. The modules of this package describe the inherited fields."""
 
     records: Mapping[str, int]
     """Stage -> bytes of its record on disk."""
     places: tuple[Pool, ...]
     """Pools of memory with their items."""
     node: Pool | None
-    """Host memory of the fullest node; None: on CPUs, where all memory is one pool."""
+    """Host memory of the fullest node. None: the run is on CPUs, so all memory is one pool."""
     taking_turns: StageBytes | None
-    """The fullest stage if all roles on shared GPUs were offloaded in turn; None: they are, or no GPU is shared."""
+    """The fullest stage if all roles on shared GPUs were offloaded in turn. None: they are, or no GPU is shared."""
     assumptions: tuple[str, ...]
     """Sentences about the assumptions that the estimate makes about this model and a GPU."""
     warnings: tuple[str, ...]
@@ -55,14 +55,14 @@ class Memory(Sizes):
 
 
 class _Computed(NamedTuple):
-    """The model of a role, and the precision that it is computed in."""
+    """The model of a role, and the precision in which the role computes."""
 
     shape: ModelShape
     at: Precision
 
 
 def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory | None:
-    """Return the `estimate` of a recipe; None: a model is not on this machine."""
+    """Return the result of `estimate` for a recipe; None: a model is not on this machine."""
     if any(reward_model_of(recipe, key).shape is None for key in reward_models(recipe)):
         return None
     actor, critic = (model_of(recipe, role).shape for role in ("actor", "critic"))
@@ -77,11 +77,11 @@ def estimate(
     *,
     critic: ModelShape | None = None,
 ) -> Memory:
-    """Return the memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB; None: on CPUs.
+    """Return the memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB or, if None, on CPUs.
 
-    On CPUs, the limit is the memory of this machine, or `ray_bytes`, the memory of all nodes of a running Ray, if
-    known. `critic` is the architecture of the critic; None: that of the actor. Reward models that are not on this
-    machine are not counted.
+    On CPUs, the limit is the memory of this machine or, if it is given, `ray_bytes`: the memory of all nodes of a
+    running Ray. `critic` is the architecture of the critic; None means the architecture of the actor. Reward models
+    that are not on this machine are not counted.
     """
     device = "cpu" if gpu_gib is None else "gpu"
     models = {
@@ -129,7 +129,7 @@ def estimate(
 
 
 def misfit(memory: Memory) -> OutOfMemoryError | None:
-    """Return the error if the fullest stage does not fit, or if an engine will not start; None: all fits."""
+    """Return the error if the fullest stage does not fit, or if an engine will not start; None: the run fits."""
     fullest = max(memory.places, key=lambda pool: pool.fullest.bytes)
     stage, room = fullest.fullest, fullest.room
     if room is not None and stage.bytes > room:
@@ -164,7 +164,7 @@ def _scoring(recipe: Recipe, device: str) -> Iterator[tuple[str, ScoringBytes]]:
 def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
     cluster, has_ray = recipe.cluster, not is_one_process(recipe)
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
-    # Colocated engines use the devices from the first on.
+    # Colocated engines use the devices in order, beginning with the first device.
     shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
     one_node = nodes == 1 or shares_first
     buckets = bucket_bytes(shape, layouts(recipe)["actor"], at.weight, cluster.weights_bucket_mib * 2**20)
@@ -195,7 +195,7 @@ def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:
 
 
 def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | None) -> Iterator[str]:
-    """Yield a warning for each role whose attention keeps scores, if sequences of full length do not fit a GPU."""
+    """Yield a warning for each role whose attention keeps scores, if sequences of full length do not fit on a GPU."""
     longest = longest_sequence(recipe)
     for role, layout in layouts(recipe).items():
         (shape, at), recompute = models[role], getattr(recipe, role).recompute
@@ -227,7 +227,7 @@ def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
 
 
 def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:
-    """Return the inputs of the estimate of a role. Assumed: microbatches are full, prompts as short as possible."""
+    """Return the inputs of the estimate of a role. Microbatches are assumed to be full, with the shortest prompts."""
     table: TrainedTable = getattr(recipe, role)
     layout, longest = layouts(recipe)[role], longest_sequence(recipe)
 

@@ -1,6 +1,7 @@
-"""Bytes of vLLM, and of weights in transfer to it.
+"""Bytes of vLLM, and of the weights that are transferred to vLLM.
 
-trainer rank: gathers, checksums, packs -> its memory or the object store -> each engine of the node reads it
+a trainer rank gathers, checksums and packs a bucket -> memory of the rank, or object store -> each engine of the node
+reads the bucket
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,21 +23,23 @@ class GeneratorBytes:
     weights: int
     kv_cache: int
     kv_tokens: int
-    """Tokens whose keys and values fit in the cache."""
+    """Number of tokens whose keys and values fit in the cache."""
     full_sequences: int
-    """Sequences of full length whose keys and values fit in the cache. vLLM does not start if it is 0."""
+    """Number of sequences of full length whose keys and values fit in the cache. If it is 0, vLLM does not start."""
     sequence_bytes: int
     """Bytes of one sequence of full length in the cache."""
 
 
 COPIES = {
-    # The sender gathers one bucket and shares two; the engine copies one.
+    # The sender gathers one bucket and shares two buckets. The engine copies one bucket.
     "shared": {"actor": 3, "generator": 1, "node": 0},
-    # The sender gathers one; the host has it packed and stored, and the previous one, which is being loaded.
+    # The sender gathers one bucket. The host has this bucket twice, packed and stored, and the previous bucket, which
+    # is being loaded.
     "store": {"actor": 1, "generator": 0, "node": 3},
-    # The sender gathers one into permanent host memory; the engine copies one out of it.
+    # The sender gathers one bucket into permanent host memory. The engine copies one bucket from there.
     "kept": {"actor": 1, "generator": 0, "node": 1},
-    # The sender gathers and packs one while it sends the previous one; the engine receives one while it loads one.
+    # The sender gathers and packs one bucket while it sends the previous bucket. The engine receives one bucket while
+    # it loads another bucket.
     "broadcast": {"actor": 3, "generator": 2, "node": 0},
 }
 """`cluster.weights` (`kept`: `store` without Ray) -> copies of a bucket that exist at one time: on the device of a
@@ -48,12 +51,12 @@ class TransferBytes:
     """Bytes of the actor's weights in transfer to engines in other processes."""
 
     buckets: tuple[int, ...]
-    """Bytes of each bucket: as many tensors as fit, or one larger tensor."""
+    """Bytes of each bucket. A bucket contains as many tensors as fit, or one tensor that is larger than the limit."""
     copies: Mapping[str, int]
     """Copies of a bucket that exist at one time, as in `COPIES`."""
     published: int
-    """Bytes of published weights that a rank keeps in host memory, to restore engines that die; 0: they are in the
-    object store of Ray, or on disk."""
+    """Bytes of published weights that a rank keeps in host memory, to restore engines that die. 0: the published
+    weights are in the object store of Ray, or on disk."""
 
     @property
     def largest(self) -> int:
@@ -75,13 +78,13 @@ def generator_bytes(
 ) -> GeneratorBytes:
     """Return the bytes of one process of an engine. `window` is the number of tokens of a full sequence.
 
-    On a GPU of `gpu_bytes`, the engine has `generator.gpu_memory_frac` of the memory; all that the weights leave is
-    counted as cache, although vLLM first subtracts activations. On a CPU (None), the cache has the size from the
-    recipe, and a tied output layer has a separate packed copy.
+    On a GPU of `gpu_bytes`, the engine has the fraction `generator.gpu_memory_frac` of the memory. The part that the
+    weights do not use is counted as cache, although vLLM first subtracts activations. On a CPU (None), the recipe
+    sets the size of the cache, and a tied output layer has a separate packed copy.
 
     Like Megatron-Core, vLLM splits matrices, including those of experts, and pads the vocabulary to a multiple of 64.
-    On a GPU, latent attention caches the complete latent and rotary key in each process. On a CPU, it is computed as
-    plain attention (`engines.vllm.environment`). Sliding windows are counted as full contexts.
+    On a GPU, latent attention caches the complete latent and rotary key in each process. On a CPU, vLLM computes
+    latent attention as plain attention (`engines.vllm.environment`). Sliding windows are counted as full contexts.
     """
     tensor = table.tensor
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)

@@ -108,7 +108,7 @@ def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     if sizes.device == "cpu":
         smaller = "lower `generator.engines`" if recipe.generator.engines > 1 else "choose a smaller model"
         less = "lower `generator.kv_cache_mib`"
-    # Nothing is moved to the host: weights are sent again after a sleep.
+    # vLLM moves nothing to the host: the trainer sends the weights again after vLLM's sleep.
     yield MemoryItem("generator weights", engine.weights, "device", "generator", smaller, stages, "dropped")
     yield MemoryItem("KV cache", engine.kv_cache, "device", "generator", less, stages, "dropped")
     if sizes.device == "gpu" and recipe.generator.compile is not False:
@@ -162,7 +162,7 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     schedule, layout = sizes.schedule, layouts(recipe)[role]
     saves, loads = schedule.of(f"{role} saves"), schedule.of(f"{role} loads")
     gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
-    # The first data rank of each model shard writes the state; a gathered state is written from the gathered copy.
+    # The first data rank of each model shard writes the state. If the state is gathered, it writes the gathered copy.
     is_first = rank % layout.stage_ranks < layout.tensor
     gathered = 3 * 4 * _rank(recipe, sizes, role, rank).parameters
     if recipe.checkpoint.asynchronous:
@@ -179,7 +179,8 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     elif gathers:
         yield on_host("states being written", gathered * is_first, lower=_NOT_GATHERED, stages=saves)
     if gathers:
-        # Each rank has its shard. The first also has the received shards, the joined state, and the previous tensor.
+        # Each rank has its shard. The first rank also has the received shards, the joined state and the previous
+        # tensor.
         held = gathered // (layout.data * layout.context) + gathered * is_first
         yield on_host("gathered for a save", held, lower=_NOT_GATHERED, stages=saves)
         # In Megatron-Core, each rank reads the complete state of the model shard and then selects its own shard.
@@ -187,12 +188,12 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
 
 
 def _rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> RankBytes:
-    """Return the bytes of a rank. Megatron-Core numbers the ranks with the pipeline rank as slowest index."""
+    """Return the bytes of a rank. Megatron-Core numbers the ranks with the pipeline rank as the slowest index."""
     return sizes.roles[role].ranks[rank // layouts(recipe)[role].stage_ranks]
 
 
 def _advice(recipe: Recipe, sizes: Sizes, role: str) -> tuple[str, str]:
-    """Return how to make the model and the optimizer of a role smaller. On one machine, more ranks do not help."""
+    """Return advice that makes the model and the optimizer of a role smaller. On one machine, more ranks do not."""
     copies = layouts(recipe)[role].data
     if sizes.device == "cpu":
         fewer = f"lower `{role}.parallel.data`" if copies > 1 else _MORE_NODES
@@ -206,6 +207,6 @@ def _smaller_microbatch(recipe: Recipe, role: str, *, with_gradient: bool) -> st
     key, most = microbatch_limit(table.batching, with_gradient=with_gradient)
     advice = f"lower `{role}.batching.{key}`"
     if "tokens" in key and most <= longest_sequence(recipe) + 1:
-        # A sequence must fit in a microbatch; context ranks split it.
+        # A sequence must fit in a microbatch. Context ranks split the microbatch.
         advice = f"raise `{role}.parallel.context`"
     return advice + (f", or set `{role}.recompute`" if with_gradient and table.recompute != "full" else "")

@@ -14,7 +14,7 @@ router with sigmoids).
   Experts also keep the product times the routing weight, and copies of tokens: each token is sent to k experts, and
   each rank with a slice of an expert receives all tokens of the expert.
 - Assumed: all experts receive equally many tokens. Nothing is dropped or padded, so a rank whose experts are chosen
-  twice as often keeps and needs twice as much.
+  twice as often keeps twice as many bytes.
 - Routing keeps scores in float32, weights by token and by expert, two masks, and indices. The term 4 (k + 1) exists
   only if the chosen weights are divided by their sum.
 - Experts run one after the other, on CPU and GPU alike. Their inputs and outputs, and both in the order of the
@@ -30,8 +30,9 @@ def mlp_bytes(shard: ModelShard, width: int) -> int:
 
 
 def experts_bytes(shard: ModelShard) -> int:
-    """Return the bytes per token that the experts of a layer keep on all tensor ranks together, with routing and the
-    shared MLP."""
+    """Return the bytes per token that the experts of a layer keep on all tensor ranks together.
+
+    Routing and the shared MLP are included."""
     experts, weight, layout = shard.shape.experts, shard.precision.weight, shard.layout
     assert experts is not None
     routing_weight = 4 if experts.sigmoid is not None else weight
@@ -60,10 +61,10 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
 
 
 def update_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
-    """Return the peak bytes of an update beyond the kept activations.
+    """Return the peak bytes of an update in addition to the kept activations.
 
-    Experts have their peak at the end of the forward pass, together with the input of the layer. An MLP has its peak
-    in the backward pass: gradients of its output, and of gate and up.
+    Experts have their peak at the end of the forward pass, when the input of the layer is in memory, too. An MLP has
+    its peak in the backward pass, when the gradients of its output, of gate and of up are in memory.
     """
     hidden = batch.tokens * shard.hidden_bytes
     if shard.shape.has_experts(layer):
@@ -74,14 +75,14 @@ def update_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
 def _experts_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:
     """Return the peak bytes of experts, without the tokens in the order of the experts.
 
-    Counted: tokens as sent and, if ranks exchange them, as received or as returned; outputs of the experts, also in
-    the order of the tokens; the output of the shared MLP.
+    Counted are the sent tokens and, if ranks exchange tokens, the received or returned tokens. Also counted are the
+    outputs of the experts, again in the order of the tokens, and the output of the shared MLP.
     """
     copies = 1 + (shard.layout.expert > 1) + (shard.layout.expert_tensor > 1) + 2 * shard.layout.expert_tensor
     return copies * _copies(shard, batch) + batch.tokens * shard.hidden_bytes
 
 
 def _copies(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the bytes of all copies of the tokens of this rank."""
+    """Return the bytes of the tokens of this rank, with one copy of a token for each expert that receives it."""
     assert shard.shape.experts is not None
     return batch.tokens * shard.hidden_bytes * shard.shape.experts.per_token

@@ -13,7 +13,7 @@ class PipelineStage:
 
     number: int
     layers: tuple[int, ...]
-    """Indices of the layers in the model; with interleaved stages, run after run."""
+    """Indices of the layers in the model. With interleaved stages, a rank has several runs of consecutive layers."""
     is_first: bool
     is_last: bool
 
@@ -40,8 +40,8 @@ def whole_model(shape: ModelShape) -> PipelineStage:
 def stages_of(shape: ModelShape, layout: ParallelTable) -> list[PipelineStage]:
     """Return the layers of each pipeline rank.
 
-    The first and last rank have the layers that the layout sets for them; the others share the rest evenly. With
-    interleaved stages, the first runs of all ranks come before their second runs.
+    The first and the last rank have the numbers of layers that the layout sets; the other ranks split the remaining
+    layers evenly. With interleaved stages, the first runs of all ranks come before the second runs of all ranks.
     """
     first, last = layout.first_stage_layers, layout.last_stage_layers
     ranks, runs = layout.pipeline, layout.stages_per_rank
@@ -62,7 +62,7 @@ def stages_of(shape: ModelShape, layout: ParallelTable) -> list[PipelineStage]:
 
 
 def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
-    """Return the runs of layers of a pipeline rank: one, or several with interleaved stages."""
+    """Return the runs of consecutive layers of a pipeline rank: one run or, with interleaved stages, several runs."""
     count = layout.stages_per_rank
     size = len(stage.layers) // count
     return [
@@ -79,9 +79,9 @@ def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
 def rank_parameters(shape: ModelShape, role: str, stage: PipelineStage, layout: ParallelTable) -> Parameters:
     """Return the parameters of one tensor rank in a pipeline stage.
 
-    The rank has its slice of each matrix, its experts or slices of them, and complete copies of norms, routers and
+    The rank has a slice of each matrix, some experts or slices of experts, and complete copies of norms, routers and
     projections to latents. A critic has one row of value weights instead of the output layer. The last stage of an
-    actor with tied embeddings has a copy of the embedding, unless it is also the first.
+    actor with tied embeddings has a copy of the embedding, unless it is also the first stage.
     """
     table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
     total, experts = table if stage.is_first else 0, 0

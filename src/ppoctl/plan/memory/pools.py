@@ -1,8 +1,8 @@
-"""Pools of memory that several processes share, and whether their items fit: a GPU, a machine without GPUs, the host
-of a node.
+"""Pools of memory that several processes share, and whether the items of a pool fit in it.
 
-Each pool is a sum over items. Devices are assigned to nodes in order, as Ray packs them; the driver is on the first
-node. The memory of the GPU driver and the pinned buffers of libraries are not counted.
+A pool is the memory of a GPU, of a machine without GPUs, or of the host of a node. Its use is a sum over items.
+Devices are assigned to nodes in order, as Ray packs them; the driver is on the first node. The memory of the GPU
+driver and the pinned buffers of libraries are not counted.
 """
 
 from collections import defaultdict
@@ -71,8 +71,10 @@ def gpu_pools(recipe: Recipe, sizes: Sizes, room: int, leaving: Collection[str])
 
 
 def machine_pool(recipe: Recipe, sizes: Sizes, room: int | None) -> Pool:
-    """Return the memory of all processes, without GPUs: on this machine, or on all nodes of a Ray. Nothing is
-    offloaded."""
+    """Return the memory of all processes of a run without GPUs, on this machine or on all nodes of a Ray cluster.
+
+    Without GPUs, no role is offloaded.
+    """
     joins = recipe.cluster.ray_address is not None
     name = "all nodes of the Ray together" if joins else "this machine with all processes"
     everyone = {*processes(recipe), "driver", "node"}
@@ -117,7 +119,7 @@ def pool_of(name: str, room: int | None, items: Iterable[MemoryItem], sizes: Siz
     for item in items:
         totals[replace(item, bytes=0)] += item.bytes
     merged = tuple(replace(item, bytes=total) for item, total in totals.items() if total)
-    # vLLM does not start if its cache is too small for one sequence.
+    # vLLM does not start if the KV cache is too small for one sequence.
     can_generate = sizes.generator.full_sequences > 0 or all(item.role != "generator" for item in merged)
     stages = []
     for stage in sizes.schedule.stages:

@@ -1,7 +1,7 @@
-"""Residency: the stages in which each item is in memory.
+"""Residency: the stages during which each memory item is in memory.
 
-A schedule lists the stages of a step in which each role works. An item lists the stages that need it, and its state
-in the other stages.
+A schedule lists the stages of a step during which each role computes. An item lists the stages that need the item,
+and the state of the item in the other stages.
 """
 
 from collections import defaultdict
@@ -19,18 +19,19 @@ EVAL_SCORES = f"{EVAL}_scores"
 
 @dataclass(frozen=True)
 class ResidencySchedule:
-    """Stages of a step function in which the parts of roles work."""
+    """Stages of a step function during which each part of a role is on the device or computes."""
 
     stages: tuple[str, ...]
-    """Names of all stages in order, then an evaluation, the saves, and the loads of a resume. A start from the model
-    needs the same memory as a load."""
+    """Names of all stages of a step in order, then an evaluation, the saves, and the loads of a resume. The startup
+    of a new run needs the same memory as the loads."""
     parts: Mapping[str, tuple[str, ...]]
-    """Part -> its stages.
+    """Part -> stages of the part.
 
-    `generator`, `reference`, `ROLE weights`, `ROLE training` (gradients and optimizer): the part is on the device, if
-    roles are offloaded in turn. `draws`: the generator generates. `ROLE scores`: a role computes log-probs or values,
-    the actor also for the canary. `ROLE updates`, `ROLE saves`, `ROLE loads`: a role updates, is saved or loaded.
-    `scoring`: reward models are on the device.
+    `generator`, `reference`, `ROLE weights`, `ROLE training` (gradients and optimizer): stages during which the part
+    is on the device, if roles are offloaded in turn. `draws`: stages in which the generator (vLLM) generates.
+    `ROLE scores`: stages in which a role computes log-probs or values; for the actor, this includes the canary.
+    `ROLE updates`, `ROLE saves`, `ROLE loads`: stages in which a role is updated, saved or loaded. `scoring`: stages
+    during which reward models are on the device.
     """
 
     def of(self, part: str) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ class ResidencySchedule:
         return self.parts.get(part, ())
 
     def without(self, *parts: str) -> tuple[str, ...]:
-        """Return all stages except those of these parts."""
+        """Return all stages except the stages of these parts."""
         return tuple(stage for stage in self.stages if all(stage not in self.of(part) for part in parts))
 
 
@@ -47,9 +48,9 @@ def schedule_of(
 ) -> ResidencySchedule:
     """Return the schedule of the roles, from the roles that each stage reads and trains.
 
-    The last role remains on the device until another role needs it. Advantages need no device, nor do the stages in
-    `idle`, nor rewards unless reward models score (`scores`). Roles are saved, and loaded by a resume, one after the
-    other. With `update_reads_reference`, the actor's update reads the reference.
+    A role remains on the device until another role needs the device. Advantages need no device. Neither do the
+    stages in `idle`, nor rewards, unless reward models score (`scores`). Roles are saved one after the other, and
+    a resume loads them one after the other. With `update_reads_reference`, the actor's update reads the reference.
     """
     saves, loads = (
         [OutlineEntry(f"{role}_{verb}", (role,), role) for role in outline.roles] for verb in ("save", "load")
@@ -97,14 +98,15 @@ class MemoryItem:
     bytes: int
     place: MemoryPlace
     role: str
-    """Role that uses the memory; or `driver`; or `node`, for an item that each node has once."""
+    """Role that uses the memory, or `driver`, or `node`. `node` means an item that each node has once."""
     lower: str
     """Advice that makes the item smaller: the recipe key, and whether to raise or lower it."""
     stages: tuple[str, ...] | None = None
     """Stages that need the item; None: all."""
     between: Literal["gone", "moved", "dropped"] = "gone"
-    """State of the item in other stages. gone: it exists only in its stages. moved, dropped: it remains in memory,
-    unless its role is offloaded while others work (`cluster.offload`); then it is moved to the host, or freed."""
+    """State of the item in other stages. gone: the item exists only in its stages. moved, dropped: the item remains
+    in memory unless its role is offloaded while other roles compute (`cluster.offload`). An offloaded item is moved
+    to the host (moved) or freed (dropped)."""
 
     def is_in(self, stage: str) -> bool:
         """Return whether the item is in memory in a stage."""
@@ -116,7 +118,8 @@ def resident(
 ) -> Iterator[MemoryItem]:
     """Yield the items as they are in memory if the roles in `leaving` are offloaded in turn.
 
-    A moved item keeps its host buffer while it is on the device. An item that was just loaded has no host buffer yet.
+    A moved item keeps its host buffer while the item is on the device. During the load of a role, its items have no
+    host buffer yet.
     """
     for item in items:
         if item.between == "gone" or item.role in leaving:

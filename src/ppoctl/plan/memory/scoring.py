@@ -13,9 +13,9 @@ from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.sizes import reward_tokens
 
 VLLM_TEXTS = 64
-"""Most texts that vLLM reads in one step."""
+"""Maximum number of texts that vLLM reads in one engine step."""
 _BLOCK_TOKENS = 128
-"""Tokens of a block of vLLM's cache on a CPU; blocks on a GPU are smaller."""
+"""Tokens of a block of vLLM's KV cache on a CPU. On a GPU, blocks are smaller."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ScoringBytes:
 
 
 def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) -> ScoringBytes:
-    """Return the bytes of the reward model at this key. Assumed: a pass is full and consists of one text."""
+    """Return the bytes of the reward model at this key. A pass is assumed to be full and to consist of one text."""
     table = reward_models(recipe)[key]
     layout, most = table.parallel or ParallelTable(), reward_tokens(table, shape)
     tokens = ceil(most / layout.context)
@@ -63,14 +63,14 @@ def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) 
 
 
 def cache_bytes(shape: ModelShape, weight: int, most: int) -> int:
-    """Return the bytes of vLLM's cache for texts of at most `most` tokens: the texts of one step, in complete blocks.
+    """Return the bytes of vLLM's KV cache for the texts of one engine step, in complete blocks.
 
-    `weight` is the number of bytes of one number.
+    A text has at most `most` tokens. `weight` is the number of bytes of one number.
     """
     tokens = step_tokens(most) + VLLM_TEXTS * _BLOCK_TOKENS
     return 2 * shape.key_channels * shape.num_layers * weight * tokens
 
 
 def step_tokens(most: int) -> int:
-    """Return the most tokens that vLLM reads in one step, for texts of at most `most` tokens."""
+    """Return the maximum number of tokens that vLLM reads in one engine step, for texts of at most `most` tokens."""
     return max(8192, most)

@@ -26,7 +26,7 @@ class ModelShard:
     """Role of the rank, actor or critic."""
     layout: ParallelTable
     stage: PipelineStage
-    """Layers of this shard: all layers of the rank, or one run of them with interleaved stages."""
+    """Layers of this shard: all layers of the rank or, with interleaved stages, one run of layers of the rank."""
     precision: Precision
     recompute: Recompute = "none"
     filtered: bool = False
@@ -34,12 +34,12 @@ class ModelShard:
 
     @property
     def shares(self) -> int:
-        """Ranks that split norms and residuals."""
+        """Number of ranks that split norms and residuals."""
         return self.layout.tensor if self.layout.sequence else 1
 
     @property
     def logit_rows(self) -> int:
-        """Vocabulary ids whose logits the first tensor rank computes, without padding."""
+        """Number of vocabulary ids whose logits the first tensor rank computes, without padding."""
         return min(self.shape.vocab_size, self.shape.padded_vocab_size // self.layout.tensor)
 
     @property
@@ -48,10 +48,10 @@ class ModelShard:
         return self.precision.weight * self.shape.hidden_size // self.shares
 
     def keys_seen(self, batch: "MicrobatchShape") -> int:
-        """Return the most tokens whose keys and values the attention of this rank reads.
+        """Return the maximum number of tokens whose keys and values the attention of this rank reads.
 
-        Context ranks have two chunks of tokens each (`engines.megatron.context_parallel`), and also read the earlier
-        tokens of the sequences of the chunks.
+        Each context rank has two chunks of tokens (`engines.megatron.context_parallel`). It also reads the tokens
+        that precede the chunks in their sequences.
         """
         ranks = self.layout.context
         if ranks == 1:
@@ -68,13 +68,13 @@ class MicrobatchShape:
     """One forward and backward pass of a rank."""
 
     tokens: int
-    """Tokens on this rank; context ranks split the tokens of a microbatch."""
+    """Number of tokens on this rank. Context ranks split the tokens of a microbatch."""
     read: int
-    """Positions whose output is read: positions that predict a response token."""
+    """Number of positions whose output is read. These are the positions that predict a response token."""
     logits_chunk: int
-    """Positions whose logits exist at one time."""
+    """Number of positions whose logits exist at one time."""
     longest: int
-    """Tokens of the longest sequence; all sequences are assumed to have this length."""
+    """Number of tokens of the longest sequence. All sequences are assumed to have this length."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class SavedActivations:
     logits: int
     """One chunk of logits."""
     inputs: int = 0
-    """Inputs of layers that are recomputed from them."""
+    """Inputs of layers whose activations are recomputed from the input."""
 
     @property
     def total(self) -> int:

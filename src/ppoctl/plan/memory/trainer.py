@@ -5,8 +5,8 @@ gradients      float32 buffers, complete on each data rank
 main weights   float32 copies of the weights of a bfloat16 model; a float32 model has none
 moments        two float32 numbers per parameter
                `distributed_optimizer` splits main weights and moments over the ranks that have the same parameters
-reference      frozen copy of the actor's weights, with a KL penalty
-activations    activations kept by the microbatches in flight in this pipeline stage, and the peak of one microbatch
+reference      frozen copy of the actor's weights, only with a KL penalty
+activations    activations that the microbatches in flight keep in this pipeline stage, and the peak of one microbatch
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class Training:
     forward: MicrobatchShape
     """One microbatch of log-probs, reference or values."""
     microbatches: int
-    """Most microbatches that a data rank has in a minibatch."""
+    """Maximum number of microbatches of a data rank in a minibatch."""
     recompute: Recompute = "none"
     has_reference: bool = False
     full_kl_in: frozenset[str] = frozenset()
-    """Passes (forward, update) that compute the full KL to the reference."""
+    """Names of the passes (`forward`, `update`) that compute the full KL to the reference."""
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
 
@@ -58,12 +58,12 @@ class RankBytes:
     kept: SavedActivations
     """Activations that one microbatch keeps in all layers of the rank."""
     microbatches_under_way: float
-    """Most microbatches in flight: their forward pass has run, their backward pass has not. It may be a fraction with
-    interleaved stages: a microbatch may have passed only some runs of layers."""
+    """Maximum number of microbatches in flight: the forward pass has run, the backward pass has not. With interleaved
+    stages, the number may be a fraction, because a microbatch may have passed only some runs of layers."""
     kept_under_way: int
     """Activations that all microbatches in flight keep."""
     backward: int
-    """Peak bytes of the backward pass beyond the kept activations."""
+    """Peak bytes of the backward pass in addition to the kept activations."""
     forward: int
     """Peak bytes of a pass without gradients."""
 
@@ -75,7 +75,7 @@ class RankBytes:
 
     @property
     def update(self) -> int:
-        """Peak bytes of an update beyond the resident bytes."""
+        """Peak bytes of an update in addition to the resident bytes."""
         return self.kept_under_way + self.backward
 
     @property
@@ -118,7 +118,7 @@ def ranks_of(training: Training) -> list[RankBytes]:
 def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int) -> int:
     """Return the bytes of a saved state: weights, main weights and moments of each parameter, without file overhead.
 
-    A distributed optimizer writes main weights of a float32 model too.
+    A distributed optimizer writes main weights for a float32 model, too.
     """
     has_main = weight < FLOAT32 or layout.distributed_optimizer
     numbers = rank_parameters(shape, role, whole_model(shape), ParallelTable()).total
@@ -126,11 +126,12 @@ def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int
 
 
 def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> list[int]:
-    """Return the indices of a rank's runs of layers in flight, after their forward and before their backward pass.
+    """Return an index of a run of layers for each forward pass of this rank whose backward pass has not run yet.
 
-    The number is largest at the first backward pass; after it, forward and backward passes alternate (1F1B). In
-    Megatron-Core a rank is one microbatch ahead of each later rank. With several runs it is two microbatches ahead of
-    each, after as many microbatches as ranks have passed all runs but the last. These pass each run as a group.
+    The number of such passes is largest at the first backward pass; after that, forward and backward passes alternate
+    (1F1B). In Megatron-Core, a rank is one microbatch ahead of the next rank. With several runs of layers,
+    microbatches pass each run in groups of as many microbatches as there are pipeline ranks. A rank is then two
+    microbatches ahead of the next rank, and one group has already passed all runs but the last.
     """
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ahead = ranks - number - 1
@@ -173,7 +174,7 @@ def _rank(training: Training, number: int) -> RankBytes:
 def _optimized(parameters: Parameters, layout: ParallelTable) -> int:
     """Return the number of parameters whose main weights and moments this rank has.
 
-    A distributed optimizer splits them over the ranks with the same parameters.
+    A distributed optimizer splits main weights and moments over the ranks with the same parameters.
     """
     if not layout.distributed_optimizer:
         return parameters.total
