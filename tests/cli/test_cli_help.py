@@ -59,7 +59,10 @@ def test_help_list_truncates_no_sentence(ask: RunCli, monkeypatch: pytest.Monkey
         assert "..." not in out.partition("COMMAND [ARGS]...")[2]
         assert max(map(len, out.splitlines())) <= int(columns)
     text = " ".join(ask("--help").out.split())
-    assert "resume Resume a run, wherever it stopped. stop Stop a run gracefully, here or in a job. rollout " in text
+    assert (
+        "resume Resume a run from the point where it stopped. stop Stop a run gracefully, here or in a job. rollout "
+        in text
+    )
 
 
 def test_help_lists_every_command_once_in_its_group(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
-from ppoctl.plan.algorithm import algorithm
+from ppoctl.plan.algorithm import algorithm, reward_steps
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.learning_rate import learning_rate_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
-from ppoctl.plan.reward_shaping import reward_steps
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
