@@ -4,7 +4,7 @@ The estimates are computed from the recipe and a config.json. The package import
 
 run_plan       the whole plan: batches, updates, data, evaluations
 microbatches   number of microbatches of a rank, and their size
-algorithm, reward_shaping   the choices of the recipe, in words
+algorithm      the choices of the recipe, in words
 learning_rate  the schedule of a role
 flops          FLOPs of a step
 disk           states and records
