@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 def validate(
     files: Recipes,
     sets: Sets = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the value of every key, and where the value was set.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the value of every key, and where it was set.")] = False,
     reward: Annotated[
         bool, typer.Option("--reward", help="Test the reward: gold answers must score higher than trivial responses.")
     ] = False,
@@ -34,7 +32,7 @@ def validate(
     stage: Annotated[
         bool,
         typer.Option(
-            "--stage", help="Fetch or check the models and data that compute nodes cannot fetch, and list them."
+            "--stage", help="Fetch or check the assets that compute nodes cannot fetch, and list the assets."
         ),
     ] = False,
     json: JsonOption = False,
