@@ -31,9 +31,7 @@ def validate(
     here: Here = False,
     stage: Annotated[
         bool,
-        typer.Option(
-            "--stage", help="Fetch or check the assets that compute nodes cannot fetch, and list the assets."
-        ),
+        typer.Option("--stage", help="Fetch or check assets that compute nodes cannot fetch, and list the assets."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
