@@ -1,7 +1,7 @@
 """`ppoctl`: the commands, and the one place where an error becomes `error:`, `hint:` and an exit code.
 
-A command is a function in its own file, registered by one line below. Its module imports only typer, `render` and the
-standard library. The function imports everything else, so that `--help` is printed at once. A command raises
+A command is a function in a separate module. One line below registers it. The module imports only typer, `render` and
+the standard library. The function imports everything else, so that `--help` is printed at once. A command raises
 `PpoctlError`, prints through `render`, and returns None (exit 0) or an exit code.
 """
 
@@ -124,7 +124,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit the process; if torch is loaded, run only the exit handlers first.
+    """Exit the process. If torch is loaded, only the exit handlers are run, and nothing is torn down.
 
     Tearing down the modules of torch and vLLM takes seconds. The operating system frees their memory in any case.
     """

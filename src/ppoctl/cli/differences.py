@@ -49,7 +49,7 @@ class Differences:
 def differences(left: "RunPaths", right: "RunPaths") -> Differences:
     """Return the differences between two runs.
 
-    Raises RecipeError if a folder is not a run, StorageError if its recipe or journal is damaged.
+    Raises RecipeError if a folder is not a run, and StorageError if the recipe or journal of a run is damaged.
     """
     from ppoctl.loading.load import from_resolved
     from ppoctl.loop.expectations import history
@@ -115,7 +115,7 @@ def as_json(found: Differences) -> dict[str, Any]:
 
 
 def print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
-    """Print a table of each kind of difference, and one line that names the kinds without differences."""
+    """Print one table for each kind of difference, and one line that names the kinds without differences."""
     from ppoctl.loading.explain import shown
 
     sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
@@ -161,4 +161,4 @@ def _best(point: Point | None) -> str:
 
 
 def _same(left: Any, right: Any) -> bool:
-    return bool(left == right or (left != left and right != right))  # two nan are the same here
+    return bool(left == right or (left != left and right != right))  # two values that are nan count as equal here

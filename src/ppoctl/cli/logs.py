@@ -44,8 +44,8 @@ def logs(
     list_: Annotated[bool, typer.Option("--list", help="List the log files with their sizes.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the logs of a run. Default: its console. --what selects the engines, every rank, or Slurm. --json prints
-    the list of files."""
+    """Print the logs of a run. Default: the console of the run. --what selects the engines, every rank, or Slurm.
+    --json prints the list of files."""
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 

@@ -128,7 +128,7 @@ def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bo
 
 
 class Reading:
-    """Progress of computing the digest of a file. On a terminal it is always shown; otherwise every few seconds."""
+    """Progress of computing a file's digest: shown continuously on a terminal, otherwise every few seconds."""
 
     EVERY_S = 4.0
 

@@ -1,4 +1,4 @@
-"""`ppoctl preview`: rows of a recipe as the model receives them, and notes on unusual ones."""
+"""`ppoctl preview`: rows of a recipe as the model receives them, and notes on unusual rows."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

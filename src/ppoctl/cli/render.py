@@ -37,7 +37,8 @@ def _wrapped(text: str, stream: TextIO) -> str:
 def printable(text: str) -> str:
     """Return the text with escapes instead of control characters, except line breaks: a terminal would obey them.
 
-    Characters that stdout cannot encode are escaped, too."""
+    Characters that stdout cannot encode are escaped, too.
+    """
     safe = "".join(
         char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )

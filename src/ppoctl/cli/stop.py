@@ -1,4 +1,4 @@
-"""`ppoctl stop`: stop a run gracefully, wherever it is running, and cancel its pending jobs."""
+"""`ppoctl stop`: stop a run gracefully, on any machine or in a job, and cancel the pending jobs of the run."""
 
 import time
 from pathlib import Path

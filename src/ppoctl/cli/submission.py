@@ -30,7 +30,7 @@ class Submission:
     def new_run(
         self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool = False
     ) -> None:
-        """Submit the run of a recipe."""
+        """Submit a job that starts the run of a recipe."""
         loaded = preflight.submittable(files, sets, runs, force=self.force)
         from ppoctl.runs import submission
         from ppoctl.store.run_paths import RunPaths
@@ -53,7 +53,7 @@ class Submission:
     def run_again(
         self, paths: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
-        """Submit an existing run."""
+        """Submit a job that resumes an existing run."""
         from ppoctl.runs import submission
         from ppoctl.runs.run_recipe import loaded_of
 

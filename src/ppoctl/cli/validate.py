@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def validate(
     files: Recipes,
     sets: Sets = None,
-    show: Annotated[bool, typer.Option("--show", help="Print each key with its value and its origin.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the value of every key, and where it was set.")] = False,
     reward: Annotated[
         bool, typer.Option("--reward", help="Test the reward: gold answers must score higher than trivial responses.")
     ] = False,
@@ -29,9 +29,7 @@ def validate(
     here: Here = False,
     stage: Annotated[
         bool,
-        typer.Option(
-            "--stage", help="Fetch or check the models and data that compute nodes cannot fetch, and list them."
-        ),
+        typer.Option("--stage", help="Fetch or check assets that compute nodes cannot fetch, and list the assets."),
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -159,7 +159,8 @@ _KEPT_SETS = 16
 def _state_of(table: SingleTable, name: str) -> object:
     """Return the identity of the files of a table, by which changes of the files are detected.
 
-    None means that the identity is unknown, so the rows must not be cached."""
+    None means that the identity is unknown, so the rows must not be cached.
+    """
     if not isinstance(table, StoredRows) or table.path is None:
         return None
     files = files_of(table, key=f"data.{name}")

@@ -3,7 +3,7 @@
     own    the chat template of the reward model, applied to the messages and to the response as the assistant's turn.
            There is no generation prompt, and the tokenizer adds no token
     text   the prompt text of the actor, followed by the response. The tokenizer adds its special tokens. It adds the
-           beginning-of-sequence token only if the text does not begin with that token
+           beginning-of-sequence token only if the text does not begin with this token
 
 transformers reads the output of the head at the last token that is not padding, so padding at the end is removed.
 """

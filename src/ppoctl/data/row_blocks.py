@@ -91,7 +91,7 @@ def read_parquet(path: Path, columns: Collection[str] | None, most: int | None) 
 def _chosen(available: Sequence[str], columns: Collection[str] | None) -> list[str] | None:
     """Return the outermost columns that contain the requested columns; None: all columns.
 
-    All columns are read if one is missing, so that the error can list the existing columns.
+    If a column is missing, all columns are read, so that the error can list the existing columns.
     """
     if columns is None or any("." in name for name in available):
         return None

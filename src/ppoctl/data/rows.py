@@ -63,7 +63,7 @@ class Content:
 
     @cached_property
     def digest_input(self) -> str:
-        """Text of a row, without its id, from which the digest of the data set is computed."""
+        """Text that follows the id of a row in the input of the data set's digest."""
         further = f", {json.dumps(dict(self.fields), sort_keys=True)}" if self.fields else ""
         return f'", {self.canonical}, {json.dumps(self.answer)}{further}]'
 

@@ -94,7 +94,8 @@ class PromptTemplate:
     def text(self, chat: Sequence[Message], row: DatasetRow, arguments: Mapping[str, object]) -> str:
         """Return the chat as text, ending with the generation prompt.
 
-        Raises DataError if the template rejects the chat."""
+        Raises DataError if the template rejects the chat.
+        """
         if self._chat_template is None:
             return "\n\n".join(message.content for message in chat)
         messages = [{"role": message.role, "content": message.content} for message in chat]

@@ -1,4 +1,4 @@
-"""The list of checks. Each check is a function that returns findings. A check runs only when its turn comes."""
+"""The list of checks. Each check is a function that returns findings. Checks run one after the other."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

@@ -69,7 +69,8 @@ def _locks(folder: Path) -> tuple[bool, str]:
 def _renames(folder: Path) -> tuple[bool, str]:
     """Check that renaming a folder never replaces another folder, as a commit requires.
 
-    Returns (failed, observation)."""
+    Returns (failed, observation).
+    """
     taken = folder / "taken"
     taken.mkdir()
     (taken / "file").touch()
@@ -85,7 +86,8 @@ def _renames(folder: Path) -> tuple[bool, str]:
 def _lists(folder: Path) -> tuple[bool, str]:
     """Check that a new file is listed at once and that the folder of the file can be synced.
 
-    Returns (failed, observation)."""
+    Returns (failed, observation).
+    """
     for number in range(20):
         name = f"item-{number}"
         (folder / name).write_bytes(b"1")

@@ -44,7 +44,8 @@ class IntendedRun:
 def model(run: IntendedRun, machine: HostInfo) -> Iterator[Finding]:
     """Check that model and tokenizer are on this machine and can be trained.
 
-    Rows are not checked, because that takes long; `validate` reads all rows."""
+    Rows are not checked, because that takes long; `validate` reads all rows.
+    """
     device = "gpu" if machine.gpus else "cpu"
     problems = [*run.missing, *check(run.recipe, rows=False, device=device).problems]
     for problem in problems:

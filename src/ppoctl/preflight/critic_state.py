@@ -1,4 +1,4 @@
-"""Properties of a critic's saved state that only the run which saved it contains: tokenizer and time of deletion."""
+"""Properties of a critic's saved state that are known only to the run that saved it: tokenizer, time of deletion."""
 
 from pathlib import Path
 

@@ -72,7 +72,8 @@ class RowChecks:
     def _require_rendered(self, rows: RowSet, table: SingleTable) -> None:
         """Frame every question, and render one question for each sequence of chat roles.
 
-        A chat template may reject some sequences of roles."""
+        A chat template may reject some sequences of roles.
+        """
         framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
         for row in rows.first_rows():
             chat = framing.chat(row)

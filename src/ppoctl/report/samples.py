@@ -124,7 +124,8 @@ def _rollout(sample: "ShownSample") -> Json:
 def evaluations(run: ReadRun, number: int) -> list[Json]:
     """Return a set of samples for each evaluation set and mode of the newest evaluation.
 
-    The samples are compared with the samples of the oldest evaluation that was kept."""
+    The samples are compared with the samples of the oldest evaluation that was kept.
+    """
     steps = [step for step in run.paths.committed_steps() if (_folder(run, step) / eval_samples.SAMPLES).is_file()]
     if not steps:
         return []

@@ -10,8 +10,8 @@ with sequence parallelism, else 1), b bytes of a number of the model.
     attention               `attention`
     MLP or experts          `mlp`
 
-- A layer of Gemma has four norms. Norms over heads, norms over latents and the projections after those are added. A
-  router with sigmoids keeps a float32 copy of its input.
+- A layer of Gemma has four norms. Norms over heads, norms over latents, and the projections after these norms are
+  added. A router with sigmoids keeps a float32 copy of its input.
 - With `recompute = "selective"`, the line of the MLP or the experts is dropped. With `"full"`, all lines are dropped
   and the input of the layer, b h / S, is kept. The backward pass recomputes dropped activations layer by layer.
 """

@@ -82,9 +82,9 @@ def generator_bytes(
     weights do not use is counted as cache, although vLLM first subtracts activations. On a CPU (None), the recipe
     sets the size of the cache, and a tied output layer has a separate packed copy.
 
-    Like Megatron-Core, vLLM splits matrices, including those of experts, and pads the vocabulary to a multiple of 64.
-    On a GPU, latent attention caches the complete latent and rotary key in each process. On a CPU, vLLM computes
-    latent attention as plain attention (`engines.vllm.environment`). Sliding windows are counted as full contexts.
+    Like Megatron-Core, vLLM splits matrices, including matrices of experts, and pads the vocabulary to a multiple
+    of 64. On a GPU, latent attention caches the complete latent and rotary key in each process. On a CPU, vLLM
+    computes latent attention as plain attention (`engines.vllm.environment`). Sliding windows are counted as full contexts.
     """
     tensor = table.tensor
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)

@@ -1,7 +1,7 @@
 """The items of the memory estimate.
 
-Each item has a name, bytes, a place, a role, the key that makes it smaller, the stages that need it, and its state in
-the other stages. All other numbers of the estimate are sums of items.
+Each item has a name, bytes, a place, a role, the key that makes the item smaller, the stages that need it, and its
+state in the other stages. All other numbers of the estimate are sums of items.
 """
 
 from collections.abc import Iterator, Mapping

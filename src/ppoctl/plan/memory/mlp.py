@@ -32,7 +32,8 @@ def mlp_bytes(shard: ModelShard, width: int) -> int:
 def experts_bytes(shard: ModelShard) -> int:
     """Return the bytes per token that the experts of a layer keep on all tensor ranks together.
 
-    Routing and the shared MLP are included."""
+    Routing and the shared MLP are included.
+    """
     experts, weight, layout = shard.shape.experts, shard.precision.weight, shard.layout
     assert experts is not None
     routing_weight = 4 if experts.sigmoid is not None else weight

@@ -70,7 +70,7 @@ def schedule_of(
             working = last = ("scoring",)
         elif roles and "prompts" in stage.reads:
             parts["draws"].append(stage.name)
-            # The actor computes the log-probs of the canary while the generator has its cache.
+            # The actor computes the log-probs of the canary while the generator (vLLM) holds the KV cache.
             working, last = ("generator", *weights), ("generator",)
         elif stage.trains is not None:
             working = last = (*weights, f"{stage.trains} training")
