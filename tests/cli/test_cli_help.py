@@ -109,8 +109,8 @@ def test_logs_help_shows_usage_options_and_examples(ask: RunCli, monkeypatch: py
         == """\
 Usage: ppoctl logs [OPTIONS] RUN
 
-  Print the logs of a run. Default: its console. --what selects the engines,
-  every rank, or Slurm. --json prints the list of files.
+  Print the logs of a run. Default: the console of the run. --what selects the
+  engines, every rank, or Slurm. --json prints the list of files.
 
 Arguments:
   RUN  Run directory, or the name of a run in runs/.  [required]
