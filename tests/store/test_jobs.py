@@ -48,7 +48,7 @@ def test_other_files_in_the_jobs_folder_are_ignored(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"id": "9"}', "\udcff"])
-def test_damaged_job_record_is_named(paths: RunPaths, text: str) -> None:
+def test_error_names_damaged_job_record(paths: RunPaths, text: str) -> None:
     record(paths, JobRecord("9", 5.0, "resume"))
     paths.job("9").write_text(text, "utf-8", errors="surrogateescape")
     with pytest.raises(CorruptArtifactError, match=r"jobs/9\.json` is corrupt") as raised:

@@ -180,7 +180,7 @@ def _read_set(table: SingleTable, name: str, source: str, counted: Counted | Non
         if source and "source" in content.fields:
             raise DataError(
                 f"{content.place} has a field `source`, which in a mix is the name of the row's source",
-                hint=f"--set 'data.{name}.fields=[]'  # or the columns that the reward reads, without `source`",
+                hint=f"--set 'data.{name}.fields=[]'  # or list the columns that the reward reads, except `source`",
             )
         if content.numbers is None:
             content.numbers = numbering.of(content)

@@ -224,8 +224,8 @@ def _save(job: RunContext, done: CompletedStep, lines: Recorded, *, healthy: boo
 
 
 def _after_health_stop(job: RunContext) -> str:
-    """Return the hint of a health stop: resume from the last healthy states, or from the states that were saved when
-    the rule stopped the run."""
+    """Return the hint of the error that a health rule raises: resume from the last healthy states, or from the states
+    that were saved when the rule stopped the run."""
     healthy = healthy_steps(job.paths, job.outlines.roles)
     resume = resume_command(job.paths.root)
     if not healthy:

@@ -17,10 +17,10 @@ its effect. In a terminal:
     ppoctl recipes metrics policy/clip_frac      # a metric: how to read it, and the settings that affect it
     ppoctl recipes coming-from verl              # the keys of another system and their replacement (coming-from.md)
 
-The entries are in the order of processing: generation, reward, advantages, losses, schedules. An entry with the name
-`KEY = "value"` or `TABLE by KEY` is one of several alternatives. A key with the default `absent` may be left out; its
-row describes what happens then. `make docs` generates this page from the docstrings in `src/ppoctl/recipe` and
-`src/ppoctl/rewards`.
+The entries are in the order of processing: generation, reward, advantages, losses, schedules. An entry
+named `KEY = "value"` describes one value of the key; an entry named `TABLE by KEY` describes the form of the table
+that contains KEY. A key with the default `absent` may be left out; its row describes what happens then. `make docs`
+generates this page from the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`.
 
 Formulas use the names of keys, and these symbols:
 

@@ -135,7 +135,7 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
         shown = _text_of(tokenizer, end)
         found.append(
             f"no end token: the template ends a turn with `{shown}` ({end}), which does not end a response; a model "
-            "that learned it generates until `rollout.max_new_tokens`"
+            "trained to emit this token does not stop there, and generates until `rollout.max_new_tokens`"
         )
     if not stops:
         found.append("no end token: the model has none (`eos_token_id`), so responses end at their limit")

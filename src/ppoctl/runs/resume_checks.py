@@ -42,7 +42,7 @@ def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None
     if before != after:
         settings = [f"{key} `{path}`" for key, path in after.items()]
         raise RecipeError(
-            f"the reward models are {', '.join(settings) or 'none'}, but a run keeps its first reward models",
+            f"the reward models are {', '.join(settings) or 'none'}, but a run keeps those with which it started",
             hint="start a new run with another `name`",
         )
     if recipe.name != recorded.name:

@@ -62,8 +62,8 @@ def with_extra_token(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequence
 
 
 def bootstrap_values(values: Values) -> Float[Tensor, " B"]:
-    """Return the bootstrap values of truncated responses, which returns require. If they are missing, `wire` has a
-    bug."""
+    """Return the bootstrap values of truncated responses. Returns are computed from them. If they are missing, `wire`
+    has a bug."""
     assert values.behind is not None, (
         "returns of truncated responses require bootstrap values, which were not computed"
     )

@@ -86,8 +86,8 @@ def _require_as_saved(folder: Path, digests: Mapping[str, FileDigest | None]) ->
     checked."""
     manifest = state_manifest(folder)
     for name, expected in () if manifest is None else manifest.files.items():
-        # Files that are not in the model digest are small: the index of tensors, and the data that is equal on all
-        # ranks.
+        # Files that the model digest does not cover are small: the index of tensors, and the data that is equal on
+        # all ranks.
         digest = digests[name] if name in digests else file_digest(folder / name)
         manifests.verify_bytes(folder / name, digest, expected)
 

@@ -361,7 +361,7 @@ def test_first_done_returns_earliest_finished_call(cluster, group):
     slow.close(), fast.close()
 
 
-def test_weights_move_between_processes_and_driver_gets_reference(processes):
+def test_driver_gets_only_object_refs_of_weights(processes):
     first, second = processes.call("weights")
     assert first.checksums["a"] != second.checksums["a"]
     assert len(pickle.dumps(first.checksums)) + len(ray.cloudpickle.dumps(first.contents)) < 2000  # of 2 MiB
