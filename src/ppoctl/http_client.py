@@ -72,7 +72,7 @@ class Connection:
                 return self._exchanged(*request)
         except BaseException as error:
             self.close()
-            if isinstance(error, ValueError):  # the length is not a number, or TLS was cut
+            if isinstance(error, ValueError):  # the length is not a number, or the TLS connection was closed early
                 raise HTTPException(str(error)) from error
             raise
 

@@ -192,7 +192,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("words", TO_RUN, ids=[" ".join(words) for words in TO_RUN])
-def test_read_only_commands_of_docs_run(
+def test_read_only_commands_in_docs_succeed(
     words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)

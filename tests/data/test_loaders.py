@@ -33,7 +33,7 @@ GOOD = (
 )
 
 
-def test_function_rows_are_its_mappings(python: Any, tmp_path: Path) -> None:
+def test_loader_function_returns_rows_as_mappings(python: Any, tmp_path: Path) -> None:
     first, second = read_rows(python(GOOD, options={"word": "x"}), name="train")
     assert (first.question, first.answer, first.fields) == ("x 0", None, {"level": 0})
     assert second.place == f"`{tmp_path}/loader.py:rows` row 2"

@@ -205,7 +205,7 @@ def test_environment_value_is_parsed_like_set_value(smallest: Path) -> None:
     assert recipe.data.train.max_rows == 7
 
 
-def test_relative_path_starts_at_folder_of_its_layer(
+def test_relative_path_is_resolved_from_folder_of_its_file(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cwd").mkdir()

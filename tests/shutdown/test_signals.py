@@ -375,7 +375,7 @@ def test_signal_does_not_wait_for_generating_stage() -> None:
         assert answers(messages, 1) == ["SIGHUP: stopping; finished samples of `rollout` are kept"]
 
 
-def test_signal_message_is_printed_before_and_after_work() -> None:
+def test_signal_before_or_after_stages_prints_its_message() -> None:
     messages = list[str]()
     with pytest.raises(PreemptedError), signal_gate(GOES_ON, messages.append):
         os.kill(os.getpid(), signal.SIGTERM)

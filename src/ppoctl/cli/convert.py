@@ -58,7 +58,10 @@ def convert_ckpt(
     ] = None,
     role: Annotated[
         Literal["actor", "critic"] | None,
-        typer.Option("--role", help="Role to convert. Default: the actor of a run, else the role of SOURCE."),
+        typer.Option(
+            "--role",
+            help="Role to convert. Default: actor for a run, otherwise the role of the model in SOURCE.",
+        ),
     ] = None,
     like: Like = None,
     dtype: Cast = None,

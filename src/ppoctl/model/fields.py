@@ -54,7 +54,7 @@ def off(value: Any) -> bool:
 
 
 def on(value: Any) -> bool:
-    """Whether the value turns the feature of the field on."""
+    """Whether the value enables the feature that the field controls."""
     return bool(value)
 
 

@@ -127,7 +127,7 @@ def resolved_uri(uri: str | None) -> str | None:
 
 
 def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
-    """Return the value of a key, `text`, in which an environment variable at the start is expanded.
+    """Return `text`, the value of a key, with the environment variable at its start expanded.
 
     Raises MissingAssetError if the variable is not set.
     """

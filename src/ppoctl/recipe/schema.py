@@ -218,8 +218,8 @@ class HealthTable(Table):
     """Bounds of a healthy run. The fraction of failed scores has a separate hard limit, `reward.max_error_frac`."""
 
     kl: HealthRule = HealthRule(max=0.5)
-    """Bounds on policy/approx_kl, the KL between the actor before and after a step (nats per token); 0 if
-    `ppo.old_logprobs` is "current"."""
+    """Bounds on policy/approx_kl, the KL between the actor before and after a step (nats per token). If
+    `ppo.old_logprobs` is "current", the metric is always 0."""
     reference_kl: HealthRule = HealthRule()
     """Bounds on kl/reference_mean, if the run has a reference."""
     entropy: HealthRule = HealthRule()

@@ -149,6 +149,6 @@ def _describe(score: Score) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the end of a text on one line; the answer is usually there."""
+    """Return the last characters of a text, without line breaks: the answer is usually at the end."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"...{line[-_SHOWN_CHARS:]}"

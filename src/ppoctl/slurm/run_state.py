@@ -103,7 +103,7 @@ class RunFacts:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Ids of all jobs of the run, in the order of their submission; ids that only attempts have are last."""
+        """Ids of all jobs of the run, in order of submission. Ids that only an attempt recorded come last."""
         named = (str(attempt["job"]) for attempt in self.attempts if "job" in attempt)
         return tuple(dict.fromkeys([*(job.id for job in self.jobs), *named]))
 

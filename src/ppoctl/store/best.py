@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BestStates:
-    """The actors of a run with the best values of a metric, one folder per step.
+    """Saved actors that reached the best values of a metric in a run, one folder per step.
 
     `offer` decides from the folders on disk alone, so a run that repeats steps keeps the same actors.
     """

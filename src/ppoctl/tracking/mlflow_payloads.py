@@ -139,7 +139,7 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
 def ending(lines: Iterable[Mapping[str, Any]]) -> Ending:
     """Return the status of the run, from the last event of its newest attempt.
 
-    Later events of an earlier attempt, which may have been suspended, are ignored.
+    An earlier attempt that was suspended may write events later. They are ignored.
     """
     newest = Ending()
     for line in lines:

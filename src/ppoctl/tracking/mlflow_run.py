@@ -297,8 +297,8 @@ def _client(address: Address) -> Any:
     from mlflow.store.db import utils as database
     from mlflow.tracking import MlflowClient
 
-    # MLflow's default is ten tries with doubled pauses: 100 s in one call, without a setting for it. The
-    # mirror retries instead.
+    # By default MLflow tries ten times and doubles the pause each time, so that a call can take 100 s. No
+    # setting changes this. The forwarder retries instead.
     database.MAX_RETRY_COUNT = 0
     if address.uri.startswith("sqlite:///"):
         _check_sqlite(address)

@@ -131,7 +131,7 @@ class Engine(ReceivingEngine):
         self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
 
     def tensor_rank(self) -> int:
-        # The default process group contains vLLM's tensor ranks, because the process contains only the engine.
+        # Only the engine runs in this process, so the default group consists of vLLM's tensor ranks.
         return torch.distributed.get_rank()
 
     def end_weights(self) -> list[LoadedWeight]:
