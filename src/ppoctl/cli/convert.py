@@ -58,10 +58,7 @@ def convert_ckpt(
     ] = None,
     role: Annotated[
         Literal["actor", "critic"] | None,
-        typer.Option(
-            "--role",
-            help="Role to convert. Default: actor for a run, otherwise the role of the model in SOURCE.",
-        ),
+        typer.Option("--role", help="Role to convert. Default: actor for a run, otherwise the role of SOURCE."),
     ] = None,
     like: Like = None,
     dtype: Cast = None,
