@@ -25,7 +25,7 @@ def test_quickstart_meets_its_expectations(tmp_path: Path) -> None:
     expected = json.loads(done.stdout)["expect"]
     assert [verdict["met"] for verdict in expected] == [True, True]
     screen = blocks(PAGE.read_text("utf-8"))["train"]
-    talk = screen.partition("\n")[2].partition("\nfigure ")[0]
+    talk = screen.partition("\n")[2].partition("\nmetric ")[0]
     assert kinds(done.stderr.splitlines()) == kinds(talk.splitlines()), "docs/screens.md"
     lines = read_lines(tmp_path / "runs/quickstart/journal.jsonl")
     (_, first), *_, (_, last) = history(lines)["eval/heldout/pass_at_1"]
