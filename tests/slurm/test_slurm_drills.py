@@ -46,6 +46,8 @@ def warn_in_the_middle_of(stages: Sequence[str], lab: Lab, folder: Path, whole: 
         drill.reached(f"2-{stage}")
         lab.run_program("scancel", "--batch", "--signal=USR1", drill.jobs[0])
         drill.let_go(f"2-{stage}")
+    for drill in drills.values():
+        drill.ended()  # all jobs, before anything checks that no process of the cluster is left
     for stage, drill in drills.items():
         require_complete(f"told in the middle of {stage}", drill, whole, [75, 0])
 
