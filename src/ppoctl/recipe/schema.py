@@ -363,3 +363,9 @@ class Recipe(Table):
     slurm: SlurmTable = SlurmTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
     """Bounds that the run must meet, by metric name."""
+
+    @property
+    def trained(self) -> dict[str, TrainedTable]:
+        """Role -> its table, for each role that this recipe trains, in the order of the tables."""
+        tables = {name: getattr(self, name, None) for name in type(self).model_fields}
+        return {name: table for name, table in tables.items() if isinstance(table, TrainedTable)}

@@ -4,7 +4,7 @@ The outlines are written into each recorded recipe, so that a reader of the run 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ppoctl.errors import CorruptArtifactError, quoted
@@ -21,9 +21,17 @@ class OutlineEntry:
 
     name: str
     reads: tuple[str, ...]
-    """Inputs in the order of the stage's arguments: roles, `prompts`, `carry`, and names of earlier stages."""
+    """Inputs in the order of the stage's arguments: roles, `prompts`, `carry`, and names of earlier stages. `NAME@-1`
+    is the record of the stage NAME of the step before."""
     trains: str | None = None
     """Role whose weights the stage changes; None: the stage trains no role."""
+    rows: str | None = None
+    """Stage that defines the rows of the record; None: the stage `rollout` of the same round, or the record has no
+    rows."""
+    at_most: int = 1
+    """Maximum number of rounds in which the stage runs. Round 2 has the stage name `NAME.2`."""
+    loop: int = 0
+    """Number of the loop over rounds that contains the stage, from 1; 0: no loop."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Outlines:
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON form that `from_json` reads."""
-        return {str(start): asdict(outline) for start, outline in self.by_start.items()}
+        return {str(start): _as_json(outline) for start, outline in self.by_start.items()}
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> "Outlines":
@@ -120,6 +128,20 @@ def _recorded_outlines(paths: RunPaths, start: int, recorded: Mapping[str, Any])
         ) from error
 
 
-def _outline(fields: Mapping[str, Any]) -> Outline:
-    stages = (OutlineEntry(stage["name"], tuple(stage["reads"]), stage["trains"]) for stage in fields["stages"])
-    return Outline(fields["story"], tuple(stages))
+_LATER_FIELDS = ("rows", "at_most", "loop")
+"""Fields of an entry that are written only if they differ from their default: outlines of earlier versions stay equal
+to the byte."""
+
+
+def _as_json(outline: Outline) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(OutlineEntry)}
+    entries = [
+        {name: value for name, value in asdict(entry).items() if name not in _LATER_FIELDS or value != defaults[name]}
+        for entry in outline.stages
+    ]
+    return {"story": outline.story, "stages": entries}
+
+
+def _outline(found: Mapping[str, Any]) -> Outline:
+    entries = ({**stage, "reads": tuple(stage["reads"])} for stage in found["stages"])
+    return Outline(found["story"], tuple(OutlineEntry(**entry) for entry in entries))

@@ -1,0 +1,13 @@
+"""Facts about the roles of a recipe. A role is a model that a step may train; its name is the name of its table."""
+
+from typing import Final
+
+from ppoctl.model.head import Head
+
+POLICY: Final = "actor"
+"""The role that generates responses, is evaluated, is exported by default, and is kept as the best."""
+
+
+def head_of(role: str) -> Head:
+    """Return the head of the model of a role: tokens for the policy, values for every other role."""
+    return "token" if role == POLICY else "value"
