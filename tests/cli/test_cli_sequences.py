@@ -9,8 +9,8 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import Witness, play
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
+from ppoctl.algorithm.trace import StepFunction
 from ppoctl.cli.app import run
-from ppoctl.loop.step_functions import StepFunction
 
 
 class StopError(Exception):

@@ -22,7 +22,7 @@ CALLED = {
     Path("loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
     Path("loading/rules/metrics.py"): ("is_lower_better",),
-    Path("plan/learning_rate.py"): ("learning_rate_of",),
+    Path("algorithm/learning_rate.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/` and `plan/` that engines, wiring and loop call to read a key."""
 

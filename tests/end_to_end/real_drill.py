@@ -16,7 +16,8 @@ from pathlib import Path
 import ray_forks
 from end_to_end.drill import in_a_process, kill_self
 from end_to_end.fork_server import preload
-from ppoctl.loop.step_functions import PPO, outline
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
@@ -124,7 +125,7 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     """Return every moment of every stage and state of the run, in order, for synchronous saves."""
     grid: list[str] = []
     for step in range(1, STEPS + 1):
-        stages = [*outline(PPO).names, *(["eval"] if step in (2, 3) else [])]
+        stages = [*trace(PPO).outline.names, *(["eval"] if step in (2, 3) else [])]
         grid += [
             f"{step} {stage} {moment}"
             for stage in stages

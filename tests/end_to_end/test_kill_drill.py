@@ -29,7 +29,7 @@ from end_to_end.drill import in_a_process, killer, side_by_side
 from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
-from ppoctl.loop.step_functions import step_function_at
+from ppoctl.algorithm.choose import step_function_at
 from ppoctl.store.run_paths import RunPaths
 
 

@@ -4,11 +4,15 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fakes.components import fake_components, fake_recipe
+from fakes.fingerprints import SPECS
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
-from ppoctl.loop.step_functions import PPO, outline, step_function_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
@@ -20,7 +24,7 @@ from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import StepFunctionAt, as_recorded
+from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.run_context import RunHooks, assemble
 
 
@@ -63,7 +67,7 @@ class Witness:
             self.record(f"inside {self.stage} after {done} samples")
 
 
-PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: outline(PPO)}).as_json()}
+PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: trace(PPO).outline}).as_json()}
 """The recorded outlines of a recipe with one step function, as `resolved` of `run_dir.create` expects them."""
 
 
@@ -106,6 +110,19 @@ class Wiring:
 
     job: RunContext
     generator: Generator
+
+
+@dataclass(frozen=True)
+class BuiltStages:
+    """The stages of one step of a run, as attributes by their names. `correction` is None if the recipe has none."""
+
+    job: RunContext
+    step: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "correction" and not self.job.recipe.ppo.corrects_rollouts:
+            return None
+        return self.job.build(self.step, SPECS[name])
 
 
 def open_run(

@@ -1,20 +1,26 @@
 """Step functions that ppoctl does not contain. Code that gets only the outline of a run must handle them."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from ppoctl.algorithm.advantages import ADVANTAGES
+from ppoctl.algorithm.forward import LOGPROBS, VALUES
+from ppoctl.algorithm.generation import REWARD, ROLLOUT
+from ppoctl.algorithm.stage_spec import StageParts, StageSpec
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.batch.records import Advantages, Carry, Rewards, Rollouts
-from ppoctl.loop.step_functions import RunStage, Stages, StepFunction, StepInputs, StepOutputs
+from ppoctl.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
 class GroupAdvantages:
     """Each score minus the mean score of the same prompt's samples, at every unmasked token."""
 
-    fingerprint: str = "of no recipe"
-    name: str = "group_advantages"
+    fingerprint: str
+    name: str
 
     def run(self, rollouts: Rollouts, rewards: Rewards, carry: Carry) -> Advantages:
         mask = rollouts.mask & rewards.valid[:, None]
@@ -33,32 +39,43 @@ class GroupAdvantages:
         )
 
 
-def _no_critic(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
+@dataclass(frozen=True)
+class GroupAdvantagesSpec(StageSpec[Advantages]):
+    kind: ClassVar[str] = "advantages"
+
+    def build(self, recipe: Recipe, parts: StageParts) -> GroupAdvantages:
+        return GroupAdvantages(self.fingerprint(recipe), self.name)
+
+
+GROUP_ADVANTAGES = GroupAdvantagesSpec("group_advantages")
+
+
+def _no_critic(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
     """Run a step without a critic: samples of one prompt are compared with each other."""
     actor = inputs.states["actor"]
-    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
-    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
-    logprobs = run_stage(stages.logprobs, actor, rollouts)
-    advantages = run_stage(GroupAdvantages(), rollouts, rewards, inputs.carry)
-    actor = run_stage(stages.actor_update, actor, rollouts, logprobs, advantages)
+    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
+    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(GROUP_ADVANTAGES, rollouts, rewards, inputs.carry)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
     return StepOutputs({"actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _two_rounds(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
+def _two_rounds(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
     """Run two rounds: the critic trains on the first; its values of the second are used to train the actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
-    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
-    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
-    values = run_stage(stages.values, critic, rollouts)
-    logprobs = run_stage(stages.logprobs, actor, rollouts)
-    advantages = run_stage(stages.advantages, rollouts, rewards, values, logprobs, inputs.carry)
-    critic = run_stage(stages.critic_update, critic, rollouts, values, advantages)
-    second_rollouts = run_stage(_second(stages.rollout), actor, inputs.prompts)
-    scores = run_stage(_second(stages.reward), inputs.prompts, second_rollouts)
-    values = run_stage(_second(stages.values), critic, second_rollouts)
-    logprobs = run_stage(_second(stages.logprobs), actor, second_rollouts)
-    advantages = run_stage(_second(stages.advantages), second_rollouts, scores, values, logprobs, advantages.carry)
-    actor = run_stage(stages.actor_update, actor, second_rollouts, logprobs, advantages)
+    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
+    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
+    second_rollouts = run_stage(_second(ROLLOUT), actor, inputs.prompts)
+    scores = run_stage(_second(REWARD), inputs.prompts, second_rollouts)
+    values = run_stage(_second(VALUES), critic, second_rollouts)
+    logprobs = run_stage(_second(LOGPROBS), actor, second_rollouts)
+    advantages = run_stage(_second(ADVANTAGES), second_rollouts, scores, values, logprobs, advantages.carry)
+    actor = run_stage(ACTOR_UPDATE, actor, second_rollouts, logprobs, advantages)
     return StepOutputs(
         {"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards), (second_rollouts, scores))
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play
+from fakes.job import BuiltStages, Witness, open_run, play
 from ppoctl.batch.records import Carry
 
 
@@ -13,7 +13,7 @@ def test_critic_before_actor_equals_actor_before_critic(tmp_path: Path) -> None:
     play(tmp_path / "story", fake_recipe(steps=1))
     wiring = open_run(tmp_path / "other", fake_recipe(steps=1), Witness())
     job = wiring.job
-    stages, states = job.stages(1), job.states
+    stages, states = BuiltStages(job, 1), job.states
     actor, critic = states.initial["actor"], states.initial["critic"]
     rollouts = stages.rollout.run(actor, job.prompts(1))
     rewards = stages.reward.run(job.prompts(1), rollouts)

@@ -8,9 +8,10 @@ import pytest
 
 from fakes.step_functions import NO_CRITIC
 from plan.small_model import SMALL as DENSE
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loading.load import load
-from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
@@ -329,7 +330,7 @@ def test_driver_record_and_sample_bytes() -> None:
     assert held.peak == max(held.samples, held.records)
 
 
-OF_PPO = schedule_of(outline(PPO))
+OF_PPO = schedule_of(trace(PPO).outline)
 
 
 def test_resident_roles_follow_stage_inputs() -> None:
@@ -352,7 +353,7 @@ def test_resident_roles_follow_stage_inputs() -> None:
         "critic weights": ("values", "critic_update", "critic_save", "critic_load"),
         "critic training": ("critic_update", "critic_save", "critic_load"),
     }
-    without_critic = schedule_of(outline(NO_CRITIC))
+    without_critic = schedule_of(trace(NO_CRITIC).outline)
     assert "critic scores" not in without_critic.parts
     assert without_critic.of("actor weights") == (
         "rollout",

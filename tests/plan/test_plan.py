@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.loading.load import load
 from ppoctl.plan.flops import WorkPlan
-from ppoctl.plan.learning_rate import learning_rate_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.sizes import planned_updates
 from ppoctl.store.manifest import Manifest

@@ -8,6 +8,8 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play
+from fakes.step_functions import TWO_ROUNDS
+from ppoctl.algorithm.trace import trace
 from ppoctl.batch.sealed_json import sealed_line
 from ppoctl.clock import WORK
 from ppoctl.convert.model_files import companions_digest
@@ -27,7 +29,6 @@ from ppoctl.wire.sources import (
     same_companions,
     weights_and_configs,
 )
-from ppoctl.wire.stages import stage_fingerprint
 from rewards.reward_models import QUICKSTART, reward_model
 from store.conftest import StopError
 
@@ -98,14 +99,12 @@ def test_model_files_are_weights_and_configs_that_affect_results(tmp_path: Path)
 
 
 def test_second_round_has_the_fingerprint_of_the_first() -> None:
-    recipe = fake_recipe()
-    assert stage_fingerprint("rollout.2", recipe) == stage_fingerprint("rollout", recipe) != ""
-    assert (
-        stage_fingerprint("reward.2", recipe, "judge")
-        == stage_fingerprint("reward", recipe, "judge")
-        != stage_fingerprint("reward", recipe)
-    )
-    assert stage_fingerprint("another", recipe) == ""
+    recipe, rounds = fake_recipe(), trace(TWO_ROUNDS)
+    assert rounds["rollout.2"].fingerprint(recipe) == rounds["rollout"].fingerprint(recipe)
+    scored = [rounds[name].fingerprint(recipe, "judge") for name in ("reward", "reward.2", "reward.3")]
+    assert len(set(scored)) == 1
+    assert scored[0] != rounds["reward"].fingerprint(recipe)
+    assert "another" not in rounds
 
 
 def test_starting_time_excludes_replays() -> None:

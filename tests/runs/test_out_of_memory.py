@@ -8,8 +8,9 @@ import torch
 
 from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.runs import new_run, session
 from ppoctl.runs.resource_errors import out_of_memory
 from ppoctl.store.journal import read_lines
@@ -77,7 +78,7 @@ def test_suggested_microbatch_has_at_least_one_sequence(tmp_path: Path, most: in
     batching = {"microbatch_seqs": most, "forward_microbatch_seqs": 7}
     recipe = fake_recipe(critic={"optimizer": {"lr": 1.0}, "batching": batching})
     for stage, setting in (("critic_update", "microbatch_seqs=1"), ("values", "forward_microbatch_seqs=3")):
-        error = out_of_memory(tmp_path / "run", recipe, outline(PPO), (1, stage), ON_HOST)
+        error = out_of_memory(tmp_path / "run", recipe, trace(PPO).outline, (1, stage), ON_HOST)
         assert f" --set critic.batching.{setting}  # " in str(error.hint)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fakes.components import EvenScorer, fake_recipe
-from fakes.job import Stops, Witness, open_run
+from fakes.job import BuiltStages, Stops, Witness, open_run
 from ppoctl.batch.prompts import Message, Prompt, Prompts
 from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Carry, Rewards, State
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -169,7 +169,7 @@ def test_unscored_rows_are_masked_out_of_training(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     job = wiring.job
     rollouts = first_rollouts(job)
-    stages = job.stages(1)
+    stages = BuiltStages(job, 1)
     rewards = stages.reward.run(job.prompts(1), rollouts)
     assert isinstance(rewards, Rewards)
     outcomes = rewards.outcomes.clone()
@@ -247,4 +247,4 @@ def plan_of(*, epochs: int) -> MinibatchPlan:
 
 
 def first_rollouts(job: RunContext):
-    return job.stages(1).rollout.run(job.states.initial["actor"], job.prompts(1))
+    return BuiltStages(job, 1).rollout.run(job.states.initial["actor"], job.prompts(1))

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from fakes.components import BigramGenerator, EvenScorer, fake_components, fake_recipe
-from fakes.job import Stops, Witness, open_run, play, result
+from fakes.job import BuiltStages, Stops, Witness, open_run, play, result
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
 from ppoctl.loop.run import run
-from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.ports import Sample, SampleSetKey
 from ppoctl.shutdown.signals import signal_gate
 from ppoctl.shutdown.time_left import TimeLeft, unknown
@@ -67,7 +68,7 @@ def test_finished_samples_of_a_stopped_rollout_are_not_regenerated(tmp_path: Pat
     assert len(list(layout.parts(1, "rollout").iterdir())) == 1
     wiring = open_run(layout.root, fake_recipe(steps=1, eval={"at_start": False}), Witness())
     generator = cast(BigramGenerator, wiring.generator)
-    stages, actor = wiring.job.stages(1), wiring.job.states.initial["actor"]
+    stages, actor = BuiltStages(wiring.job, 1), wiring.job.states.initial["actor"]
     wiring.job.runner.at(1)(stages.rollout, actor, wiring.job.prompts(1))
     assert generator.num_generated == 4
     run(wiring.job)
@@ -97,7 +98,7 @@ def test_stopped_evaluation_generates_only_missing_samples(tmp_path: Path) -> No
     assert not plan_resume(layout).broken
     wiring = open_run(layout.root, fake_recipe(steps=1), Witness())
     generator = cast(BigramGenerator, wiring.generator)
-    stage = wiring.job.evaluate(0)
+    stage = BuiltStages(wiring.job, 0).eval
     assert stage is not None
     wiring.job.runner.at(0)(stage, wiring.job.states.initial["actor"])
     assert generator.num_generated == EVALUATED - EVALUATED // 2
@@ -212,7 +213,7 @@ def test_missing_stage_is_named_and_later_stages_are_moved_aside(tmp_path: Path)
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
         plan.require_intact(layout)
     whole, moved = repair(layout, plan)
-    names = outline(PPO).names
+    names = trace(PPO).outline.names
     after = [f"steps/000001/{layout.stage(1, name).name}" for name in names[3:]]
     second = [f"steps/000002/{layout.stage(2, name).name}" for name in names[:5]]
     assert moved == [f"moved aside {name}" for name in after + second]

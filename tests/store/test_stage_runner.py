@@ -12,10 +12,11 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
-from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -67,7 +68,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
     assert witness.moments == []
 
 
-@pytest.mark.parametrize("stage", outline(PPO).names[:-1])
+@pytest.mark.parametrize("stage", trace(PPO).outline.names[:-1])
 @pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
 def test_damage_to_any_stage_record_is_named(stopped: Path, stage: str, damage: str) -> None:
     folder = RunPaths(stopped).stage(3, stage)

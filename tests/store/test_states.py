@@ -9,9 +9,10 @@ import pytest
 from fakes.bigram import BigramTrainer
 from fakes.components import fake_recipe
 from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
-from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.store import manifest as manifests
 from ppoctl.store.resume_plan import plan_resume
@@ -119,7 +120,7 @@ def test_retention_keeps_two_checkpoints_and_periodic_rollouts(tmp_path: Path) -
     kept = {step: sorted(path.name for path in paths.step(step).iterdir()) for step in paths.committed_steps()}
     assert kept == {
         3: ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages"],
-        6: sorted(paths.stage(6, stage).name for stage in (*outline(PPO).names, "eval")),
+        6: sorted(paths.stage(6, stage).name for stage in (*trace(PPO).outline.names, "eval")),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
+from fakes.fingerprints import STAGES, stage_fingerprint
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loading.load import load
@@ -17,7 +18,6 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import place_roles
 from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
-from ppoctl.wire.stages import READS, stage_fingerprint
 from rewards.reward_models import QUICKSTART, reward_model
 
 QUICKSTART_RECIPE = QUICKSTART.parents[1] / "quickstart.toml"
@@ -49,7 +49,7 @@ def test_run_sources_include_reward_models(judge: Path) -> None:
 def test_fingerprints_of_scoring_stages_include_reward_models() -> None:
     recipe = fake_recipe()
     assert {
-        stage for stage in READS if stage_fingerprint(stage, recipe) != stage_fingerprint(stage, recipe, "one")
+        stage for stage in STAGES if stage_fingerprint(stage, recipe) != stage_fingerprint(stage, recipe, "one")
     } == {"reward", "eval"}
     assert stage_fingerprint("reward", recipe, "one") != stage_fingerprint("reward", recipe, "other")
 

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run
+from fakes.job import BuiltStages, Witness, open_run
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines
 from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.penalties import penalty_of
-from ppoctl.wire.run_context import _valid_at
-from ppoctl.wire.stages import _estimator
+from ppoctl.wire.run_context import _valid_from
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 
@@ -42,20 +41,24 @@ def test_correction_weights_are_normalized_as_configured(kind: str, normalize: b
 @pytest.mark.parametrize(("critics", "lam_value"), [(None, 0.9), (0.5, 0.5), (0.0, 0.0)])
 def test_critic_lambda_defaults_to_the_policy_lambda(critics: float | None, lam_value: float) -> None:
     table = {"kind": "gae", "gae_lambda": 0.9, "gae_lambda_value": critics}
-    estimator: Any = _estimator(fake_recipe(**ppo(advantages=table)).ppo.advantages)
+    estimator: Any = fake_recipe(**ppo(advantages=table)).ppo.advantages.estimator()
     assert (estimator.lam, estimator.lam_value) == (0.9, lam_value)
 
 
 def test_recipe_applies_from_its_start_step() -> None:
     by_start = {1: "first", 3: "second"}
-    assert [_valid_at(by_start, step) for step in (0, 1, 2, 3, 9)] == ["first"] * 3 + ["second"] * 2
+    assert [by_start[_valid_from(by_start, step)] for step in (0, 1, 2, 3, 9)] == ["first"] * 3 + ["second"] * 2
 
 
 def test_evaluation_uses_the_recipe_of_its_step(tmp_path: Path) -> None:
-    first, second = (fake_recipe(seed=seed) for seed in (1, 9))
-    job = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second}).job
+    first, other = (fake_recipe(seed=seed) for seed in (1, 9))
+    job = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: other}).job
     alone = open_run(tmp_path / "alone", first, Witness()).job
-    assert job.evaluate(2).fingerprint == alone.evaluate(2).fingerprint != job.evaluate(3).fingerprint
+    assert (
+        BuiltStages(job, 2).eval.fingerprint
+        == BuiltStages(alone, 2).eval.fingerprint
+        != BuiltStages(job, 3).eval.fingerprint
+    )
 
 
 def test_second_rounds_generate_like_first_rounds(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play
+from fakes.fingerprints import STAGES, stage_fingerprint
+from fakes.job import BuiltStages, Witness, open_run, play
 from ppoctl.batch.records import State
 from ppoctl.loop.run import run
 from ppoctl.ppo.aggregation import SequenceSum
@@ -16,7 +17,6 @@ from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.stages import READS, stage_fingerprint
 
 PPO = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.05}}
 ROLLOUT = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6}
@@ -32,7 +32,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
     ("tables", "readers"),
     [
         ({"seed": 9}, {"rollout", "eval", *BOTH}),
-        ({"model": {"path": "other", "dtype": "float32"}}, set(READS) - {"reward", "correction", "advantages"}),
+        ({"model": {"path": "other", "dtype": "float32"}}, set(STAGES) - {"reward", "correction", "advantages"}),
         ({"data": {"train": {"format": "gsm8k", "path": "other"}}}, {"rollout"}),
         ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
         ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
@@ -71,7 +71,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
 def test_key_changes_only_the_fingerprints_of_its_reading_stages(tables: dict[str, Any], readers: set[str]) -> None:
     before, after = fake_recipe(), fake_recipe(**tables)
     assert {
-        stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
+        stage for stage in STAGES if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
     } == readers
 
 
@@ -114,7 +114,7 @@ def test_only_fixed_length_losses_read_the_maximum_length() -> None:
             fake_recipe(**ppo(**{loss: {"aggregation": kind}}), rollout=each) for each in (ROLLOUT, longer)
         )
         assert {
-            stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
+            stage for stage in STAGES if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
         } == readers
 
 
@@ -124,22 +124,23 @@ def test_overlong_penalty_reads_the_rollout_length_by_default() -> None:
         reward = {"kind": "exact_match", "overlong": {**overlong, **own}}
         before, after = (fake_recipe(reward=reward, rollout=each) for each in (ROLLOUT, longer))
         assert {
-            stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
+            stage for stage in STAGES if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
         } == readers
 
 
 def test_sampling_filters_apply_to_rollout_and_logprobs_not_eval(tmp_path: Path) -> None:
     rollout = {**ROLLOUT, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.125}
     job = open_run(tmp_path / "run", fake_recipe(rollout=rollout), Witness()).job
-    sampling, scored = job.stages(1).rollout.params, job.stages(1).logprobs.scored  # type: ignore[attr-defined]
-    measured = job.evaluate(1).sampled  # type: ignore[attr-defined]
+    stages = BuiltStages(job, 1)
+    sampling, scored = stages.rollout.params, stages.logprobs.scored
+    measured = stages.eval.sampled
     for settings in (sampling, scored):
         assert (settings.temperature, settings.top_p, settings.top_k, settings.min_p) == (0.5, 0.9, 3, 0.125)
     assert (measured.top_p, measured.top_k, measured.min_p) == (1.0, None, 0.0)
 
 
 def stages_of(folder: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
-    stages = open_run(folder / "run", fake_recipe(**tables), Witness()).job.stages(1)
+    stages = BuiltStages(open_run(folder / "run", fake_recipe(**tables), Witness()).job, 1)
     assert isinstance(stages.actor_update, ActorUpdateStage)
     assert isinstance(stages.critic_update, CriticUpdateStage)
     return stages.actor_update, stages.critic_update
@@ -180,7 +181,7 @@ CORRECTED = {
 @pytest.mark.parametrize("tables", [{}, *CORRECTED.values()], ids=["none", *CORRECTED])
 def test_correction_stage_runs_only_with_a_configured_correction(tmp_path: Path, tables: dict[str, Any]) -> None:
     job = open_run(tmp_path / "run", fake_recipe(**ppo(**tables)), Witness()).job
-    assert (job.stages(1).correction is not None, "correction" in job.outlines.at(1).names) == (bool(tables),) * 2
+    assert ("correction" in job.outlines.at(1).names) is bool(tables)
 
 
 def test_evaluation_length_defaults_to_the_rollout_length(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_evaluation_length_defaults_to_the_rollout_length(tmp_path: Path) -> Non
     for length in (6, 5):
         for name, table in (("as rollouts", {}), ("own", {"max_new_tokens": 3})):
             recipe = fake_recipe(rollout={**ROLLOUT, "max_new_tokens": length}, eval=table)
-            stage = open_run(tmp_path / f"{name} {length}", recipe, Witness()).job.evaluate(1)
+            stage = BuiltStages(open_run(tmp_path / f"{name} {length}", recipe, Witness()).job, 1).eval
             assert stage is not None
             found[name].append(stage.fingerprint)
     assert [len(set(fingerprints)) for fingerprints in found.values()] == [2, 1]
@@ -201,7 +202,7 @@ def test_evaluation_stage_uses_the_recipe_of_its_step(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second})
     run(wiring.job)
     job = wiring.job
-    found = [job.evaluate(step) for step in (0, 1, 2, 3)]
+    found = [BuiltStages(job, step).eval for step in (0, 1, 2, 3)]
     assert [stage.fingerprint == found[0].fingerprint for stage in found if stage and found[0]] == [True] * 3 + [
         False
     ]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, initial_table
 from fakes.components import BigramGenerator, FakeStream
-from fakes.job import Witness, open_run
+from fakes.job import BuiltStages, Witness, open_run
 from ppoctl.batch.grid import pack
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import (
@@ -341,7 +341,7 @@ def with_holes(rollouts: Rollouts) -> Rollouts:
 
 def play_step(harness: Harness) -> Played:
     """Run the stages of the harness's step in the order of the step function, on responses with holes."""
-    stages: Any = harness.job.stages(STEP_NUMBER)
+    stages: Any = BuiltStages(harness.job, STEP_NUMBER)
     actor, critic = harness.state("actor"), harness.state("critic")
     prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
     rollouts: Any = with_holes(stages.rollout.run(actor, prompts))

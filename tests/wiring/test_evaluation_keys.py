@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.components import fake_components
+from fakes.job import BuiltStages
+from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.stage_spec import ScoringParts
 from ppoctl.batch.records import Evaluation
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.python import digest_of
-from ppoctl.wire.stages import evaluation_stage
+from ppoctl.stages.evaluate import ignore_message
 from wiring import textbook
 from wiring.cases import each_key, holds
 from wiring.harness import Harness, open_harness, riddle, with_key, with_keys
@@ -27,7 +29,7 @@ LOST = {1: Score(None, "error", "no number"), 2: Score(None, "timeout", "10 s")}
 def evaluated(folder: Path, **changes: Any) -> tuple[Harness, Evaluation]:
     keys = {key.replace("__", "."): value for key, value in changes.items()}
     played = open_harness(folder, with_keys(keys), lost=LOST)
-    stage = played.job.evaluate(2)
+    stage = BuiltStages(played.job, 2).eval
     assert stage is not None
     record = stage.run(played.state("actor"))
     assert isinstance(record, Evaluation)
@@ -86,7 +88,7 @@ def test_estimates_follow_the_recipe(tmp_path: Path) -> None:
 
 def test_eval_row_has_the_answer_read_by_the_scorer(tmp_path: Path) -> None:
     played = open_harness(tmp_path, with_keys({"eval.passes": "sampled", "eval.maj_at": [3]}), lost={})
-    stage: Any = played.job.evaluate(2)
+    stage: Any = BuiltStages(played.job, 2).eval
     submit = played.scorer.submit
 
     def reading(request: Any) -> Any:
@@ -118,7 +120,7 @@ def test_eval_row_has_the_answer_read_by_the_scorer(tmp_path: Path) -> None:
 def test_first_samples_of_each_set_and_pass_are_printed(tmp_path: Path) -> None:
     played = open_harness(tmp_path, with_key("eval.print_samples", 2))
     messages: list[str] = []
-    stage = replace(played.job.evaluate(2), notify=messages.append)  # type: ignore[type-var]
+    stage = replace(BuiltStages(played.job, 2).eval, notify=messages.append)  # type: ignore[type-var]
     record: Any = stage.run(played.state("actor"))
     assert [text.split(":")[0] for text in messages] == [
         f"eval {name} {mode} riddle {number}"
@@ -144,7 +146,7 @@ def test_custom_metrics_are_computed_per_set_and_pass(tmp_path: Path, unit: floa
 
 def test_only_the_custom_metric_function_gets_row_fields(tmp_path: Path) -> None:
     played = open_harness(tmp_path, with_key("eval.metrics", f"{METRICS}:of_fields"), lost={})
-    stage: Any = played.job.evaluate(2)
+    stage: Any = BuiltStages(played.job, 2).eval
     held = stage.sets["held"]
     rows = tuple(replace(row, fields={"level": number}) for number, row in enumerate(held.rows))
     record = replace(stage, sets={"held": replace(held, rows=rows)}).run(played.state("actor"))
@@ -161,11 +163,13 @@ def test_only_the_custom_metric_function_gets_row_fields(tmp_path: Path) -> None
 
 def test_failing_custom_metrics_are_left_out_and_reported(tmp_path: Path) -> None:
     played = open_harness(tmp_path, with_key("eval.metrics", f"{METRICS}:raises"))
-    stage: Any = played.job.evaluate(2)
+    stage: Any = BuiltStages(played.job, 2).eval
     messages: list[str] = []
     recipe = Recipe.model_validate(with_key("eval.metrics", f"{METRICS}:raises"))
-    components = replace(fake_components(recipe), scorer=stage.scorer)
-    stage = evaluation_stage(recipe, stage.generation, components, stage.sets, messages.append)
+    parts = ScoringParts(
+        generation=stage.generation, scorer=stage.scorer, notify=messages.append, evaluation_sets=stage.sets
+    )
+    stage = EVALUATION.build(recipe, parts)
     metrics = stage.run(played.state("actor")).metrics()
     assert set(metrics) == set(evaluated(tmp_path / "plain")[1].metrics())
     assert [text.rpartition("; ")[2] for text in messages] == [
@@ -192,7 +196,7 @@ def test_metric_function_with_another_digest_is_refused(tmp_path: Path) -> None:
 
 def test_rows_without_required_ground_truth_are_not_scored(tmp_path: Path) -> None:
     played = open_harness(tmp_path, with_keys({}), lost={})
-    stage: Any = played.job.evaluate(2)
+    stage: Any = BuiltStages(played.job, 2).eval
     far = stage.sets["far"]
     without = replace(far, rows=tuple(replace(row, answer=None) for row in far.rows))
     record = replace(stage, sets={"held": stage.sets["held"], "far": without}).run(played.state("actor"))
@@ -220,15 +224,17 @@ def test_each_evaluation_setting_changes_the_fingerprint(tmp_path: Path) -> None
         {"seed": 8},
     ]
     harnesses = [open_harness(tmp_path / str(place), with_keys(change)) for place, change in enumerate(changes)]
-    stages: list[Any] = [harness.job.evaluate(2) for harness in harnesses]
+    stages: list[Any] = [BuiltStages(harness.job, 2).eval for harness in harnesses]
     assert len({stage.fingerprint for stage in stages}) == len(changes)
     harnesses[0].prompt_source.first_held += 1
     first = stages[0]
     recipe, sets = Recipe.model_validate(with_keys({})), harnesses[0].prompt_source.evaluation_sets()
-    components = replace(fake_components(recipe), scorer=first.scorer)
-    other = evaluation_stage(recipe, first.generation, components, sets)
+    parts = ScoringParts(
+        generation=first.generation, scorer=first.scorer, notify=ignore_message, evaluation_sets=sets
+    )
+    other = EVALUATION.build(recipe, parts)
     assert other.fingerprint != first.fingerprint
-    judged = evaluation_stage(recipe, first.generation, replace(components, reward_digest="a judge"), sets)
+    judged = EVALUATION.build(recipe, replace(parts, reward_digest="a judge"))
     assert judged.fingerprint not in (other.fingerprint, first.fingerprint)
 
 

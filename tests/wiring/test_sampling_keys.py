@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fakes.bigram import END
+from fakes.job import BuiltStages
 from ppoctl.batch.records import TRUNCATED
 from tolerance import STEP
 from wiring.cases import holds
@@ -24,7 +25,7 @@ KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
 def test_excluded_end_tokens_are_neither_generated_nor_scored(tmp_path: Path, changes: dict[str, Any]) -> None:
     plain = {f"rollout.{key}": value for key, value in changes.items()}
     harness = open_harness(tmp_path, with_keys({**plain, "ppo.rollout_correction": {"kind": "none"}}))
-    stages: Any = harness.job.stages(STEP_NUMBER)
+    stages: Any = BuiltStages(harness.job, STEP_NUMBER)
     actor: Any = harness.state("actor")
     rollouts = stages.rollout.run(actor, harness.prompt_source.prompts_for(STEP_NUMBER))
     fewest, ends = changes.get("min_new_tokens", 0), {END, *changes.get("stop_token_ids", [])}
@@ -47,14 +48,14 @@ def test_window_limits_the_response_to_the_space_after_the_prompt(tmp_path: Path
     lengths = {}
     for window in (None, 5):
         harness = open_harness(tmp_path / str(window), with_keys({"rollout.max_window_tokens": window}))
-        stages: Any = harness.job.stages(STEP_NUMBER)
+        stages: Any = BuiltStages(harness.job, STEP_NUMBER)
         actor: Any = harness.state("actor")
         rollouts = stages.rollout.run(actor, harness.prompt_source.prompts_for(STEP_NUMBER))
         lengths[window] = rollouts.lengths
         both = rollouts.prompt_lengths + rollouts.lengths
         assert int(both.max()) == (window or 8)
         assert {*both[rollouts.finish == TRUNCATED].tolist()} == {window or 8}
-        record: Any = harness.job.evaluate(2)
+        record: Any = BuiltStages(harness.job, 2).eval
         params = {params.max_window_tokens for _, params, _ in harness.generator.requests}
         assert params == {window}
         assert record.sampled.max_window_tokens == window
@@ -64,11 +65,11 @@ def test_window_limits_the_response_to_the_space_after_the_prompt(tmp_path: Path
 
 def test_evaluations_share_end_tokens_but_not_the_minimum_length(tmp_path: Path) -> None:
     changes = {"rollout.stop_token_ids": [2, 5], "rollout.min_new_tokens": 4, "rollout.max_window_tokens": 7}
-    stage: Any = open_harness(tmp_path / "a", with_keys(changes)).job.evaluate(2)
+    stage: Any = BuiltStages(open_harness(tmp_path / "a", with_keys(changes)).job, 2).eval
     sampled = stage.sampled
     assert (sampled.stop_token_ids, sampled.min_new_tokens, sampled.max_window_tokens) == ((2, 5), 0, 7)
     fingerprints = set()
     for number, change in enumerate(({}, *({key: value} for key, value in changes.items()))):
-        other: Any = open_harness(tmp_path / str(number), with_keys(change)).job.evaluate(2)
+        other: Any = BuiltStages(open_harness(tmp_path / str(number), with_keys(change)).job, 2).eval
         fingerprints.add(other.fingerprint)
     assert len(fingerprints) == 3  # the minimum length changes nothing

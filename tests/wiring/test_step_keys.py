@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fakes.bigram import END
+from fakes.fingerprints import STAGES, stage_fingerprint
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.stages import READS, stage_fingerprint
 from wiring import harness, textbook
 from wiring.cases import each_key, holds
 from wiring.harness import BASE, STEP_NUMBER, numbers_of, open_harness, play_step, wired_and_textbook, with_keys
@@ -211,7 +211,7 @@ def test_each_reward_shaping_step_follows_its_table_with_all_others(key: str, va
     assert {"shaped", "returns", "actor table", "critic table"} <= different
     assert "scores" not in different
     before, after = (Recipe.model_validate(each) for each in (tables, other))
-    assert {stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)} == {
+    assert {stage for stage in STAGES if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)} == {
         "advantages"
     }
 

@@ -3,10 +3,14 @@ health rules, save, and delete superseded states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.stage_spec import StageSpec
+from ppoctl.algorithm.trace import StepFunction, StepInputs, StepOutputs
 from ppoctl.batch.prompts import Prompts
-from ppoctl.batch.records import Carry, Evaluation, Record, State
+from ppoctl.batch.records import Carry, Record, State
 from ppoctl.errors import (
     FinishedShortError,
     HealthStopError,
@@ -14,7 +18,7 @@ from ppoctl.errors import (
     PpoctlError,
     PreemptedError,
 )
-from ppoctl.loop.step_functions import Stages, StepFunction, StepInputs, StepOutputs
+from ppoctl.loop.run_stage import RunningStep, recalled
 from ppoctl.metric_registry import eval_set
 from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
@@ -69,13 +73,13 @@ class RunContext:
     best: BestStates | None
     """The best actors so far; None: the best actor is not kept."""
     health: Health
+    policy: str
+    """Role that generates, is evaluated, and is kept as the best."""
     step_function: Callable[[int], StepFunction]
     outlines: Outlines
-    stages: Callable[[int], Stages]
-    """Stages of a step. A setting that was changed during the run holds from the step of the change on."""
+    build: Callable[[int, StageSpec[Any]], Stage[Any]]
+    """(step, spec) -> stage. A setting that was changed during the run holds from the step of the change on."""
     prompts: Callable[[int], Prompts]
-    evaluate: Callable[[int], Stage[Evaluation]]
-    """Evaluation stage of a step. The function is called only for steps that are evaluated."""
     notify: Callable[[str], None]
 
 
@@ -133,22 +137,37 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
     # Replay only up to the saved step: later steps run again and are then checked again.
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
-        _evaluate(job, 0, states["actor"])
+        _evaluate(job, 0, states[job.policy])
     while step < job.recipe.steps:
         step += 1
-        inputs = StepInputs(job.prompts(step), states, carry)
-        outputs = job.step_function(step).run(
-            job.runner.at(step), _with_best_kept(job, step, job.stages(step)), inputs
-        )
+        outputs = job.step_function(step).run(running_step(job, step), inputs_of(job, step, states, carry))
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = outputs.carry
         # The ledger is written before the save, because the save stores the size of the ledger after this step.
         job.ledger.record(step, outputs.samples, _used_by(outputs))
-        _evaluate(job, step, states["actor"])
+        _evaluate(job, step, states[job.policy])
         _check_and_save(job, step, states, carry)
         # `done` changes last, because a stop saves it: it must never be a step whose evaluation or save is missing.
         done.step, done.states, done.carry = step, states, carry
+
+
+def inputs_of(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> StepInputs:
+    """Return the inputs of a step."""
+    return StepInputs(states, carry, lambda _: job.prompts(step), partial(recalled, job.paths, step - 1))
+
+
+def running_step(job: RunContext, step: int) -> RunningStep:
+    """Return `run_stage` of a step. The policy update first saves its input if the metric of `checkpoint.best`
+    measures that state."""
+    entry = job.outlines.at(step).training(job.policy)
+
+    def build(spec: StageSpec[Any]) -> Stage[Any]:
+        stage = job.build(step, spec)
+        saves_first = entry is not None and spec.name == entry.name and _is_measured_before_the_update(job, step)
+        return _SaveBestBeforeUpdate(stage, job, step) if saves_first else stage
+
+    return RunningStep(job.runner.at(step), build)
 
 
 def _save_at_stop(job: RunContext, done: CompletedStep) -> None:
@@ -178,7 +197,7 @@ def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     if step == 0:
         return 0, dict(job.states.initial), Carry(kl_coef=0.0)
     saved = {role: saved_state(job.paths, role, step) for role in job.outlines.roles}
-    return step, {role: state for role, (state, _) in saved.items()}, saved["actor"][1]
+    return step, {role: state for role, (state, _) in saved.items()}, saved[job.policy][1]
 
 
 def _used_by(outputs: StepOutputs) -> dict[str, str]:
@@ -186,9 +205,9 @@ def _used_by(outputs: StepOutputs) -> dict[str, str]:
     return {role: state.lineage[:16] for role, state in outputs.states.items()}
 
 
-def _evaluate(job: RunContext, step: int, actor: State) -> None:
+def _evaluate(job: RunContext, step: int, policy: State) -> None:
     if evaluates(job.recipe, step):
-        job.runner.at(step)(job.evaluate(step), actor)
+        job.runner.at(step)(job.build(step, EVALUATION), policy)
 
 
 def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> None:
@@ -198,7 +217,7 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
         job.notify(f"{alarm.action}: {alarm.text}")
     stops = [alarm.text for alarm in alarms if alarm.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
-        _save_best(job, states["actor"], metrics)
+        _save_best(job, states[job.policy], metrics)
     if saves(job.recipe, step) or stops:
         # Finish earlier saves first: `apply` can then delete superseded states before the new states need the space.
         job.states.saves.finish()
@@ -234,30 +253,22 @@ def _after_health_stop(job: RunContext) -> str:
     return f"resume from the last healthy states: {back}; or from the newest states: {resume}"
 
 
-def _with_best_kept(job: RunContext, step: int, stages: Stages) -> Stages:
-    """Return the stages of a step. The actor update first saves its input actor if the metric of `checkpoint.best`
-    measures that actor."""
-    if not _is_measured_before_the_update(job, step):
-        return stages
-    return replace(stages, actor_update=_SaveBestBeforeUpdate(stages.actor_update, job, step))
-
-
 def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
-    """Whether the metric of `checkpoint.best` measures the actor before the update, and the step updates the actor.
+    """Whether the metric of `checkpoint.best` measures the policy before its update, and the step updates the policy.
 
-    Training metrics measure the actor before the update; evaluation metrics measure the actor after the update.
+    Training metrics measure the policy before the update; evaluation metrics measure the policy after the update.
     """
     best = job.recipe.checkpoint.best
-    is_trained = job.outlines.at(step).training("actor") is not None
+    is_trained = job.outlines.at(step).training(job.policy) is not None
     return best is not None and eval_set(best) is None and is_trained
 
 
 @dataclass(frozen=True)
 class _SaveBestBeforeUpdate:
-    """Actor update that first saves the weights of its input actor, if this actor is the best so far and no health
-    rule would stop the run.
+    """Policy update that first saves the weights of its input, if that state is the best so far and no health rule
+    would stop the run.
 
-    The save must come before the update: every metric of that actor is committed by then, and the update overwrites
+    The save must come before the update: every metric of that state is committed by then, and the update overwrites
     its weights.
     """
 
@@ -273,15 +284,15 @@ class _SaveBestBeforeUpdate:
     def fingerprint(self) -> str:
         return self.update.fingerprint
 
-    def run(self, actor: State, *inputs: Any) -> Record[State]:
+    def run(self, policy: State, *inputs: Any) -> Record[State]:
         metrics = self.job.journal.metrics(self.step)
         if not self.job.health.would_stop(self.step, metrics):
-            _save_best(self.job, actor, metrics)
-        return self.update.run(actor, *inputs)
+            _save_best(self.job, policy, metrics)
+        return self.update.run(policy, *inputs)
 
 
-def _save_best(job: RunContext, actor: State, metrics: Mapping[str, float]) -> None:
-    """Keep the weights of the actor that `metrics` measure, if they are among the best so far."""
+def _save_best(job: RunContext, policy: State, metrics: Mapping[str, float]) -> None:
+    """Keep the weights of the policy that `metrics` measure, if they are among the best so far."""
     best = job.best
     if best is not None and best.metric in metrics:
-        best.offer(actor, metrics[best.metric], lambda folder: job.states.actor_at(actor).save_weights(folder))
+        best.offer(policy, metrics[best.metric], lambda folder: job.states.actor_at(policy).save_weights(folder))

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
 from ppoctl.plan.algorithm import algorithm, reward_steps
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
-from ppoctl.plan.learning_rate import learning_rate_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.recipe import sizes

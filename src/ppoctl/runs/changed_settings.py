@@ -9,6 +9,7 @@ reads them.
 from dataclasses import dataclass
 from typing import Any
 
+from ppoctl.algorithm.choose import trace_at
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.explain import shown
 from ppoctl.loading.write import recipe_as_toml
@@ -20,11 +21,10 @@ from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.outline import EVAL, outlines_of
+from ppoctl.store.outline import outlines_of
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import recorded_reward_digest
-from ppoctl.wire.stages import stage_fingerprint
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
 """Tables that code with only one recipe reads, both for generation and for replay."""
@@ -111,12 +111,12 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
     """Whether the step is unfinished and its committed stages read no changed key."""
     if is_done(paths, step):
         return False
-    names = (*outlines_of(paths).at(step).names, EVAL)
-    committed = {name: manifests.read(paths.stage(step, name)) for name in names}
-    scored_by = recorded_reward_digest(paths)
+    committed = {name: manifests.read(paths.stage(step, name)) for name in outlines_of(paths).at(step).names}
+    now, scored_by = trace_at(recipe, step), recorded_reward_digest(paths)
     return all(
-        item is None or item.fingerprint == stage_fingerprint(name, recipe, scored_by)
+        name in now and item.fingerprint == now[name].fingerprint(recipe, scored_by)
         for name, item in committed.items()
+        if item is not None
     )
 
 

@@ -3,19 +3,20 @@ parsed elsewhere."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.stage_spec import ScoringParts, StageSpec
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.load import Loaded
 from ppoctl.loop.expectations import RunResult
-from ppoctl.loop.run import RunContext, run, start_point
-from ppoctl.loop.step_functions import StepInputs
+from ppoctl.loop.run import RunContext, inputs_of, run, running_step, start_point
 from ppoctl.ports import Actor, Sample, SampleSetKey
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.schema import Recipe
@@ -39,12 +40,11 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.stage_runner import Identified, Result, Stage
+from ppoctl.store.stage_runner import Stage
 from ppoctl.tracking.screen import Screen
 from ppoctl.wire import engines
 from ppoctl.wire.components import Components
 from ppoctl.wire.sources import require_same_sources
-from ppoctl.wire.stages import evaluation_stage
 
 RunUntil = Literal["rollout", "save"]
 """Work that a resume may be limited to: the rollouts of the next step, or saving the newest states again."""
@@ -145,16 +145,16 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
 
 def _generate_and_score(job: RunContext) -> None:
     """Run the step function of the next step up to its first stage after generation and scoring."""
-    step, states, carry = start_point(job)
-    run_stage, step_inputs = job.runner.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
+    done, states, carry = start_point(job)
+    running = running_step(job, done + 1)
 
-    def run_if_rollout(stage: Stage[Result], *inputs: Identified) -> Result:
-        if not generates_or_scores(stage.name):
+    def build(spec: StageSpec[Any]) -> Stage[Any]:
+        if not generates_or_scores(spec.name):
             raise _StopStep
-        return run_stage(stage, *inputs)
+        return running.build(spec)
 
     with suppress(_StopStep):
-        job.step_function(step + 1).run(run_if_rollout, job.stages(step + 1), step_inputs)
+        job.step_function(done + 1).run(replace(running, build=build), inputs_of(job, done + 1, states, carry))
 
 
 class _StopStep(Exception):  # noqa: N818 - it ends a step function and is not an error
@@ -216,8 +216,14 @@ def evaluated(
         return components.actor
 
     with closing(components), closing(components.generator(actor_at, notify, None)) as generator:
-        drawing = SampleGeneration(generator, NullPorts(), NullPorts(), lambda *_: None)
-        return evaluation_stage(checkpoint.recipe, drawing, components, sets, notify).run(checkpoint.state)
+        parts = ScoringParts(
+            generation=SampleGeneration(generator, NullPorts(), NullPorts(), lambda *_: None),
+            scorer=components.scorer,
+            notify=notify,
+            reward_digest=components.reward_digest,
+            evaluation_sets=sets,
+        )
+        return EVALUATION.build(checkpoint.recipe, parts).run(checkpoint.state).result
 
 
 class NullPorts:

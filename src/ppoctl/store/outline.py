@@ -14,6 +14,9 @@ from ppoctl.store.run_paths import RunPaths
 EVAL = "eval"
 """Name of the stage that follows a step of any step function if the recipe sets an evaluation."""
 
+PREVIOUS = "@-1"
+"""Suffix of an input that is the record of the step before."""
+
 
 @dataclass(frozen=True)
 class OutlineEntry:

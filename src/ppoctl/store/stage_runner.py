@@ -92,13 +92,14 @@ class StepRunner:
     runner: StageRunner
     step: int
 
-    def __call__(self, stage: Stage[Result], *inputs: Identified) -> Result:
+    def __call__(self, stage: Stage[Result], *inputs: Identified | None) -> Result:
         """Return the committed result if the stage has one for these inputs and settings; otherwise run the stage.
 
+        An input is None if the algorithm does not have it; the stage receives None, and the manifest omits it.
         Raises StorageError if the committed artifact has other inputs or settings. Nothing is overwritten.
         """
         folder = self.runner.paths.stage(self.step, stage.name)
-        identities = tuple(item.identity for item in inputs)
+        identities = tuple(item.identity for item in inputs if item is not None)
         manifest = manifests.read(folder)
         if manifest is None:
             record = self._run(stage, inputs, identities)
@@ -110,7 +111,9 @@ class StepRunner:
         self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
         return record.result
 
-    def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record[Result]:
+    def _run(
+        self, stage: Stage[Result], inputs: Sequence[Identified | None], identities: tuple[str, ...]
+    ) -> Record[Result]:
         self.runner.gate.before(self.step, stage.name)
         for observer in self.runner.observers:
             observer.on_stage(self.step, stage.name)

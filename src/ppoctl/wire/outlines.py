@@ -1,15 +1,15 @@
-"""Outlines of the step functions of a recipe, in the form that a run directory stores."""
+"""Outlines of the steps of a recipe in the form that a run directory stores, and the check that they still hold."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from ppoctl.loop.step_functions import StepFunction, outline, step_function_at
+from ppoctl.algorithm.choose import StepFunctionAt, outlines, step_function_at, trace_at
+from ppoctl.errors import StorageError, quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import Outline, Outlines
+from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_dir import STORIES
-
-StepFunctionAt = Callable[[Recipe, int], StepFunction]
-"""(recipe, step) -> the step function of that step."""
+from ppoctl.store.run_paths import RunPaths
 
 
 def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[str, Any]:
@@ -18,12 +18,28 @@ def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> di
     return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
 
 
-def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outlines:
-    """Return the outlines of all steps of the run."""
-    by_first_step: dict[int, Outline] = {}
-    last_name = ""
-    for step in range(1, recipe.steps + 1):
-        step_function = choose(recipe, step)
-        if step_function.name != last_name:
-            by_first_step[step], last_name = outline(step_function), step_function.name
-    return Outlines(by_first_step)
+def require_same_steps(
+    paths: RunPaths, recipes: Mapping[int, Recipe], recorded: Outlines, choose: StepFunctionAt
+) -> None:
+    """Raise StorageError if this version of ppoctl would run or replay a step with other stages than the run
+    recorded.
+
+    Steps up to the newest saved states are finished and are not checked.
+    """
+    first = max(saved_steps(paths, recorded.roles), default=0) + 1
+    last = recipes[max(recipes)].steps
+    starts = {step for step in (*recorded.by_start, *recipes) if first < step <= last}
+    for step in sorted({first, *starts} if first <= last else ()):
+        start = max(start for start in recipes if start <= step)
+        now, then = trace_at(recipes[start], step, choose).outline, recorded.at(step)
+        if now != then:
+            raise StorageError(
+                f"`{paths.root}` recorded step {step} as {_words(then)}, but this version of ppoctl would run "
+                f"{_words(now)}",
+                hint=f"continue with the version that began it, which this command prints: ppoctl show "
+                f"{quoted(paths.root)} --manifest",
+            )
+
+
+def _words(outline: Outline) -> str:
+    return f"`{outline.story}` ({', '.join(outline.names)})"

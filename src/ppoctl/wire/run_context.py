@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from functools import cache, partial
+from typing import Any
 
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithm.stage_spec import StageParts, StageSpec
+from ppoctl.algorithm.trace import StepFunction
 from ppoctl.batch.lineage import initial_state
-from ppoctl.batch.records import Evaluation, State, Update
+from ppoctl.batch.records import State, Update
 from ppoctl.loading.rules.metrics import is_lower_better
 from ppoctl.loop.run import Health, RunContext
-from ppoctl.loop.step_functions import StepFunction, stage_of, step_function_at
+from ppoctl.loop.run_stage import ReplayingStep, replay
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.parallel import saved_layout
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.generation import OnProgress, SampleGeneration
 from ppoctl.stages.overlapped_scoring import OverlappedScorer
-from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.best import BestStates
 from ppoctl.store.finished_samples import FinishedSampleFiles
@@ -25,13 +28,10 @@ from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import Retention
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saves import PublishingGate, Saves
-from ppoctl.store.stage_runner import Observer, Stage, StageRunner, load_record
+from ppoctl.store.stage_runner import Observer, Stage, StageRunner
 from ppoctl.store.states import States
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import StepFunctionAt
-from ppoctl.wire.stages import StageBuilder, evaluation_stage
-
-Item = TypeVar("Item")
+from ppoctl.wire.outlines import require_same_steps
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,39 @@ def assemble(
     """
     newest = recipes[max(recipes)]
     journal, outlines = Journal(paths, attempt), outlines_of(paths)
+    require_same_steps(paths, recipes, outlines, choose)
     states = _states(attempt, newest, outlines, components, hooks)
     gate = PublishingGate(states.saves, hooks.gate)
     generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
-    parts = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
-    drawing = SampleGeneration(generator, parts, gate, _to_all(hooks.observers))
+    finished = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
+    generation = SampleGeneration(generator, finished, gate, _to_all(hooks.observers))
     scorer = OverlappedScorer(components.scorer) if newest.reward.overlaps_generation else components.scorer
-    builder = StageBuilder(states, drawing, scorer, hooks.notify, components.reward_digest)
-    by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
-    stages = partial(_valid_at, by_start)
+    parts = StageParts(
+        models=states,
+        generation=generation,
+        scorer=scorer,
+        notify=hooks.notify,
+        reward_digest=components.reward_digest,
+        evaluation_sets=components.prompts.evaluation_sets(),
+    )
 
     def step_function(step: int) -> StepFunction:
-        return choose(_valid_at(recipes, step), step)
+        return choose(recipes[_valid_from(recipes, step)], step)
 
-    sets = components.prompts.evaluation_sets()
+    @cache
+    def built(start: int, spec: StageSpec[Any]) -> Stage[Any]:
+        return spec.build(recipes[start], parts)
 
-    def evaluate(step: int) -> Stage[Evaluation]:
-        return evaluation_stage(_valid_at(recipes, step), drawing, components, sets, hooks.notify)
+    def build(step: int, spec: StageSpec[Any]) -> Stage[Any]:
+        return built(_valid_from(recipes, step), spec)
 
-    states.replay = _replayer(paths, outlines, lambda step, name: stage_of(step_function(step), stages(step), name))
+    def replay_update(step: int, role: str, parent: State) -> Update:
+        entry = outlines.at(step).training(role)
+        assert entry is not None, "no stage of this step trains the role"
+        run_stage = ReplayingStep(paths, step, entry.name, partial(build, step))
+        return replay(step_function(step), run_stage, parent)
+
+    states.replay = replay_update
     job = RunContext(
         paths=paths,
         recipe=newest,
@@ -98,11 +112,11 @@ def assemble(
         ),
         best=_best(attempt, newest, hooks.versions),
         health=hooks.health,
+        policy=POLICY,
         step_function=step_function,
         outlines=outlines,
-        stages=stages,
+        build=build,
         prompts=components.prompts.prompts_for,
-        evaluate=evaluate,
         notify=hooks.notify,
     )
     return job, generator
@@ -139,24 +153,6 @@ def _to_all(observers: tuple[Observer, ...]) -> OnProgress:
     return progress
 
 
-def _valid_at(by_start: Mapping[int, Item], step: int) -> Item:
-    """Return the item that is valid at this step. `by_start` has each item by the first step it is valid for."""
-    return by_start[max(start for start in by_start if start <= max(step, 1))]
-
-
-def _replayer(
-    paths: RunPaths, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
-) -> Callable[[int, str, State], Update]:
-    """Return a function that reruns a recorded update from the committed inputs of its step."""
-
-    def load(step: int, stage: str) -> object:
-        return load_record(paths, step, stage, manifests.require(paths.stage(step, stage)))
-
-    def replay(step: int, role: str, parent: State) -> Update:
-        entry = outlines.at(step).training(role)
-        assert entry is not None, "no stage of this step trains the role"
-        record = stage(step, entry.name).run(*(parent if name == role else load(step, name) for name in entry.reads))
-        assert isinstance(record, Update)
-        return record
-
-    return replay
+def _valid_from(recipes: Mapping[int, Recipe], step: int) -> int:
+    """Return the first step of the recipe that is valid at this step."""
+    return max(start for start in recipes if start <= max(step, 1))

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from math import ceil, isqrt
 from typing import Any, NamedTuple
 
+from ppoctl.algorithm.choose import trace_at
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.loop.step_functions import outline, step_function_at
 from ppoctl.machine import memory as machine_memory
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumptions import GIB
@@ -89,9 +89,7 @@ def estimate(
         for role, architecture in (("actor", shape), ("critic", critic or shape))
     }
     at = models["actor"].at
-    step_outline = outline(
-        step_function_at(recipe, recipe.ppo.critic_only_steps + 1)
-    )  # a step in which all roles train
+    step_outline = trace_at(recipe, recipe.ppo.critic_only_steps + 1).outline  # a step in which all roles train
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     window = generator_window(recipe)
     sizes = Sizes(

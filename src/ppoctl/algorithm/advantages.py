@@ -1,0 +1,99 @@
+"""Spec of the advantages: 50-advantages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.kl_use import NO_REFERENCE, kl_use, reported_kl
+from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.shaping import NoMoments
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Advantages
+    from ppoctl.store.stage_runner import Stage
+
+
+@dataclass(frozen=True)
+class AdvantagesSpec(StageSpec["Advantages"]):
+    """50-advantages: reward shaping, the KL penalty in the reward, advantages and whitening."""
+
+    kind: ClassVar[str] = "advantages"
+    keys: ClassVar[tuple[str, ...]] = ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS)
+    without: ClassVar[tuple[str, ...]] = ()
+
+    def more(self, recipe: Recipe) -> Iterator[str]:
+        if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
+            yield f"{recipe.rollout.max_new_tokens} tokens"
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return (
+            *always(
+                metrics.REWARD_SHAPED_MEAN, metrics.ADVANTAGE_RAW_MEAN, metrics.ADVANTAGE_RAW_STD,
+                metrics.ADVANTAGE_RAW_ABS_MAX, metrics.TRAINED_SEQS, metrics.TRAINED_TOKENS,
+            ),
+            *_of_shaping(recipe),
+            *_of_truncated(recipe),
+            *reported_kl(recipe, in_update=False),
+            _measured_kl(recipe),
+        )  # fmt: skip
+
+    def optional(self, recipe: Recipe) -> dict[str, bool]:
+        return {"shaped": True, "kl_coef": kl_use(recipe).adapts}
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
+        from ppoctl.stages.advantages import AdvantagesStage
+        from ppoctl.stages.estimators import Gae, MonteCarlo
+        from ppoctl.wire.penalties import penalty_of
+        from ppoctl.wire.reward_steps import reward_steps
+
+        table = recipe.ppo.advantages
+        if table.kind == "monte_carlo":
+            est = MonteCarlo(table.gamma)
+        else:
+            lam_value = table.gae_lambda if table.gae_lambda_value is None else table.gae_lambda_value
+            est = Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
+
+        return AdvantagesStage(
+            reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
+            estimator=est,
+            whitened=recipe.ppo.advantages.whiten,
+            truncated=recipe.ppo.truncated,
+            penalty=penalty_of(recipe),
+            fingerprint=self.fingerprint(recipe),
+            name=self.name,
+        )
+
+
+def _of_shaping(recipe: Recipe) -> Iterator[ReportedMetric]:
+    reward = recipe.reward
+    has_moments = reward.moments != NoMoments(kind="none")
+    steps = {
+        metrics.REWARD_CLAMPED_FRAC: ("scale", reward.scale is not None),
+        metrics.REWARD_CLIPPED_FRAC: ("clip", reward.clip is not None),
+        metrics.REWARD_MOMENTS_MEAN: ("moments", has_moments),
+        metrics.REWARD_MOMENTS_STD: ("moments", has_moments),
+        metrics.REWARD_UNFINISHED_MEAN: ("unfinished_factor", reward.unfinished_factor != 1.0),
+        metrics.REWARD_OVERLONG_MEAN: ("overlong", reward.overlong is not None),
+        metrics.REWARD_LENGTH_MEAN: ("length_penalty", reward.length_penalty is not None),
+    }
+    for metric, (key, is_on) in steps.items():
+        needs = f"requires `reward.{key}`, which is not set"
+        yield ReportedMetric(metric, is_on, needs, hint="ppoctl recipes metrics")
+
+
+def _of_truncated(recipe: Recipe) -> Iterator[ReportedMetric]:
+    wanted = {metrics.ADVANTAGE_BOOTSTRAP_MEAN: "bootstrap", metrics.ADVANTAGE_FILTERED_FRAC: "filter"}
+    for metric, value in wanted.items():
+        needs = f"requires `ppo.truncated` = `{value}`"
+        yield ReportedMetric(metric, recipe.ppo.truncated == value, needs, (("ppo", "truncated"),))
+
+
+def _measured_kl(recipe: Recipe) -> ReportedMetric:
+    use = kl_use(recipe)
+    fixed = ("requires an adaptive coefficient, but it is fixed", (("ppo", "kl", "adaptive"),))
+    return ReportedMetric(metrics.KL_MEASURED, use.adapts, *(fixed if use.is_on else NO_REFERENCE))
+
+
+ADVANTAGES = AdvantagesSpec("advantages")

@@ -1,0 +1,143 @@
+"""Specs of the forward passes over rollouts, and of the correction that compares their log-probs: 30-values,
+40-logprobs and 45-correction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
+from ppoctl.algorithm.stage_spec import REFERENCE, ModelPass, ReportedMetric, StageParts, StageSpec
+from ppoctl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Correction, Logprobs, Values
+    from ppoctl.store.stage_runner import Stage
+
+SAMPLER_GAP = (
+    metrics.MISMATCH_GAP_K3, metrics.MISMATCH_GAP_MEAN_ABS, metrics.MISMATCH_GAP_MAX_ABS, metrics.MISMATCH_ESS_FRAC,
+    metrics.MISMATCH_SEQUENCE_GAP_MEAN, metrics.MISMATCH_SEQUENCE_GAP_MAX,
+)  # fmt: skip
+"""Metrics of the sampler/trainer log-prob difference. The first stage that has the trainer's log-probs reports
+them."""
+
+
+@dataclass(frozen=True)
+class ValuesSpec(StageSpec["Values"]):
+    """30-values: the value of the state before each response token."""
+
+    kind: ClassVar[str] = "values"
+    keys: ClassVar[tuple[str, ...]] = ("model",)
+    role: str = "critic"
+
+    def more(self, recipe: Recipe) -> Iterator[str]:
+        if recipe.ppo.truncated == "bootstrap":
+            # `filter` and `terminal` give the same fingerprint, so a run that stopped because `filter` left no
+            # response can continue with `terminal`.
+            yield "bootstrap"
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("forward", self.role),)
+
+    def optional(self, recipe: Recipe) -> dict[str, bool]:
+        return {"behind": recipe.ppo.truncated == "bootstrap"}
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Values]":
+        from ppoctl.stages.values import ValuesStage
+
+        return ValuesStage(
+            models=parts.models,
+            truncated=recipe.ppo.truncated,
+            fingerprint=self.fingerprint(recipe),
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class LogprobsSpec(StageSpec["Logprobs"]):
+    """40-logprobs: old log-probs for the ratios, and log-probs of the reference."""
+
+    kind: ClassVar[str] = "logprobs"
+    keys: ClassVar[tuple[str, ...]] = ("model", *DISTRIBUTION_KEYS, "ppo.kl", "ppo.old_logprobs")
+    role: str = "actor"
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        use, is_computed = kl_use(recipe), recipe.ppo.old_logprobs == "trainer"
+        own = (ModelPass("forward", self.role, with_reference=use.is_full_before),) if is_computed else ()
+        return (*own, ModelPass("forward", REFERENCE)) if use.is_estimated else own
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return tuple(ReportedMetric(metric, recipe.ppo.old_logprobs == "trainer") for metric in SAMPLER_GAP)
+
+    def optional(self, recipe: Recipe) -> dict[str, bool]:
+        use, source = kl_use(recipe), recipe.ppo.old_logprobs
+        return {
+            "actor": source != "current",
+            "entropy": source == "trainer",
+            "reference": use.is_estimated,
+            "full_kl": use.is_full_before,
+        }
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Logprobs]":
+        from ppoctl.stages.logprobs import LogprobsStage
+
+        use = kl_use(recipe)
+        return LogprobsStage(
+            models=parts.models,
+            scored=scored_distribution(recipe),
+            with_reference=use.is_estimated,
+            with_full_kl=use.is_full_before,
+            source=recipe.ppo.old_logprobs,
+            fingerprint=self.fingerprint(recipe),
+            name=self.name,
+        )
+
+
+_KIND = ("ppo", "rollout_correction", "kind")
+_REJECTION = (("ppo", "rollout_rejection", "kind"), ("ppo", "max_sequence_gap"))
+
+
+@dataclass(frozen=True)
+class CorrectionSpec(StageSpec["Correction"]):
+    """45-correction: importance weights and mask of the policy's loss."""
+
+    kind: ClassVar[str] = "correction"
+    keys: ClassVar[tuple[str, ...]] = ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap")
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        ppo, kind = recipe.ppo, recipe.ppo.rollout_correction.kind
+        if not ppo.corrects_rollouts:
+            none = "requires a rollout correction, but none is made"
+            return tuple(ReportedMetric(metric, is_on=False, needs=none, keys=(_KIND,)) for metric in _CORRECTION)
+        has_bounds = kind not in ("none", "sequence_mask")
+        rejects = kind == "sequence_mask" or ppo.rollout_rejection.kind != "none" or ppo.max_sequence_gap is not None
+        bounds, rejection = (
+            "requires bounded weights, but these have no bounds",
+            "requires a rejection, but nothing is rejected",
+        )
+        mean, capped, rejected, dropped = _CORRECTION
+        return (
+            ReportedMetric(mean),
+            ReportedMetric(capped, has_bounds, bounds, (_KIND,)),
+            ReportedMetric(rejected, rejects, rejection, _REJECTION),
+            ReportedMetric(dropped, rejects, rejection, _REJECTION),
+        )
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Correction]":
+        from ppoctl.wire.corrections import correction_of
+
+        stage = correction_of(recipe, self.fingerprint(recipe))
+        assert stage is not None, "a step function with a correction belongs to a recipe with a correction"
+        return stage
+
+
+_CORRECTION = (
+    metrics.CORRECTION_WEIGHT_MEAN, metrics.CORRECTION_CAPPED_FRAC, metrics.CORRECTION_REJECTED_FRAC,
+    metrics.CORRECTION_DROPPED_SEQS,
+)  # fmt: skip
+
+
+VALUES = ValuesSpec("values")
+LOGPROBS = LogprobsSpec("logprobs")
+CORRECTION = CorrectionSpec("correction")

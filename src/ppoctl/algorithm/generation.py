@@ -1,0 +1,81 @@
+"""Specs of generation and scoring: 10-rollout and 20-reward."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.sampling import rollout_sampling
+from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Rewards, Rollouts
+    from ppoctl.store.stage_runner import Stage
+
+
+@dataclass(frozen=True)
+class RolloutSpec(StageSpec["Rollouts"]):
+    """10-rollout: generation of responses."""
+
+    kind: ClassVar[str] = "rollouts"
+    keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout")
+    defines_rows: ClassVar[bool] = True
+    role: str = "actor"
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("generate", self.role),)
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return always(
+            metrics.ROLLOUT_RESPONSE_TOKENS_MEAN, metrics.ROLLOUT_RESPONSE_TOKENS_MAX,
+            metrics.ROLLOUT_TRUNCATED_FRAC, metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
+            metrics.THROUGHPUT_GENERATED,
+        )  # fmt: skip
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.stages.overlapped_scoring import OverlappedScorer
+        from ppoctl.stages.rollout import RolloutStage
+
+        return RolloutStage(
+            models=parts.models,
+            generation=parts.generation,
+            params=rollout_sampling(recipe),
+            samples_per_prompt=recipe.rollout.samples_per_prompt,
+            seed=recipe.seed,
+            fingerprint=self.fingerprint(recipe),
+            on_sample=parts.scorer.start if isinstance(parts.scorer, OverlappedScorer) else None,
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class RewardSpec(StageSpec["Rewards"]):
+    """20-reward: a score of each response."""
+
+    kind: ClassVar[str] = "rewards"
+    keys: ClassVar[tuple[str, ...]] = ("reward",)
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("score"),)
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return always(
+            metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC,
+            metrics.REWARD_TIMEOUT_FRAC, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX,
+        )  # fmt: skip
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rewards]":
+        from ppoctl.stages.reward import RewardStage
+
+        return RewardStage(
+            scorer=parts.scorer,
+            max_error_frac=recipe.reward.max_error_frac,
+            fingerprint=self.fingerprint(recipe, parts.reward_digest),
+            between=parts.generation.gate.between,
+            notify=parts.notify,
+            name=self.name,
+        )
+
+
+ROLLOUT = RolloutSpec("rollout")
+REWARD = RewardSpec("reward")

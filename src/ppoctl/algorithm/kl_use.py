@@ -1,0 +1,55 @@
+"""Where a recipe computes the KL from the reference. Every other module asks `kl_use`."""
+
+from dataclasses import dataclass
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.stage_spec import ReportedMetric
+from ppoctl.recipe.schema import NoKl, Recipe
+
+
+@dataclass(frozen=True)
+class KlUse:
+    """Stages that compute the KL from the reference, and how."""
+
+    is_on: bool = False
+    """Whether a reference is loaded."""
+    is_estimated: bool = False
+    """Whether the KL is estimated from log-probs of the reference, which a separate forward pass computes."""
+    is_full_before: bool = False
+    """Whether the forward pass of the policy before the update computes the KL over the whole vocabulary."""
+    is_full_in_update: bool = False
+    """Whether the policy update computes the KL over the whole vocabulary."""
+    is_first_in_update: bool = False
+    """Whether no stage before the policy update can compute the KL, so that the update reports its metrics."""
+    adapts: bool = False
+    """Whether the coefficient adapts to the measured KL."""
+
+
+def kl_use(recipe: Recipe) -> KlUse:
+    """Return where the KL of the recipe's penalty is computed."""
+    kl = recipe.ppo.kl
+    if isinstance(kl, NoKl):
+        return KlUse()
+    is_full, adapts = kl.estimator == "full", kl.adaptive is not None
+    is_full_before = is_full and (kl.place == "reward" or adapts)
+    return KlUse(
+        is_on=True,
+        is_estimated=not is_full,
+        is_full_before=is_full_before,
+        is_full_in_update=is_full and kl.place == "loss",
+        is_first_in_update=not is_full_before if is_full else recipe.ppo.old_logprobs == "current",
+        adapts=adapts,
+    )
+
+
+NO_REFERENCE = ("requires a reference, but none is loaded", (("ppo", "kl", "place"),))
+"""What a metric of the KL from the reference needs, and the key that would change this."""
+
+
+def reported_kl(recipe: Recipe, *, in_update: bool) -> tuple[ReportedMetric, ...]:
+    """Return the metrics of the KL from the reference, which the first stage that knows the KL reports: the policy
+    update (`in_update`) or an earlier stage."""
+    use = kl_use(recipe)
+    is_here = use.is_on and use.is_first_in_update == in_update
+    every = (metrics.KL_REFERENCE_MEAN, metrics.KL_CLAMPED_FRAC, metrics.KL_COEF, metrics.KL_PENALTY_MEAN)
+    return tuple(ReportedMetric(metric, is_here, *NO_REFERENCE) for metric in every)

@@ -1,0 +1,64 @@
+"""PPO with a policy and a critic (Schulman et al. 2017; Ouyang et al. 2022).
+
+Differences from textbook PPO:
+
+1. The critic trains before the actor, each for its own number of epochs. Returns and advantages are fixed before
+   either update, so the result equals that of the interleaved order. Each model is reloaded and offloaded only once
+   per step.
+2. Every stage is durable: its record is on disk before the next stage starts.
+3. A loss is a sum over unmasked tokens, divided by a count over the whole minibatch. Microbatch sizes therefore never
+   change a gradient.
+4. The denominator of the ratio is the trainer's own log-prob, not the generator's, unless `ppo.old_logprobs` selects
+   another source.
+"""
+
+from ppoctl.algorithm.advantages import ADVANTAGES
+from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
+from ppoctl.algorithm.generation import REWARD, ROLLOUT
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
+
+
+def _ppo(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+    """Generate, score, compute advantages, and update critic and actor."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
+    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+
+
+def _ppo_corrected(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+    """Run PPO with rollout correction: importance weights in the actor's loss correct for the sampler/trainer
+    log-prob difference."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
+    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+
+
+def _critic_only(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+    """Run PPO without the actor update, so that the critic learns before its values train the actor."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
+    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
+    return StepOutputs({"critic": critic}, advantages.carry, ((rollouts, rewards),))
+
+
+PPO = StepFunction("ppo", _ppo)
+PPO_CORRECTED = StepFunction("ppo_corrected", _ppo_corrected)
+CRITIC_ONLY = StepFunction("critic_only", _critic_only)

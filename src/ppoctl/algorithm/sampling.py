@@ -1,0 +1,42 @@
+"""The distribution that responses are sampled from, as the generator and the trainer receive it."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ppoctl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from ppoctl.ports import OutputRequest, SamplingParams
+
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "stop_token_ids")
+DISTRIBUTION_KEYS = tuple(f"rollout.{key}" for key in _DISTRIBUTION)
+"""Keys of the distribution that responses are sampled from."""
+
+
+def rollout_sampling(recipe: Recipe) -> "SamplingParams":
+    """Return the sampling parameters of a rollout."""
+    rollout = recipe.rollout
+    plain = plain_sampling(recipe, rollout.temperature, rollout.max_new_tokens)
+    filtered = replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+    return replace(filtered, min_new_tokens=rollout.min_new_tokens)
+
+
+def plain_sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> "SamplingParams":
+    """Return sampling parameters without filters, which end responses as the rollouts do."""
+    from ppoctl.ports import SamplingParams
+
+    rollout = recipe.rollout
+    return SamplingParams(
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        stop_strings=rollout.stop_strings,
+        stop_token_ids=rollout.stop_token_ids,
+        max_window_tokens=rollout.max_window_tokens,
+    )
+
+
+def scored_distribution(recipe: Recipe) -> "OutputRequest":
+    """Return the request for log-probs under the distribution that the generator (vLLM) samples from."""
+    from ppoctl.ports import OutputRequest
+
+    return OutputRequest(**{key: getattr(recipe.rollout, key) for key in _DISTRIBUTION})

@@ -1,0 +1,133 @@
+"""Stage specs: everything about a stage except its mathematics. Imports neither torch nor numpy.
+
+step function --calls--> StageSpec --build(recipe, components)--> store.stage_runner.Stage, which runs
+                            |-- keys, more     fingerprint            (resume)
+                            |-- passes         memory, FLOPs          (plan)
+                            |-- record         bytes                  (plan)
+                            |-- metrics        [expect], [health]     (loading.rules)
+                            `-- defines_rows   how rows are joined    (store, screens)
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+
+from ppoctl.metric_registry import Metric
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.fingerprint import fingerprint
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.shaping import RewardShaping
+
+if TYPE_CHECKING:
+    from ppoctl.batch.prompts import Prompts
+    from ppoctl.ports import Models, Scorer
+    from ppoctl.stages.generation import SampleGeneration
+    from ppoctl.store.stage_runner import Stage
+
+Result = TypeVar("Result", covariant=True)
+"""What a step function receives from a stage: a record, or the state after an update."""
+
+SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
+"""Keys of reward shaping. Changing them does not require scoring again."""
+
+REFERENCE = "reference"
+"""Model of a pass: the frozen copy of the policy that a KL penalty reads."""
+
+
+@dataclass(frozen=True)
+class ModelPass:
+    """One use of a model by a stage."""
+
+    kind: Literal["generate", "score", "forward", "train"]
+    model: str = ""
+    """Role whose model is used, or `reference`; empty: the reward models."""
+    with_reference: bool = False
+    """Whether the same pass also reads the reference, to compute the KL over the whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class ReportedMetric:
+    """A metric of a stage, and what a recipe must set so that the stage reports the metric."""
+
+    metric: Metric
+    is_on: bool = True
+    """Whether the stage reports the metric under the settings of the recipe."""
+    needs: str = ""
+    """What is missing if it does not, as the end of a sentence that begins with the name of the metric."""
+    keys: tuple[KeyPath, ...] = ()
+    """Keys that would change this."""
+    hint: str | None = None
+    """Command or setting for the error."""
+
+
+def always(*metrics: Metric) -> tuple[ReportedMetric, ...]:
+    """Return metrics that every recipe reports."""
+    return tuple(map(ReportedMetric, metrics))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringParts:
+    """Components that generate and score responses."""
+
+    generation: "SampleGeneration"
+    scorer: "Scorer"
+    """Scorer of responses. An `OverlappedScorer` starts to score during generation."""
+    notify: Callable[[str], None]
+    reward_digest: str = ""
+    """Digest of the reward models; empty: no reward model."""
+    evaluation_sets: "Mapping[str, Prompts]" = field(default_factory=dict)
+    """Name -> prompts of an evaluation set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParts(ScoringParts):
+    """Components of a run from which stages are built."""
+
+    models: "Models"
+
+
+@dataclass(frozen=True)
+class StageSpec(Generic[Result]):
+    """One stage of a step function. A subclass is the only place that describes the stage."""
+
+    name: str
+    kind: ClassVar[str]
+    """Kind of the record that the stage commits, as in `batch.fields`."""
+    keys: ClassVar[tuple[str, ...]] = ()
+    """Recipe keys that decide the result."""
+    without: ClassVar[tuple[str, ...]] = SHAPING_KEYS
+    """Keys below `keys` that do not decide the result."""
+    defines_rows: ClassVar[bool] = False
+    """Whether the record defines its rows. Otherwise its rows are those of the inputs of the stage."""
+
+    def more(self, recipe: Recipe) -> Iterator[str]:
+        """Yield texts that join the fingerprint: values that the stage reads, under some settings, from keys that are
+        not in `keys`."""
+        yield from ()
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        """Return the uses of models, in order."""
+        return ()
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        """Return the metrics that the stage reports, and those that it would report under other settings."""
+        return ()
+
+    def optional(self, recipe: Recipe) -> dict[str, bool]:
+        """Return the optional fields of the record, and whether each is present. A field that is not listed is
+        absent."""
+        return {}
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
+        """Return the stage. The mathematics is imported here."""
+        raise NotImplementedError
+
+    def fingerprint(self, recipe: Recipe, reward_digest: str = "") -> str:
+        """Return the digest of everything that decides the result except the inputs: the RESULTS keys that the stage
+        reads and, if the stage scores, the reward models."""
+        scores = any(each.kind == "score" for each in self.passes(recipe))
+        scored_by = [reward_digest] if reward_digest and scores else []
+        parts = (fingerprint(recipe, self.keys, without=self.without), *self.more(recipe), *scored_by)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,249 @@
+"""Step functions, and traces of step functions.
+
+A *step function* is a Python function that calls `run_stage(SPEC, *inputs)` once for each stage, in order. During
+training, `run_stage` returns the committed record of the stage if there is one; otherwise it runs the stage and
+commits the record (`loop.run_stage`). A replay returns every committed record and runs one update again.
+
+A *trace* calls the step function with abstract values and a `run_stage` that only records the calls, as
+`jax.make_jaxpr` does. It gives the order of the stages, their inputs, the roles, the trained roles, the loops over
+rounds, and the rows of each record, without a second declaration. A step function therefore must not branch on a
+value that a stage computes. The only exception is `Round.last`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from ppoctl.algorithm.stage_spec import Result, StageSpec
+from ppoctl.store.outline import PREVIOUS, Outline, OutlineEntry
+
+if TYPE_CHECKING:
+    from ppoctl.batch.prompts import Prompts
+    from ppoctl.batch.records import Carry, Record, Rewards, Rollouts, Selection, State
+
+    AnyRecord = TypeVar("AnyRecord", bound=Record[Any])
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Inputs of a step."""
+
+    states: "Mapping[str, State]"
+    """Role -> its state at the beginning of the step."""
+    carry: "Carry"
+    prompts_of: "Callable[[int], Prompts]"
+    """Round of generation, from 1 -> its prompts."""
+    previous: Callable[[str], Any]
+    """Name of a stage -> its record of the step before."""
+
+    @property
+    def prompts(self) -> "Prompts":
+        """Prompts of a step with one round."""
+        return self.prompts_of(1)
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """Outputs of a step, and the samples that the ledger records."""
+
+    states: "Mapping[str, State]"
+    """States of the roles that were trained. The other roles are unchanged."""
+    carry: "Carry"
+    samples: "tuple[tuple[Rollouts, Rewards], ...]"
+    """Rollouts and rewards of each round of generation."""
+    rounds: int = 1
+    """Number of batches of prompts that the step used."""
+
+
+class RunStage(Protocol):
+    """What a step function receives: the stages of a run, of a replay, or of a trace."""
+
+    def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
+        """Return the result of the stage. An input is None if the algorithm does not have it."""
+        ...
+
+    def rounds(self, *, at_most: int) -> "Iterator[Round]":
+        """Yield rounds until a round calls `last` with a true value, or until there were `at_most` rounds."""
+        ...
+
+    def take(self, selection: "Selection", rounds: "Sequence[AnyRecord]") -> "AnyRecord":
+        """Return the selected rows of records of one kind, one record of each round. The result is not committed."""
+        ...
+
+
+@dataclass
+class Round:
+    """`run_stage` of one round. From the second round on, the number of the round is added to the stage names."""
+
+    number: int
+    """Number of the round, from 1."""
+    run_stage: RunStage
+    is_last: bool = False
+
+    def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
+        """Return the result of the stage in this round."""
+        name = stage.name if self.number == 1 else f"{stage.name}.{self.number}"
+        return self.run_stage(replace(stage, name=name), *inputs)
+
+    def last(self, when: Any) -> None:
+        """End the loop after this round if `when` is true. It must come from a committed record, so that a resume
+        and a replay end the loop after the same round."""
+        self.is_last = isinstance(when, Abstract) or bool(when)
+
+
+def counted_rounds(run_stage: RunStage, at_most: int) -> Iterator[Round]:
+    """Yield the rounds of a step that runs or that is replayed."""
+    for number in range(1, at_most + 1):
+        current = Round(number, run_stage)
+        yield current
+        if current.is_last:
+            return
+
+
+StepBody = Callable[[RunStage, StepInputs], StepOutputs]
+
+
+@dataclass(frozen=True)
+class StepFunction:
+    """Named definition of a step. The name is written to the outline."""
+
+    name: str
+    run: StepBody
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """One call of a stage in a trace."""
+
+    stage: StageSpec[Any]
+    entry: OutlineEntry
+    """Inputs, trained role, rows and rounds, as the outline records them."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls of a step function, in order."""
+
+    step_function: str
+    calls: tuple[StageCall, ...]
+
+    @cached_property
+    def outline(self) -> Outline:
+        """What a run directory records of the trace."""
+        return Outline(self.step_function, tuple(call.entry for call in self.calls))
+
+    @property
+    def stages(self) -> tuple[StageSpec[Any], ...]:
+        """Specs of the stages, in order. A loop contains the stages of one round."""
+        return tuple(call.stage for call in self.calls)
+
+    def __getitem__(self, name: str) -> StageSpec[Any]:
+        """Return the spec of a stage, in any of its rounds. Raises KeyError if the step function has no such
+        stage."""
+        return self._by_name[name] if name in self._by_name else self._by_name[name.partition(".")[0]]
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the step function runs a stage of this name in one of its rounds."""
+        return name in self._by_name or name.partition(".")[0] in self._by_name
+
+    @cached_property
+    def _by_name(self) -> dict[str, StageSpec[Any]]:
+        return {stage.name: stage for stage in self.stages}
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that are read or trained."""
+        return self.outline.roles
+
+
+def trace(step_function: StepFunction) -> Trace:
+    """Return the calls of the step function on abstract values.
+
+    Raises TypeError if the step function branches on a value that a stage computes, or if a stage receives records
+    with different rows.
+    """
+    tracer = _Tracer()
+    outputs = step_function.run(tracer, abstract_inputs({}))
+    trained = {str(state): role for role, state in outputs.states.items()}
+    calls = (replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name))) for call in tracer.calls)
+    return Trace(step_function.name, tuple(calls))
+
+
+def abstract_inputs(states: "Mapping[str, State]", previous: Callable[[str], Any] | None = None) -> StepInputs:
+    """Return abstract inputs of a step, except for the given states and records of the step before."""
+    prompts: Any = Abstract("prompts")
+    carry: Any = Abstract("carry")
+    before = previous or (lambda name: Abstract(f"{name}{PREVIOUS}", f"{name}{PREVIOUS}"))
+    return StepInputs(_AbstractStates(states), carry, lambda _: prompts, before)
+
+
+@dataclass(frozen=True, eq=False)
+class Abstract:
+    """Stand-in for a record in a trace, with the name of the stage or input that produced the record."""
+
+    name: str
+    rows: str = ""
+    """Stage that defines the rows of the record; empty: no rows."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __getattr__(self, part: str) -> "Abstract":
+        if part.startswith("__"):
+            raise AttributeError(part)
+        return Abstract(self.name)  # a part of a record, such as its carry, has no rows
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(f"a step function reads a value that `{self.name}` computes; only `Round.last` may read it")
+
+    __bool__ = __len__ = __iter__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = _refuse
+    __hash__ = object.__hash__
+
+
+class _AbstractStates(dict[str, Any]):
+    """Role states for a trace: every role can be looked up."""
+
+    def __missing__(self, role: str) -> Abstract:
+        return Abstract(role)
+
+
+@dataclass
+class _Tracer:
+    """`run_stage` that records the calls. Of each loop it runs one round."""
+
+    calls: list[StageCall] = field(default_factory=list)
+    loops: int = 0
+    at_most: int = 1
+    """Maximum number of rounds of the loop that is traced; 1: no loop."""
+
+    def __call__(self, stage: StageSpec[Any], *inputs: Any) -> Any:
+        given = [each for each in inputs if each is not None]
+        row_sets = list(dict.fromkeys(each.rows for each in given if each.rows))
+        if len(row_sets) > 1 and not stage.defines_rows:
+            raise TypeError(f"stage `{stage.name}` receives records with different rows: those of {sorted(row_sets)}")
+        rows = stage.name if stage.defines_rows else next(iter(row_sets), "")
+        rows = "" if stage.kind == UPDATE else rows  # a state has no rows
+        _, dot, number = stage.name.partition(".")
+        entry = OutlineEntry(
+            name=stage.name,
+            reads=tuple(map(str, given)),
+            rows=rows if rows not in ("", f"rollout{dot}{number}") else None,
+            at_most=self.at_most,
+            loop=self.loops if self.at_most > 1 else 0,
+        )
+        self.calls.append(StageCall(stage, entry))
+        return Abstract(stage.name, rows)
+
+    def rounds(self, *, at_most: int) -> Iterator[Round]:
+        self.at_most = at_most
+        self.loops += 1
+        yield Round(1, self)
+        self.at_most = 1
+
+    def take(self, selection: Any, rounds: Sequence[Any]) -> Any:
+        return Abstract(rounds[0].name, selection.name)
+
+
+UPDATE = "update"
+"""Kind of the record of a stage that trains a role."""

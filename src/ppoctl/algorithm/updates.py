@@ -1,0 +1,178 @@
+"""Specs of the updates: 60-critic_update and 70-actor_update."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.forward import SAMPLER_GAP
+from ppoctl.algorithm.kl_use import kl_use, reported_kl
+from ppoctl.algorithm.learning_rate import learning_rate_of
+from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
+from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import (
+    critic_only_steps,
+    epochs,
+    minibatch_seqs,
+    optimizer_of,
+    planned_updates,
+    updates_per_tick,
+    warmup_updates,
+)
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import State
+    from ppoctl.stages.updates import MinibatchPlan
+    from ppoctl.store.stage_runner import Stage
+
+
+def _read_by_update(recipe: Recipe, role: str, aggregation: str) -> Iterator[str]:
+    """Yield the number of optimizer steps if a learning rate depends on it, and the response length if a loss divides
+    by it."""
+    table = optimizer_of(recipe, role)
+    if table.lr_schedule != "constant":
+        yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"
+    if table.lr_warmup_frac is not None:
+        yield f"{warmup_updates(recipe, role)} updates of warm-up"
+    if table.lr_ticks == "step":
+        yield f"{updates_per_tick(recipe, role)} updates a tick, after {critic_only_steps(recipe, role)} steps"
+    if aggregation == "fixed_length":
+        yield f"{recipe.rollout.max_new_tokens} tokens"
+
+
+@dataclass(frozen=True)
+class ValueUpdateSpec(StageSpec["State"]):
+    """60-critic_update: the critic learns the returns."""
+
+    kind: ClassVar[str] = "update"
+    keys: ClassVar[tuple[str, ...]] = (
+        "seed", "model", "critic.optimizer", "ppo.critic_epochs", "ppo.epochs", "ppo.minibatch_seqs",
+        "ppo.minibatch_order", "ppo.critic_minibatch_seqs", "ppo.value_loss",
+    )  # fmt: skip
+    role: str = "critic"
+
+    def more(self, recipe: Recipe) -> Iterator[str]:
+        return _read_by_update(recipe, self.role, recipe.ppo.value_loss.aggregation)
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("train", self.role),)
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return always(
+            metrics.VALUE_EXPLAINED_VARIANCE, metrics.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH, metrics.VALUE_CLIP_FRAC,
+            metrics.VALUE_MEAN, metrics.VALUE_RETURN_MEAN, metrics.VALUE_RETURN_STD, metrics.VALUE_ERROR,
+            metrics.VALUE_LOSS, metrics.VALUE_GRAD_NORM, metrics.VALUE_LR,
+        )  # fmt: skip
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
+        from ppoctl.ppo.aggregation import aggregation
+        from ppoctl.stages.critic_update import CriticUpdateStage
+
+        loss = recipe.ppo.value_loss
+        return CriticUpdateStage(
+            models=parts.models,
+            plan=_minibatch_plan(recipe, self.role),
+            clip=loss.clip,
+            scale=loss.scale,
+            aggregation=aggregation(loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
+            fingerprint=self.fingerprint(recipe),
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class PolicyUpdateSpec(StageSpec["State"]):
+    """70-actor_update: the policy follows the advantages."""
+
+    kind: ClassVar[str] = "update"
+    keys: ClassVar[tuple[str, ...]] = (
+        "seed", "model", "actor.optimizer", *DISTRIBUTION_KEYS, "ppo.epochs", "ppo.minibatch_seqs",
+        "ppo.minibatch_order", "ppo.policy_loss", "ppo.kl",
+    )  # fmt: skip
+    role: str = "actor"
+
+    def more(self, recipe: Recipe) -> Iterator[str]:
+        return _read_by_update(recipe, self.role, recipe.ppo.policy_loss.aggregation)
+
+    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("train", self.role, with_reference=kl_use(recipe).is_full_in_update),)
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        is_gap_new = recipe.ppo.old_logprobs != "trainer"
+        return (
+            *always(
+                metrics.POLICY_LOSS, metrics.POLICY_SURROGATE_LOSS, metrics.POLICY_GRAD_NORM, metrics.POLICY_LR,
+                metrics.POLICY_APPROX_KL, metrics.POLICY_RATIO_MEAN, metrics.POLICY_RATIO_P01,
+                metrics.POLICY_RATIO_P50, metrics.POLICY_RATIO_P99, metrics.POLICY_RATIO_MAX,
+                metrics.POLICY_ENTROPY_MEAN,
+            ),
+            *_of_clips(recipe),
+            *_of_terms(recipe),
+            *reported_kl(recipe, in_update=True),
+            *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
+        )  # fmt: skip
+
+    def optional(self, recipe: Recipe) -> dict[str, bool]:
+        return {"gap": recipe.ppo.old_logprobs != "trainer"}
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
+        from ppoctl.ppo.aggregation import aggregation
+        from ppoctl.stages.actor_update import ActorUpdateStage
+        from ppoctl.wire.losses import policy_loss
+        from ppoctl.wire.penalties import penalty_of
+
+        loss = recipe.ppo.policy_loss
+        return ActorUpdateStage(
+            models=parts.models,
+            plan=_minibatch_plan(recipe, self.role),
+            scored=scored_distribution(recipe),
+            loss=policy_loss(loss),
+            aggregation=aggregation(loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
+            entropy_coef=loss.entropy_coef,
+            positive_nll_coef=loss.positive_nll_coef,
+            penalty=penalty_of(recipe),
+            fingerprint=self.fingerprint(recipe),
+            name=self.name,
+        )
+
+
+def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
+    loss = recipe.ppo.policy_loss
+    needs = f"describes a clip that the loss `{loss.kind}` does not have"
+    for metric in (
+        metrics.POLICY_CLIP_FRAC, metrics.POLICY_CLIP_FRAC_HIGH, metrics.POLICY_CLIP_FRAC_LOW,
+        metrics.POLICY_DUAL_CLIP_FRAC,
+    ):  # fmt: skip
+        yield ReportedMetric(metric, metric in loss.clip_metrics, needs, (("ppo", "policy_loss", "kind"),))
+
+
+def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:
+    """Yield the metrics of the terms that a recipe can add to the loss."""
+    loss = recipe.ppo.policy_loss
+    for metric, key in (
+        (metrics.POLICY_ENTROPY_LOSS, "entropy_coef"),
+        (metrics.POLICY_NLL_LOSS, "positive_nll_coef"),
+        (metrics.POLICY_NLL_TOKENS, "positive_nll_coef"),
+    ):
+        path = ("ppo", "policy_loss", key)
+        needs, hint = f"requires `{'.'.join(path)}` above 0", f"--set {'.'.join(path)}=0.001"
+        yield ReportedMetric(metric, getattr(loss, key) > 0, needs, (path,), hint)
+    in_loss = "requires a KL penalty in the loss, but there is none"
+    yield ReportedMetric(metrics.POLICY_KL_LOSS, recipe.ppo.kl.place == "loss", in_loss, (("ppo", "kl", "place"),))
+
+
+def _minibatch_plan(recipe: Recipe, role: str) -> "MinibatchPlan":
+    from ppoctl.ports import OptimizerStep
+    from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
+
+    table = optimizer_of(recipe, role)
+    constant = OptimizerStep(table.lr, table.weight_decay, table.grad_clip, table.beta1, table.beta2, table.eps)
+    steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
+    schedule = OptimizerSchedule(learning_rate_of(recipe, role), constant, steps_before)
+    seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule)
+
+
+CRITIC_UPDATE = ValueUpdateSpec("critic_update")
+ACTOR_UPDATE = PolicyUpdateSpec("actor_update")
