@@ -39,10 +39,6 @@ from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from ppoctl.stages.values import ValuesStage
 from ppoctl.wire.components import Components
-from ppoctl.wire.corrections import correction_of
-from ppoctl.wire.losses import policy_loss
-from ppoctl.wire.penalties import penalty_of
-from ppoctl.wire.reward_steps import reward_steps
 
 SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
 """Keys of reward shaping. Changing them does not require scoring again."""
@@ -146,7 +142,7 @@ class StageBuilder:
     """Digest of the reward models; empty: no reward model."""
 
     def stages(self, recipe: Recipe) -> Stages:
-        penalty = penalty_of(recipe)
+        penalty = recipe.ppo.kl.build()
         return Stages(
             rollout=RolloutStage(
                 models=self.models,
@@ -175,9 +171,11 @@ class StageBuilder:
                 source=recipe.ppo.old_logprobs,
                 fingerprint=stage_fingerprint("logprobs", recipe),
             ),
-            correction=correction_of(recipe, stage_fingerprint("correction", recipe)),
+            correction=recipe.ppo.build_correction(fingerprint=stage_fingerprint("correction", recipe))
+            if recipe.ppo.corrects_rollouts
+            else None,
             advantages=AdvantagesStage(
-                reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
+                reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
                 estimator=_estimator(recipe.ppo.advantages),
                 whitened=recipe.ppo.advantages.whiten,
                 truncated=recipe.ppo.truncated,
@@ -205,7 +203,7 @@ class StageBuilder:
             models=self.models,
             plan=_plan(recipe, "actor"),
             scored=_scored(recipe),
-            loss=policy_loss(ppo.policy_loss),
+            loss=ppo.policy_loss.build(),
             aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
             positive_nll_coef=ppo.policy_loss.positive_nll_coef,
