@@ -50,10 +50,10 @@ FILES = (
     *(f"stages/{path.name}" for path in sorted((PACKAGE / "stages").glob("[a-z]*.py"))),
     "wire/stages.py",
     "wire/run_context.py",
-    "wire/losses.py",
-    "wire/corrections.py",
-    "wire/penalties.py",
-    "wire/reward_steps.py",
+    "recipe/losses.py",
+    "recipe/correction.py",
+    "recipe/kl.py",
+    "rewards/shaping.py",
     "batch/records.py",
     "batch/carry.py",
     *(f"ppo/{path.name}" for path in sorted((PACKAGE / "ppo").glob("[a-z]*.py"))),
@@ -69,6 +69,8 @@ TESTS = {
     "ppo": ("ppo", *WIRING),
     "batch": ("batch/test_record_invariants.py", "batch/test_records.py", *WIRING, "store/test_stage_runner.py"),
     "stages": (*WIRING, "store/test_stage_runner.py"),
+    "recipe": (*WIRING, "wire/test_settings_of_stages.py"),
+    "rewards": WIRING,
     "wire": (*WIRING, "loop", "runs/test_changed_settings.py", "store/test_states.py", "store/test_resume.py"),
 }
 """Folder of the broken file -> tests that are run, in this order."""

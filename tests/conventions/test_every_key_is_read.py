@@ -1,8 +1,9 @@
 """Every recipe key is read by some code.
 
 A key counts as read if code outside `recipe/`, `plan/` and `cli/` reads an attribute of that name or contains the
-name as a string (`getattr`). A tag (`kind`, `place`, `format`) counts as read if code refers to the class of its
-table. Keys that are common words (`path`, `name`, `min`) are found too easily: this test is a coarse check, not a
+name as a string (`getattr`). The methods of a recipe table that build a part of the run count as such code. A tag
+(`kind`, `place`, `format`) counts as read if code refers to the class of its table, or if the table has such a method.
+Keys that are common words (`path`, `name`, `min`) are found too easily: this test is a coarse check, not a
 proof.
 """
 
@@ -25,6 +26,8 @@ CALLED = {
     Path("algorithm/learning_rate.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/` and `plan/` that engines, wiring and loop call to read a key."""
+BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty")
+"""The methods and functions of `recipe/` that build a part of the run from a table."""
 
 
 def executed_nodes() -> Iterator[ast.AST]:
@@ -32,7 +35,10 @@ def executed_nodes() -> Iterator[ast.AST]:
     for module, parsed in trees().items():
         if functions := CALLED.get(module):
             yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
-        elif module.parts[0] not in ("recipe", "plan", "cli"):
+        elif module.parts[0] == "recipe":
+            methods = (node for node in ast.walk(parsed) if isinstance(node, ast.FunctionDef))
+            yield from (node for node in methods if node.name in BUILDERS)
+        elif module.parts[0] not in ("plan", "cli"):
             yield parsed
 
 
@@ -54,14 +60,16 @@ def read_names() -> frozenset[str]:
 
 
 def alternatives() -> list[tuple[str, str]]:
-    """Return (key, class) of every table with alternatives; a class without keys is represented by the base class
-    that declares them."""
+    """Return (key, class) of every table with alternatives that does not build its own part; a class without keys is
+    represented by the base class that declares them."""
     found: list[tuple[str, str]] = []
     for path, key in tree.walk(tree.of(Recipe)):
         choice = key.node.each if isinstance(key.node, tree.NamedTables) else key.node
         if isinstance(choice, tree.Choice):
             for table in choice.tables.values():
                 written = next(each for each in table.model.__mro__ if get_annotations(each))
+                if any(builder in vars(written) for builder in BUILDERS):
+                    continue
                 found.append((".".join(path), written.__name__))
     return found
 

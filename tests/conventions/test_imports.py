@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "batch": {"model", "metric_registry", "errors"},
     "ports": {"batch"},
     "rewards": {"batch", "recipe_table", "http_client", "units", "errors"},
-    "recipe": {"rewards", "recipe_table", "model", "errors"},
+    "recipe": {"rewards", "recipe_table", "metric_registry", "model", "errors"},
     "loading": {"recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "convert": {"batch", "model", "errors"},
@@ -73,8 +73,11 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 
-# Packages that a command may import inside its function, after it has been chosen.
+# Packages that a command may import inside its function, after it has been chosen, and a recipe table inside the method
+# that builds its part of a run.
 LATE: dict[str, set[str]] = {
+    "rewards": {"stages"},
+    "recipe": {"ppo", "stages"},
     "cli": {
         "chart", "clock", "convert.command", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
         "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking", "wire",

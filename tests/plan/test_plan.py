@@ -16,7 +16,6 @@ from ppoctl.recipe.sizes import planned_updates
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
-from ppoctl.wire.reward_steps import reward_steps
 from recipe.conftest import Write
 from rewards.reward_models import reward_model
 
@@ -68,7 +67,7 @@ def test_plan_lists_reward_shaping_in_order(smallest: Path) -> None:
         "truncated": "responses continue with the critic's value",
     }
     assert list(plan(recipe).rewards.items()) == list(told.items())
-    taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
+    taken = [type(step).__name__ for step in recipe.reward.build_steps(max_new_tokens=13)]
     lengths = ["ScaleTruncated", "PenalizeOverlong", "PenalizeLength"]
     assert taken == ["ApplyScale", "ApplyClip", "NormalizeByRunningStd", *lengths]
 
@@ -83,7 +82,7 @@ def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
         ("overlong", "lower from 9 tokens on, -1 at 13, and lower beyond"),
         ("truncated", "responses are left out of all losses"),
     ]
-    taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
+    taken = [type(step).__name__ for step in recipe.reward.build_steps(max_new_tokens=13)]
     assert taken == ["NormalizeByReferenceStd", "ApplyClip", "PenalizeOverlong"]
 
 

@@ -10,8 +10,6 @@ from fakes.job import BuiltStages, Witness, open_run
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines
-from ppoctl.wire.corrections import correction_of
-from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.run_context import _valid_from
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
@@ -24,7 +22,7 @@ def ppo(**tables: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("over", ["token", "sequence"])
 def test_kl_target_has_the_unit_of_its_key(over: str) -> None:
     adaptive = {f"target_per_{over}": 0.5, "horizon_seqs": 40}
-    penalty = penalty_of(fake_recipe(**ppo(kl={"place": "reward", "coef": 0.05, "adaptive": adaptive})))
+    penalty = fake_recipe(**ppo(kl={"place": "reward", "coef": 0.05, "adaptive": adaptive})).ppo.kl.build()
     assert penalty is not None
     assert penalty.target == KlTarget(0.5, over, 40)  # type: ignore[arg-type]
 
@@ -33,8 +31,7 @@ def test_kl_target_has_the_unit_of_its_key(over: str) -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_correction_weights_are_normalized_as_configured(kind: str, normalize: bool) -> None:
     table = {"kind": kind, "min_ratio": 0.5, "max_ratio": 2.0, "normalize": normalize}
-    stage = correction_of(fake_recipe(**ppo(rollout_correction=table)), "")
-    assert stage is not None
+    stage = fake_recipe(**ppo(rollout_correction=table)).ppo.build_correction(fingerprint="")
     assert stage.normalize is normalize
 
 

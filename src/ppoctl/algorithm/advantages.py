@@ -45,8 +45,6 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage
         from ppoctl.stages.estimators import Gae, MonteCarlo
-        from ppoctl.wire.penalties import penalty_of
-        from ppoctl.wire.reward_steps import reward_steps
 
         table = recipe.ppo.advantages
         if table.kind == "monte_carlo":
@@ -56,11 +54,11 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             est = Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
         return AdvantagesStage(
-            reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
+            reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
             estimator=est,
             whitened=recipe.ppo.advantages.whiten,
             truncated=recipe.ppo.truncated,
-            penalty=penalty_of(recipe),
+            penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
             name=self.name,
         )

@@ -4,11 +4,12 @@ This is the only module that knows every step function. Each question about a ru
 with the same step function, because a run may have a million steps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
+from ppoctl import metric_registry
 from ppoctl.algorithm.ppo import CRITIC_ONLY, PPO, PPO_CORRECTED
-from ppoctl.algorithm.stage_spec import ReportedMetric, StageSpec
+from ppoctl.algorithm.stage_spec import ReportedMetric
 from ppoctl.algorithm.trace import StepFunction, Trace, trace
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import Outlines
@@ -56,32 +57,37 @@ def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outli
 
 def reported_at(recipe: Recipe, name: str) -> list[range]:
     """Return the steps at which a stage reports the metric."""
-    return [steps for steps, found in traces(recipe).items() if any(_reports(found, recipe, name))]
+    return [
+        steps for steps, found in traces(recipe).items() if any(each.reports(recipe, name) for each in found.stages)
+    ]
 
 
 def updated_role(recipe: Recipe, name: str) -> str | None:
     """Return the role whose update reports the metric; None: another stage, or no stage, reports the metric."""
     for found in traces(recipe).values():
-        for stage in _reports(found, recipe, name):
-            return found.outline[stage.name].trains
+        for stage in found.stages:
+            if stage.reports(recipe, name) and (role := found.outline[stage.name].trains) is not None:
+                return role
     return None
 
 
 def missing(recipe: Recipe, name: str) -> ReportedMetric | None:
-    """Return what the recipe lacks for a metric; None: some step reports the metric, or no stage of any algorithm
-    has it."""
+    """Return what the recipe lacks for a metric of a stage; None: some step reports the metric, or no stage of any
+    step function has it."""
     if reported_at(recipe, name):
         return None
-    specs = [stage for found in traces(recipe).values() for stage in found.stages]
-    specs += [stage for function in ALL_STEP_FUNCTIONS for stage in _trace(function).stages]
-    lacking = (each for stage in specs for each in stage.metrics(recipe) if each.metric.name == name)
-    return next((each for each in lacking if each.needs), None)
+    own = [stage for found in traces(recipe).values() for stage in found.stages]
+    others = [stage for function in ALL_STEP_FUNCTIONS for stage in _trace(function).stages if stage not in own]
+    for stage in (*own, *others):
+        for each in stage.metrics(recipe):
+            if name in (each.metric.name, f"time/{stage.name}_s") and each.needs:
+                return each
+    metric = metric_registry.find(name)
+    stage_name = next((stage.name for stage in others if stage.reports(recipe, name)), None)
+    if metric is None or stage_name is None:
+        return None
+    needs = f"belongs to the stage `{stage_name}`, which no step of this recipe runs"
+    return ReportedMetric(metric, is_on=False, needs=needs, keys=(_ADVANTAGES,))
 
 
-def _reports(found: Trace, recipe: Recipe, name: str) -> Iterator[StageSpec[object]]:
-    """Yield the stages that report the metric."""
-    for stage in found.stages:
-        if name == f"time/{stage.name}_s" or any(
-            each.is_on and each.metric.name == name for each in stage.metrics(recipe)
-        ):
-            yield stage
+_ADVANTAGES = ("ppo", "advantages", "kind")

@@ -125,11 +125,7 @@ class CorrectionSpec(StageSpec["Correction"]):
         )
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Correction]":
-        from ppoctl.wire.corrections import correction_of
-
-        stage = correction_of(recipe, self.fingerprint(recipe))
-        assert stage is not None, "a step function with a correction belongs to a recipe with a correction"
-        return stage
+        return recipe.ppo.build_correction(fingerprint=self.fingerprint(recipe), name=self.name)
 
 
 _CORRECTION = (

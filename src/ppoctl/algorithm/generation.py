@@ -64,6 +64,12 @@ class RewardSpec(StageSpec["Rewards"]):
             metrics.REWARD_TIMEOUT_FRAC, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX,
         )  # fmt: skip
 
+    def reports(self, recipe: Recipe, name: str) -> bool:
+        # Whether a scorer returns such a metric is a question about scorers, which the rules ask.
+        from_scorer = metrics.reward_part(name) is not None
+        readings = (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name)
+        return from_scorer or name in readings or super().reports(recipe, name)
+
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rewards]":
         from ppoctl.stages.reward import RewardStage
 

@@ -115,6 +115,12 @@ class StageSpec(Generic[Result]):
         """Return the metrics that the stage reports, and those that it would report under other settings."""
         return ()
 
+    def reports(self, recipe: Recipe, name: str) -> bool:
+        """Return whether the stage reports the metric of this name."""
+        return name == f"time/{self.name}_s" or any(
+            each.is_on and each.metric.name == name for each in self.metrics(recipe)
+        )
+
     def optional(self, recipe: Recipe) -> dict[str, bool]:
         """Return the optional fields of the record, and whether each is present. A field that is not listed is
         absent."""

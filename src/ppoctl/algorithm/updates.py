@@ -119,19 +119,17 @@ class PolicyUpdateSpec(StageSpec["State"]):
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
         from ppoctl.ppo.aggregation import aggregation
         from ppoctl.stages.actor_update import ActorUpdateStage
-        from ppoctl.wire.losses import policy_loss
-        from ppoctl.wire.penalties import penalty_of
 
         loss = recipe.ppo.policy_loss
         return ActorUpdateStage(
             models=parts.models,
             plan=_minibatch_plan(recipe, self.role),
             scored=scored_distribution(recipe),
-            loss=policy_loss(loss),
+            loss=loss.build(),
             aggregation=aggregation(loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=loss.entropy_coef,
             positive_nll_coef=loss.positive_nll_coef,
-            penalty=penalty_of(recipe),
+            penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
             name=self.name,
         )
@@ -144,7 +142,7 @@ def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
         metrics.POLICY_CLIP_FRAC, metrics.POLICY_CLIP_FRAC_HIGH, metrics.POLICY_CLIP_FRAC_LOW,
         metrics.POLICY_DUAL_CLIP_FRAC,
     ):  # fmt: skip
-        yield ReportedMetric(metric, metric in loss.clip_metrics, needs, (("ppo", "policy_loss", "kind"),))
+        yield ReportedMetric(metric, metric in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
 
 
 def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:

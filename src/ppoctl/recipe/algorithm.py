@@ -4,7 +4,8 @@ The tables inside `[ppo]` are in the modules `advantages`, `kl`, `losses` and `c
 optimizer is in `optimizer`. Import all of these classes from `schema`.
 """
 
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
@@ -15,6 +16,9 @@ from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, V
 from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 from ppoctl.recipe_table import ParallelTable as ParallelTable
+
+if TYPE_CHECKING:
+    from ppoctl.stages.correction import CorrectionStage, Keep
 
 
 class PpoTable(Table):
@@ -97,6 +101,24 @@ class PpoTable(Table):
         """Whether any setting of the correction reads the sampler log-probs."""
         tables = (self.rollout_correction, self.rollout_rejection)
         return self.max_sequence_gap is not None or any(table.kind != "none" for table in tables)
+
+    def build_correction(self, *, fingerprint: str, name: str = "correction") -> "CorrectionStage":
+        """Return the correction stage of a recipe that corrects rollouts."""
+        from ppoctl.ppo.correction import kept_by_gap
+        from ppoctl.stages.correction import CorrectionStage
+
+        table = self.rollout_correction
+        by_gap: tuple[Keep, ...] = ()
+        if self.max_sequence_gap is not None:
+            by_gap = (partial(kept_by_gap, max_gap=self.max_sequence_gap),)
+        return CorrectionStage(
+            weigh=table.weigh(),
+            bounded=table.has_bounds,
+            keeps=(*table.keeps(), *self.rollout_rejection.keeps(), *by_gap),
+            normalize=table.normalize,
+            fingerprint=fingerprint,
+            name=name,
+        )
 
 
 Recompute = Literal["none", "selective", "full"]

@@ -1,25 +1,54 @@
 """Recipe tables that correct the difference between sampler and trainer log-probs: importance weights and rejection.
 
-A ratio is always the trainer's probability / the sampler's probability, both under the weights of the rollout."""
+A ratio is always the trainer's probability / the sampler's probability, both under the weights of the rollout. Each
+table builds its part of the correction stage; `PpoTable.build_correction` puts the parts together."""
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from ppoctl.recipe_table import RESULTS, Positive, Table
 
+if TYPE_CHECKING:
+    from ppoctl.stages.correction import Keep, Weigh
+
 BelowOne = Field(gt=0, lt=1)
 AboveOne = Field(gt=1)
 
 
-class NoCorrection(Table):
+class ImportanceTable(Table):
+    """Base of the kinds of correction."""
+
+    has_bounds: ClassVar[bool] = True
+    """Whether the weights are bounded."""
+
+    @abstractmethod
+    def weigh(self) -> "Weigh":
+        """Return the function that computes importance weights."""
+
+    def keeps(self) -> "tuple[Keep, ...]":
+        """Return the tests that a token must pass to stay in the actor's loss; empty: all tokens stay."""
+        return ()
+
+
+class NoCorrection(ImportanceTable):
     """No correction: sampler and trainer log-probs are assumed to be equal."""
+
+    has_bounds: ClassVar[bool] = False
+    normalize: ClassVar[bool] = False
 
     kind: Annotated[Literal["none"], RESULTS]
     """No importance weights."""
 
+    def weigh(self) -> "Weigh":
+        from ppoctl.ppo.correction import unit_weights
 
-class TruncatedImportance(Table):
+        return unit_weights
+
+
+class TruncatedImportance(ImportanceTable):
     """Truncated importance sampling: the loss of each token is weighted by the ratio of its trainer and sampler
     probabilities, clipped to [min_ratio, max_ratio].
 
@@ -39,8 +68,13 @@ class TruncatedImportance(Table):
     """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
     1. verl's batch normalization takes the mean before rejection, over all tokens."""
 
+    def weigh(self) -> "Weigh":
+        from ppoctl.ppo.correction import truncated_weights
 
-class TruncatedSequenceImportance(Table):
+        return partial(truncated_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
+
+
+class TruncatedSequenceImportance(ImportanceTable):
     """Truncated importance sampling of sequences: the loss of each token is weighted by the product of the trainer /
     sampler probability ratios in its sequence, clipped to [min_ratio, max_ratio].
 
@@ -61,8 +95,13 @@ class TruncatedSequenceImportance(Table):
     """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
     1. verl takes the mean before rejection, and over sequences instead of tokens."""
 
+    def weigh(self) -> "Weigh":
+        from ppoctl.ppo.correction import truncated_sequence_weights
 
-class IcePop(Table):
+        return partial(truncated_sequence_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
+
+
+class IcePop(ImportanceTable):
     """IcePop: the loss of each token is weighted by the ratio of its trainer and sampler probabilities if this ratio
     is between min_ratio and max_ratio, and by 0 otherwise. Tokens with weight 0 still count in the divisor of the
     loss, in the entropy bonus and in the KL penalty.
@@ -84,8 +123,13 @@ class IcePop(Table):
     """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
     1. verl's batch normalization takes the mean before rejection, over all tokens."""
 
+    def weigh(self) -> "Weigh":
+        from ppoctl.ppo.correction import inside_weights
 
-class SequenceMask(Table):
+        return partial(inside_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
+
+
+class SequenceMask(ImportanceTable):
     """Mask of sequences by the geometric mean of the trainer / sampler probability ratios of their tokens. A sequence
     whose mean is outside [min_ratio, max_ratio] is masked out of every term of the actor's loss. The tokens of the
     other sequences are weighted by their ratio, and the loss divides by the number of remaining tokens.
@@ -97,6 +141,8 @@ class SequenceMask(Table):
     Figures: correction/weight_mean, correction/rejected_frac, correction/dropped_seqs
     """
 
+    has_bounds: ClassVar[bool] = False
+
     kind: Annotated[Literal["sequence_mask"], RESULTS]
     """Importance weights for sequences within the bounds; other sequences are masked out."""
     min_ratio: Annotated[float, RESULTS, BelowOne]
@@ -106,6 +152,17 @@ class SequenceMask(Table):
     normalize: Annotated[bool, RESULTS] = False
     """Whether the weights are divided by their mean over the remaining tokens of the step, so that the mean weight is
     1."""
+
+    def weigh(self) -> "Weigh":
+        from ppoctl.ppo.correction import plain_weights
+
+        return plain_weights
+
+    def keeps(self) -> "tuple[Keep, ...]":
+        from ppoctl.ppo.correction import kept_by_ratio
+
+        low, high = self.min_ratio, self.max_ratio
+        return (partial(kept_by_ratio, level="sequence_mean", min_ratio=low, max_ratio=high),)
 
 
 CorrectionTable = Annotated[
@@ -119,6 +176,10 @@ class NoRejection(Table):
 
     kind: Annotated[Literal["none"], RESULTS]
     """No rejection."""
+
+    def keeps(self) -> "tuple[Keep, ...]":
+        """Return no test: every token stays."""
+        return ()
 
 
 class RatioRejection(Table):
@@ -148,6 +209,15 @@ class RatioRejection(Table):
     """Largest ratio that is kept (k1); absent: no bound."""
     max: Annotated[float | None, RESULTS, Positive] = None
     """Largest statistic that is kept, in nats (k2, k3)."""
+
+    def keeps(self) -> "tuple[Keep, ...]":
+        """Return the test of the statistic."""
+        from ppoctl.ppo.correction import kept_by_divergence, kept_by_ratio
+
+        if self.statistic == "k1":
+            return (partial(kept_by_ratio, level=self.level, min_ratio=self.min_ratio, max_ratio=self.max_ratio),)
+        assert self.max is not None, "a rule of the recipe requires `max`"
+        return (partial(kept_by_divergence, statistic=self.statistic, level=self.level, max_nats=self.max),)
 
 
 Rejection = Annotated[NoRejection | RatioRejection, Field(discriminator="kind")]

@@ -1,10 +1,15 @@
-"""Recipe tables of the KL penalty."""
+"""Recipe tables of the KL penalty. Each table builds its penalty."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from ppoctl.recipe_table import RESULTS, AtLeastOne, Positive, Table
+
+if TYPE_CHECKING:
+    from ppoctl.ppo.kl import KlGradient
+    from ppoctl.ppo.kl_coefficient import KlTarget
+    from ppoctl.stages.logprobs import KlPenalty
 
 
 class AdaptivePerToken(Table):
@@ -25,6 +30,12 @@ class AdaptivePerToken(Table):
     """Number of sequences over which the coefficient changes by the fraction e of the formula (default: the value of
     verl and trlX)."""
 
+    def build(self) -> "KlTarget":
+        """Return the target of the coefficient."""
+        from ppoctl.ppo.kl_coefficient import KlTarget
+
+        return KlTarget(self.target_per_token, "token", self.horizon_seqs)
+
 
 class AdaptivePerSequence(Table):
     """Coefficient that adapts to a target of KL per complete response. A step uses the coefficient that the previous
@@ -43,6 +54,12 @@ class AdaptivePerSequence(Table):
     horizon_seqs: Annotated[int, RESULTS, AtLeastOne] = 10000
     """Number of sequences over which the coefficient changes by the fraction e of the formula (default: the value of
     verl and trlX)."""
+
+    def build(self) -> "KlTarget":
+        """Return the target of the coefficient."""
+        from ppoctl.ppo.kl_coefficient import KlTarget
+
+        return KlTarget(self.target_per_sequence, "sequence", self.horizon_seqs)
 
 
 def _target(value: Any) -> str:
@@ -63,6 +80,9 @@ class NoKl(Table):
 
     place: Annotated[Literal["none"], RESULTS]
     """No penalty."""
+
+    def build(self) -> None:
+        """Return None: there is no penalty."""
 
 
 class KlInReward(Table):
@@ -94,6 +114,10 @@ class KlInReward(Table):
     step after a change of this key."""
     adaptive: Adaptive | None = None
     """Target that the coefficient adapts to; absent: the coefficient is fixed."""
+
+    def build(self) -> "KlPenalty":
+        """Return the penalty."""
+        return _penalty(self, "estimator")
 
 
 class KlInLoss(Table):
@@ -152,5 +176,23 @@ class KlInLoss(Table):
     adaptive: Adaptive | None = None
     """Target that the coefficient adapts to; absent: the coefficient is fixed."""
 
+    def build(self) -> "KlPenalty":
+        """Return the penalty."""
+        return _penalty(self, self.gradient)
+
 
 Kl = Annotated[NoKl | KlInReward | KlInLoss, Field(discriminator="place")]
+
+
+def _penalty(table: KlInReward | KlInLoss, gradient: "KlGradient") -> "KlPenalty":
+    from ppoctl.stages.logprobs import KlPenalty
+
+    return KlPenalty(
+        place=table.place,
+        estimator=table.estimator,
+        coef=table.coef,
+        input_clamp=table.input_clamp,
+        output_clamp=table.output_clamp,
+        gradient=gradient,
+        target=None if table.adaptive is None else table.adaptive.build(),
+    )

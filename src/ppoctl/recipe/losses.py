@@ -1,16 +1,31 @@
-"""Recipe tables of the losses of actor and critic."""
+"""Recipe tables of the losses of actor and critic. A table of a policy loss builds its loss."""
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from ppoctl import metric_registry
+from ppoctl.metric_registry import Metric
 from ppoctl.recipe_table import RESULTS, KindOr, NotNegative, Positive, Table
 
+if TYPE_CHECKING:
+    from ppoctl.ppo.policy_loss import PolicyLoss
+
 AggregationName = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
+
+_CLIP_METRICS = (
+    metric_registry.POLICY_CLIP_FRAC,
+    metric_registry.POLICY_CLIP_FRAC_HIGH,
+    metric_registry.POLICY_CLIP_FRAC_LOW,
+)
 
 
 class PolicyLossTable(Table):
     """Keys that all kinds of policy loss share."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """Metrics about clipping that the actor's update reports with this kind of loss."""
 
     aggregation: Annotated[AggregationName, RESULTS] = "token_mean"
     """Aggregation of token losses (the policy loss, the entropy bonus, KL in the loss) to one number. token_mean: the
@@ -38,6 +53,10 @@ class PolicyLossTable(Table):
     Source: VAPO (arXiv:2504.05118), which uses 0.1.
     Default of: NeMo-RL."""
 
+    @abstractmethod
+    def build(self) -> "PolicyLoss":
+        """Return the policy loss with the bounds of the table."""
+
 
 class ClippedLoss(PolicyLossTable):
     """PPO's clipped surrogate: a token has no gradient if its ratio is above the clip range and its advantage is
@@ -46,6 +65,8 @@ class ClippedLoss(PolicyLossTable):
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
     Default of: all other systems (this kind of loss).
     Figures: policy/clip_frac, policy/ratio_max"""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (*_CLIP_METRICS, metric_registry.POLICY_DUAL_CLIP_FRAC)
 
     kind: Annotated[Literal["clip"], RESULTS] = "clip"
     """PPO's clipped surrogate."""
@@ -65,6 +86,11 @@ class ClippedLoss(PolicyLossTable):
     Default of: OpenRLHF; verl uses 3, NeMo-RL 10.
     Figures: policy/dual_clip_frac"""
 
+    def build(self) -> "PolicyLoss":
+        from ppoctl.ppo.policy_loss import PolicyClip
+
+        return PolicyClip(self.clip_low, self.clip_high, self.dual_clip)
+
 
 class GspoLoss(PolicyLossTable):
     """Group Sequence Policy Optimization (GSPO): the clipped surrogate with one ratio for all tokens of a sequence.
@@ -72,6 +98,8 @@ class GspoLoss(PolicyLossTable):
     clamped to +-20 (verl: at most 10, NeMo-RL: no clamp)
     Source: GSPO (arXiv:2507.18071), eq. 5-7 and 13-14.
     Default of: no system (this kind of loss)."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = _CLIP_METRICS
 
     kind: Annotated[Literal["gspo"], RESULTS]
     """GSPO: the ratio is the geometric mean over the sequence."""
@@ -93,6 +121,11 @@ class GspoLoss(PolicyLossTable):
     """Aggregation of token losses to one number, with the same options as in the other kinds of policy loss.
     Default of: the paper, eq. 5."""
 
+    def build(self) -> "PolicyLoss":
+        from ppoctl.ppo.policy_loss import Gspo
+
+        return Gspo(self.clip_low, self.clip_high, self.ratio_gradient)
+
 
 class CispoLoss(PolicyLossTable):
     """CISPO: the loss of a token is its log-prob, weighted by its advantage and its clipped ratio; the ratio is
@@ -100,6 +133,8 @@ class CispoLoss(PolicyLossTable):
     Formula: -A sg(clip(r, 1 - clip_low, 1 + clip_high)) log p
     Source: MiniMax-M1 (arXiv:2506.13585), eq. 4-5.
     Default of: no system (this kind of loss)."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = _CLIP_METRICS
 
     kind: Annotated[Literal["cispo"], RESULTS]
     """CISPO: the weight of a token is bounded, and its gradient is kept."""
@@ -112,6 +147,11 @@ class CispoLoss(PolicyLossTable):
     Default of: verl; the paper gives no number.
     Figures: policy/clip_frac_high"""
 
+    def build(self) -> "PolicyLoss":
+        from ppoctl.ppo.policy_loss import Cispo
+
+        return Cispo(self.clip_low, self.clip_high)
+
 
 class ReinforceLoss(PolicyLossTable):
     """REINFORCE: the plain policy gradient, without a ratio to the old policy.
@@ -121,6 +161,11 @@ class ReinforceLoss(PolicyLossTable):
 
     kind: Annotated[Literal["reinforce"], RESULTS]
     """The plain policy gradient (NeMo-RL's disable_ppo_ratio)."""
+
+    def build(self) -> "PolicyLoss":
+        from ppoctl.ppo.policy_loss import Reinforce
+
+        return Reinforce()
 
 
 AnyPolicyLossTable = Annotated[

@@ -7,49 +7,19 @@ See `across_tables`.
 from collections.abc import Iterator, Sequence
 
 from ppoctl import metric_registry
+from ppoctl.algorithm.choose import missing, reported_at, updated_role
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.loading.rules import evaluation
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.schema import CheckpointTable, NoKl, Recipe
+from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.schema import CheckpointTable, Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
-from ppoctl.rewards.shaping import NoMoments
 from ppoctl.rewards.sum import SumReward
 
 _EVERY: KeyPath = ("eval", "every_steps")
 _AT_START: KeyPath = ("eval", "at_start")
 _AT_END: KeyPath = ("eval", "at_end")
-_CLIPS = {
-    "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
-    "gspo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
-    "cispo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
-    "reinforce": (),
-}
-"""Kind of policy loss -> its metrics about clipping. `clip` has all of these metrics."""
-
-
-_REWARD_KEYS = {
-    metric_registry.REWARD_CLAMPED_FRAC.name: ("scale", None),
-    metric_registry.REWARD_CLIPPED_FRAC.name: ("clip", None),
-    metric_registry.REWARD_MOMENTS_MEAN.name: ("moments", NoMoments(kind="none")),
-    metric_registry.REWARD_MOMENTS_STD.name: ("moments", NoMoments(kind="none")),
-    metric_registry.REWARD_UNFINISHED_MEAN.name: ("unfinished_factor", 1.0),
-    metric_registry.REWARD_OVERLONG_MEAN.name: ("overlong", None),
-    metric_registry.REWARD_LENGTH_MEAN.name: ("length_penalty", None),
-}
-"""Metric -> the key of `[reward]` that makes a run report the metric, and the value of the key with which a run does
-not report it."""
-_COEF_KEYS = {
-    metric_registry.POLICY_ENTROPY_LOSS.name: "entropy_coef",
-    metric_registry.POLICY_NLL_LOSS.name: "positive_nll_coef",
-    metric_registry.POLICY_NLL_TOKENS.name: "positive_nll_coef",
-}
-"""Metric of a term of the actor's loss -> the key of `ppo.policy_loss` that adds the term if it is above 0."""
-_TRUNCATED_KINDS = {
-    metric_registry.ADVANTAGE_BOOTSTRAP_MEAN.name: "bootstrap",
-    metric_registry.ADVANTAGE_FILTERED_FRAC.name: "filter",
-}
-"""Metric -> the value of `ppo.truncated` with which it is reported."""
 
 
 def check_expectation_bounds(recipe: Recipe) -> Iterator[Conflict]:
@@ -75,27 +45,9 @@ def check_metrics_reported(recipe: Recipe) -> Iterator[Conflict]:
 def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
     """Yield the reasons why no step of this recipe reports the metric."""
     eval_set = metric_registry.eval_set(name)
-    yield from _not_in_advantages(recipe, name, key)
-    if name.startswith("kl/") and recipe.ppo.kl.place == "none":
-        yield Conflict(f"`{name}` requires a reference, but none is loaded", (key, ("ppo", "kl", "place")))
-    elif name == metric_registry.KL_MEASURED.name and getattr(recipe.ppo.kl, "adaptive", None) is None:
-        yield Conflict(
-            f"`{name}` requires an adaptive coefficient, but it is fixed", (key, ("ppo", "kl", "adaptive"))
-        )
-    elif _is_correction_metric(name):
-        yield from _not_corrected(recipe, name, key)
-    elif name == metric_registry.POLICY_KL_LOSS.name and recipe.ppo.kl.place != "loss":
-        yield Conflict(
-            f"`{name}` requires a KL penalty in the loss, but there is none", (key, ("ppo", "kl", "place"))
-        )
-    elif (coef := _COEF_KEYS.get(name)) is not None and getattr(recipe.ppo.policy_loss, coef) == 0:
-        message = f"`{name}` requires `ppo.policy_loss.{coef}` above 0"
-        yield Conflict(message, (key, ("ppo", "policy_loss", coef)), f"--set ppo.policy_loss.{coef}=0.001")
-    elif name.startswith("policy/") and _is_of_another_clip(name.removeprefix("policy/"), recipe):
-        kind = recipe.ppo.policy_loss.kind
-        yield Conflict(
-            f"`{name}` describes a clip that the loss `{kind}` does not have", (key, ("ppo", "policy_loss", "kind"))
-        )
+    lacking = missing(recipe, name)
+    if lacking is not None:
+        yield Conflict(f"`{name}` {lacking.needs}", (key, *lacking.keys), lacking.hint)
     elif eval_set is not None and eval_set not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         message = f"`{name}` names an evaluation set `{eval_set}`; [data.eval] has {have}"
@@ -108,42 +60,6 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield from _no_other_reading(recipe, name, key)
     elif (part := metric_registry.reward_part(name)) is not None and not recipe.reward.reports(part):
         yield Conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
-
-
-def _not_in_advantages(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
-    """Yield the reasons why the advantages stage does not report the metric: the recipe does not enable its step."""
-    step, without = _REWARD_KEYS.get(name, ("", None))
-    if step and getattr(recipe.reward, step) == without:
-        yield Conflict(f"`{name}` requires `reward.{step}`, which is not set", (key,), "ppoctl recipes metrics")
-    truncated = _TRUNCATED_KINDS.get(name, recipe.ppo.truncated)
-    if recipe.ppo.truncated != truncated:
-        yield Conflict(f"`{name}` requires `ppo.truncated` = `{truncated}`", (key, ("ppo", "truncated")))
-    adapts = getattr(recipe.ppo.advantages, "length_adaptive_alpha", None) is not None
-    if name == metric_registry.ADVANTAGE_LAMBDA_MEAN.name and not adapts:
-        message = f"`{name}` requires `ppo.advantages.length_adaptive_alpha`, which is not set"
-        yield Conflict(message, (key, ("ppo", "advantages", "kind")))
-
-
-def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
-    """Yield the reasons why a metric of a correction is not reported: the recipe has no correction of its kind."""
-    ppo, kind = recipe.ppo, recipe.ppo.rollout_correction.kind
-    rejects = kind == "sequence_mask" or ppo.rollout_rejection.kind != "none" or ppo.max_sequence_gap is not None
-    if not ppo.corrects_rollouts:
-        message = f"`{name}` requires a rollout correction, but none is made"
-        yield Conflict(message, (key, ("ppo", "rollout_correction", "kind")))
-    elif name == metric_registry.CORRECTION_CAPPED_FRAC.name and kind in ("none", "sequence_mask"):
-        message = f"`{name}` requires bounded weights, but these have no bounds"
-        yield Conflict(message, (key, ("ppo", "rollout_correction", "kind")))
-    elif (
-        name in (metric_registry.CORRECTION_REJECTED_FRAC.name, metric_registry.CORRECTION_DROPPED_SEQS.name)
-        and not rejects
-    ):
-        message = f"`{name}` requires a rejection, but nothing is rejected"
-        yield Conflict(message, (key, ("ppo", "rollout_rejection", "kind"), ("ppo", "max_sequence_gap")))
-
-
-def _is_of_another_clip(metric: str, recipe: Recipe) -> bool:
-    return metric in _CLIPS["clip"] and metric not in _CLIPS[recipe.ppo.policy_loss.kind]
 
 
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
@@ -169,7 +85,8 @@ def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
             metric_registry.find(name) is None
             or step is None
             or step > recipe.steps
-            or step in _reported_at(recipe, name)
+            or any(step in steps for steps in _reported_at(recipe, name))
+            or missing(recipe, name) is not None
         ):
             continue
         key: KeyPath = ("expect", name, "at_step")
@@ -187,7 +104,9 @@ def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
 
 def check_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
     for name, expected in recipe.expect.items():
-        if expected.rise_min is None or metric_registry.find(name) is None or len(_reported_at(recipe, name)) > 1:
+        if expected.rise_min is None or metric_registry.find(name) is None:
+            continue
+        if sum(map(len, _reported_at(recipe, name))) > 1 or missing(recipe, name) is not None:
             continue
         key: KeyPath = ("expect", name, "rise_min")
         if _is_evaluation_metric(name):
@@ -233,7 +152,7 @@ def check_best_metric(recipe: Recipe) -> Iterator[Conflict]:
     elif recipe.data.eval and _is_evaluation_metric(best) and not any(_reported_at(recipe, best)):
         message = f"`{best}` selects the best actor, but no actor is evaluated after a step"
         yield Conflict(message, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
-    elif _is_reported_by_actor_update(recipe, best):
+    elif updated_role(recipe, best) == POLICY:
         message = (
             f"`{best}` is measured during the actor's update, when the weights it describes have already been "
             f"replaced"
@@ -264,33 +183,15 @@ def is_lower_better(checkpoint: CheckpointTable) -> bool:
     return (checkpoint.best_direction or (metric.better if metric is not None else None)) == "lower"
 
 
-def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:
+def _reported_at(recipe: Recipe, name: str) -> list[range]:
     """Return the steps at which a run reports this metric; step 0 is before the first update."""
     if _is_evaluation_metric(name):
-        return [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
-    return range(1 + recipe.ppo.critic_only_steps * _needs_the_actors_update(recipe, name), recipe.steps + 1)
+        return [range(step, step + 1) for step in range(recipe.steps + 1) if evaluates(recipe, step)]
+    return reported_at(recipe, name)
 
 
 def _is_evaluation_metric(name: str) -> bool:
     return metric_registry.eval_set(name) is not None or name == metric_registry.TIME_EVAL_S.name
-
-
-def _needs_the_actors_update(recipe: Recipe, name: str) -> bool:
-    return _is_reported_by_actor_update(recipe, name) or _is_correction_metric(name)
-
-
-def _is_reported_by_actor_update(recipe: Recipe, name: str) -> bool:
-    # `ppo.old_logprobs` decides which log-probs exist before the update; metrics of other log-probs come from the
-    # update.
-    from_update = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
-    kl = recipe.ppo.kl
-    if not isinstance(kl, NoKl) and kl.estimator == "full" and kl.place == "loss" and kl.adaptive is None:
-        from_update = (*from_update, "kl/")
-    return name.startswith(("policy/", *from_update)) or name == metric_registry.TIME_ACTOR_UPDATE_S.name
-
-
-def _is_correction_metric(name: str) -> bool:
-    return name.startswith("correction/") or name == metric_registry.TIME_CORRECTION_S.name
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:
