@@ -73,8 +73,8 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 
-# Packages that a command may import inside its function, after it has been chosen, and a recipe table inside the method
-# that builds its part of a run.
+# Packages that a command may import inside its function, after it has been chosen, and a recipe table inside the
+# method that builds its part of a run.
 LATE: dict[str, set[str]] = {
     "rewards": {"stages"},
     "recipe": {"ppo", "stages"},

@@ -149,7 +149,7 @@ def check_best_metric(recipe: Recipe) -> Iterator[Conflict]:
     elif metric.better is None and recipe.checkpoint.best_direction is None:
         message = f"`{best}` does not define which of two actors is better"
         yield Conflict(message, (key,), "--set checkpoint.best_direction=lower")
-    elif recipe.data.eval and _is_evaluation_metric(best) and not any(_reported_at(recipe, best)):
+    elif recipe.data.eval and _is_evaluation_metric(best) and all(steps == range(1) for steps in _reported_at(recipe, best)):
         message = f"`{best}` selects the best actor, but no actor is evaluated after a step"
         yield Conflict(message, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
     elif updated_role(recipe, best) == POLICY:
