@@ -54,7 +54,7 @@ def plan(
         wrong = {} if too_much is None else {"error": too_much.as_json()}
         render.json({**planned.as_dict(), **wrong})
     elif full:
-        _print(loaded.recipe, planned)
+        print_full(loaded.recipe, planned)
     else:
         plan_summary.print_summary(planned, on_gpus=gpu_gib is not None)
     if too_much is None:
@@ -65,7 +65,8 @@ def plan(
     return int(too_much.exit_code)
 
 
-def _print(recipe: "Recipe", planned: "Plan") -> None:
+def print_full(recipe: "Recipe", planned: "Plan") -> None:
+    """Print all numbers of the plan, with one column for each trained role in the sections about roles."""
     render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
     _section("one step", _batch_rows(planned))
     _section("algorithm", iter(planned.algorithm.items()))

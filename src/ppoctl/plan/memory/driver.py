@@ -5,9 +5,10 @@ Letters: B sequences, R tokens of the longest response. Grids have the shape [B,
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
@@ -19,6 +20,8 @@ from ppoctl.recipe.sizes import sequences_per_step
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
 ID_BYTES = 4
+ELEMENT_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float32": 4}
+"""Dtype of a tensor -> bytes of an element."""
 OBJECTIVE_CELL_BYTES: Mapping[Head, int] = {"token": 4 + 4 + 1, "value": 4 + 4 + 1}
 """Head of the trained model -> bytes per cell of the grids that are sent with an update. The grids are old log-probs
 and advantages for a token head, old values and returns for a value head, and the mask for both."""
@@ -41,6 +44,18 @@ class StepBatch:
     def cells(self) -> int:
         """Cells of a response grid."""
         return self.sequences * self.response_tokens
+
+
+class FieldShape(Protocol):
+    """Dtype and axes of one field of a record."""
+
+    @property
+    def dtype(self) -> str:
+        """`bool`, `int32`, `int64`, `float32`, `text`, or `json` for any other value."""
+
+    @property
+    def axes(self) -> str:
+        """Axes of a tensor: `B R`, `B`, `T` (prompt tokens of all sequences), or empty for a single element."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,27 @@ def records_of(batch: StepBatch) -> dict[str, int]:
         "logprobs": cells * (2 + batch.has_reference) * number,
         "advantages": cells * (3 * number + mask),
     }
+
+
+def record_bytes(fields: Iterable[FieldShape], batch: StepBatch) -> int:
+    """Return the bytes of a record with these fields, if all sequences have full length.
+
+    A field `text` has one decoded response per row, counted as `TEXT_BYTES_PER_TOKEN` for each token. JSON values
+    (ids, stamps, sums) count as 0: they are small next to the grids. Raises KeyError for other dtypes or axes.
+    """
+    elements = {
+        "": 1,
+        "B": batch.sequences,
+        "B R": batch.cells,
+        "T": batch.sequences * batch.prompt_tokens,
+    }
+    total = 0
+    for field in fields:
+        if field.dtype == "text":
+            total += batch.cells * TEXT_BYTES_PER_TOKEN
+        elif field.dtype != "json":
+            total += elements[field.axes] * ELEMENT_BYTES[field.dtype]
+    return total
 
 
 def driver_bytes(batch: StepBatch) -> DriverBytes:
