@@ -98,13 +98,10 @@ def test_gpus_of_recipe_without_critic(smallest: Path, placement: str) -> None:
     assert lower == "lower `actor.parallel` and `generator.engines`"
 
 
-def test_object_store_holds_calls_of_trained_roles(smallest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A critic that receives three numbers more per cell raises the largest call, if the recipe has one."""
-    sets = ["rollout.prompts_per_step=1000000", "ppo.minibatch_seqs=100"]
-    call = 1_000_000 * (33 * 4 + 2 * 8 + 13 * 9)
-    monkeypatch.setattr(driver, "OBJECTIVE_CELL_BYTES", {"token": 9, "value": 9 + 12})
-    assert object_store_bytes(without_critic(smallest, *sets)) == 2 * call
-    assert object_store_bytes(with_critic(smallest, *sets)) == 2 * (call + 1_000_000 * 13 * 12)
+def test_object_store_without_critic_holds_two_calls_of_policy(smallest: Path) -> None:
+    """1,000,000 prompts of 20 + 13 tokens: ids, two lengths, log-probs of two models, advantages and the mask."""
+    sets = ["rollout.prompts_per_step=1000000", "ppo.minibatch_seqs=100", "ppo.kl={place='loss', coef=0.1}"]
+    assert object_store_bytes(without_critic(smallest, *sets)) == 2 * 1_000_000 * (33 * 4 + 2 * 8 + 13 * 13)
 
 
 def test_plan_of_three_roles_counts_each(smallest: Path) -> None:

@@ -23,7 +23,7 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
 from ppoctl.recipe.role_model import model_of, reward_model_of
-from ppoctl.recipe.roles import POLICY, head_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.row_files import rows_of
 from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
 from ppoctl.store.saved_by import SavedBy, saved_by
@@ -184,8 +184,8 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
 
 
 def _critic_start(recipe: Recipe) -> CriticStart | None:
-    values = [model_of(recipe, role) for role in recipe.trained if head_of(role) == "value"]
-    model = next((model for model in values if model.key != model_of(recipe, POLICY).key), None)
+    models = [model_of(recipe, role) for role in recipe.trained]
+    model = next((model for model in models if model.key != model_of(recipe, POLICY).key), None)
     if model is None:
         return None
     folder, shape = local_folder(model.path), model.shape

@@ -51,8 +51,8 @@ def schedule_of(
 
     A role remains on the device until another role needs the device. Advantages need no device. Neither do the
     stages in `idle`, nor rewards, unless reward models score (`scores`). Roles are saved one after the other, and
-    a resume loads them one after the other. The reference is read in the processes of the
-    policy; with `update_reads_reference`, the policy's update reads it.
+    a resume loads them one after the other. The processes of the policy read the reference; with
+    `update_reads_reference`, the policy's update reads it, too.
     """
     saves, loads = (
         [OutlineEntry(f"{role}_{verb}", (role,), role) for role in outline.roles] for verb in ("save", "load")
