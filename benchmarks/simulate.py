@@ -329,8 +329,8 @@ def calls(recipe: Recipe, batch: StepBatch) -> list[Call]:
         Call(sequences, 1),  # which are in every node's store from then on
         *([Call(0, 2)] if reads_before else []),
         *([Call(0, 2)] if batch.has_reference else []),
-        Call(update_input_bytes(batch, "critic") - sequences, ppo.critic_epochs or ppo.epochs),
-        Call(update_input_bytes(batch, "actor") - sequences, ppo.epochs + entropies),
+        Call(update_input_bytes(batch, "value") - sequences, ppo.critic_epochs or ppo.epochs),
+        Call(update_input_bytes(batch, "token") - sequences, ppo.epochs + entropies),
     ]
 
 

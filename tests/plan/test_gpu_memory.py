@@ -28,7 +28,7 @@ def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _estimate(file: Path, *sets: str, model: Path = QUICKSTART, gpu_gib: float | None = 80.0) -> Memory:
     recipe = load([file], [f"model.path={model}", *sets], {"PPOCTL_DATA": "/data"}).recipe
-    return estimate(recipe, read_shape(model), gpu_gib)
+    return estimate(recipe, dict.fromkeys(recipe.trained, read_shape(model)), gpu_gib)
 
 
 def _lines(pool: Pool | None, stage: str) -> dict[str, int]:

@@ -319,11 +319,11 @@ def test_driver_record_and_sample_bytes() -> None:
     assert records["rollout"] == sequences + 100 * (1 + 4) + 5 * 2 * 8 + 100 * 4
     assert (records["reward"], records["values"], records["logprobs"]) == (5 * 16, 400, 1200)
     assert records["advantages"] == 100 * 13
-    assert update_input_bytes(batch, "critic") == sequences + 100 * 9
-    assert update_input_bytes(batch, "actor") == sequences + 100 * 13
+    assert update_input_bytes(batch, "value") == sequences + 100 * 9
+    assert update_input_bytes(batch, "token") == sequences + 100 * 13
     without = replace(batch, has_reference=False, reference_in_loss=False)
     assert records_of(without)["logprobs"] == 800
-    assert update_input_bytes(without, "actor") == sequences + 100 * 9
+    assert update_input_bytes(without, "token") == sequences + 100 * 9
     held = driver_bytes(batch)
     assert held.samples == 100 * (72 + 4) + records["rollout"]
     assert held.records == 2 * sum(records.values())
@@ -417,7 +417,7 @@ def with_fragments(size: int) -> int:
 def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memory:
     sets = (f"model.path={DEEPSEEK_7B}", "generator.compile=false", *sets)
     recipe = load([smallest], sets, {}).recipe
-    return estimate(recipe, read_shape(DEEPSEEK_7B), gpu_gib)
+    return estimate(recipe, dict.fromkeys(recipe.trained, read_shape(DEEPSEEK_7B)), gpu_gib)
 
 
 def _items(pool: pools.Pool) -> dict[str, int]:
@@ -599,7 +599,7 @@ def test_host_memory_of_first_node(smallest: Path) -> None:
     assert has["offloaded"] == 8 * sum(moved)  # a sleeping engine keeps no weights
     assert has["states being written"] == 2 * sum(role.state // 4 for role in memory.roles.values())
     batch = batch_of(_recipe(smallest))
-    assert has["rollouts in ranks"] == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
+    assert has["rollouts in ranks"] == 8 * sum(update_input_bytes(batch, head) for head in ("token", "value"))
     assert has["samples and records"] == memory.driver.peak
     assert has["libraries"] == 2**20 * (17 * 400 + 8 * 550)
     assert has["object store"] == 2**28

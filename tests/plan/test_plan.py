@@ -28,7 +28,7 @@ def test_planned_batches_and_updates(smallest: Path) -> None:
     sets += ["actor.batching.microbatch_seqs=3", "critic.batching.max_tokens_per_microbatch=70"]
     sets += ["actor.optimizer={lr=1e-3, lr_schedule='linear', lr_warmup_updates=12, lr_min_frac=0.1}"]
     planned = plan(load([smallest], sets, {}).recipe)
-    batch, actor, critic = planned.batch, planned.actor, planned.critic
+    batch, actor, critic = planned.batch, planned.roles["actor"], planned.roles["critic"]
     assert batch.sequences_per_step == 24  # 6 prompts x 4 samples
     assert (actor.minibatch_seqs, actor.minibatches_per_epoch) == (8, 3)  # 24 / 8
     assert batch.window_tokens == 33  # 20 + 13
@@ -91,7 +91,7 @@ def test_warmup_may_be_fraction_of_run_and_rate_follow_steps(smallest: Path) -> 
     schedule = "lr=1.0, lr_warmup_frac=0.35, lr_schedule='linear'"
     sets = ["ppo.critic_only_steps=3", f"actor.optimizer={{{schedule}, lr_ticks='step', lr_warmup_init_frac=0.25}}"]
     planned = plan(load([smallest], [*sets, f"critic.optimizer={{{schedule}}}"], {}).recipe)
-    actor, critic = planned.actor, planned.critic
+    actor, critic = planned.roles["actor"], planned.roles["critic"]
     assert (actor.warmup_updates, actor.warmup_steps) == (4, 2.0)
     # Steps of the actor: 1/4 and 5/8 of the peak, then 1, 4/5, 3/5, 2/5, 1/5.
     assert (actor.lr_first, actor.lr_last) == (0.25, pytest.approx(0.2))
@@ -103,7 +103,7 @@ def test_critic_minibatch_size_sets_its_updates_and_microbatches(smallest: Path)
     sets = ["rollout.prompts_per_step=24", "ppo.minibatch_seqs=8", "ppo.critic_minibatch_seqs=12", "ppo.epochs=2"]
     batching = "batching.microbatch_seqs=3"
     planned = plan(load([smallest], [*sets, f"actor.{batching}", f"critic.{batching}"], {}).recipe)
-    actor, critic = planned.actor, planned.critic
+    actor, critic = planned.roles["actor"], planned.roles["critic"]
     assert (critic.minibatch_seqs, critic.minibatches_per_epoch, critic.updates_per_step) == (12, 2, 4)  # 24 / 12
     assert (actor.minibatch_seqs, actor.minibatches_per_epoch, actor.updates_per_step) == (8, 3, 6)
     assert (actor.updates_total, critic.updates_total) == (60, 40)
@@ -117,7 +117,7 @@ def test_interleaved_stages_pad_microbatches_to_all_ranks(smallest: Path) -> Non
     counts = []
     for stages in (1, 2):
         layout = f"actor.parallel={{pipeline=2, stages_per_rank={stages}}}"
-        actor = plan(load([smallest], [*sets, layout], {}).recipe).actor
+        actor = plan(load([smallest], [*sets, layout], {}).recipe).roles["actor"]
         counts.append((actor.microbatches_per_minibatch_min, actor.microbatches_per_minibatch_max))
     assert counts == [(3, 3), (4, 4)]
     assert (actor.forward_microbatch, actor.recompute) == ("7 sequences", "selective")
@@ -128,15 +128,15 @@ def test_microbatches_split_rank_rows_of_minibatch(smallest: Path) -> None:
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
     sets += ["actor.parallel={data=2}", "critic.parallel={data=1}", "critic.batching.microbatch_seqs=3"]
     planned = plan(load([smallest], sets, {}).recipe)
-    assert (planned.actor.data_ranks, planned.actor.microbatches_per_minibatch_max) == (2, 2)
-    assert planned.critic.microbatches_per_minibatch_max == 3
+    assert (planned.roles["actor"].data_ranks, planned.roles["actor"].microbatches_per_minibatch_max) == (2, 2)
+    assert planned.roles["critic"].microbatches_per_minibatch_max == 3
 
 
 def test_run_shorter_than_save_interval_is_planned_by_its_steps(smallest: Path) -> None:
     sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=50"]
     best = ["checkpoint.best=reward/score_mean", "checkpoint.best_keep=40"]
     plain, kept = (plan(load([smallest], [*sets, *more], {}).recipe) for more in ([], best))
-    assert (plain.actor.replayed_updates_max, plain.storage.saves) == (20, 1)
+    assert (plain.roles["actor"].replayed_updates_max, plain.storage.saves) == (20, 1)
     assert plain.storage.states_bytes is not None
     assert plain.storage.parameters is not None
     # One state of each of the 10 steps, and one that is being replaced.
@@ -148,7 +148,7 @@ def test_lr_decay_ends_at_lr_decay_updates(smallest: Path) -> None:
     recipe = load([smallest], [f"actor.optimizer={optimizer}"], {}).recipe
     rate = learning_rate_of(recipe, "actor")
     assert [rate.at(update) for update in (0, 2, 4, 19)] == pytest.approx([1.0, 0.625, 0.25, 0.25])
-    assert plan(recipe).actor.lr_last == 0.25
+    assert plan(recipe).roles["actor"].lr_last == 0.25
 
 
 def test_reward_model_pass_count_follows_text_length(smallest: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_weights_go_through_host_memory_if_configured() -> None:
 def test_plan_counts_all_weight_copies(way: str, on_gpu: int, on_host: int) -> None:
     model = RECIPES / "quickstart" / "model"
     recipe = load([RECIPES / "quickstart.toml"], [f"cluster.weights={way}"]).recipe
-    memory = estimate(recipe, read_shape(model), 80.0)
+    memory = estimate(recipe, dict.fromkeys(recipe.trained, read_shape(model)), 80.0)
     largest, all_of_them = max(memory.sending.buckets), sum(memory.sending.buckets)
     [gpu], node = memory.places, memory.node
     assert node is not None

@@ -1,6 +1,6 @@
 """`ppoctl plan`: what a run requires, computed before it starts. Prints six lines, or all numbers with `--full`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,7 +54,7 @@ def plan(
         wrong = {} if too_much is None else {"error": too_much.as_json()}
         render.json({**planned.as_dict(), **wrong})
     elif full:
-        _print(loaded.recipe, planned)
+        print_full(loaded.recipe, planned)
     else:
         plan_summary.print_summary(planned, on_gpus=gpu_gib is not None)
     if too_much is None:
@@ -65,7 +65,8 @@ def plan(
     return int(too_much.exit_code)
 
 
-def _print(recipe: "Recipe", planned: "Plan") -> None:
+def print_full(recipe: "Recipe", planned: "Plan") -> None:
+    """Print all numbers of the plan, with one column for each trained role in the sections about roles."""
     render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
     _section("one step", _batch_rows(planned))
     _section("algorithm", iter(planned.algorithm.items()))
@@ -75,7 +76,7 @@ def _print(recipe: "Recipe", planned: "Plan") -> None:
         _section("critic starts from", _critic_rows(planned.critic_start))
     if planned.reward_models:
         _section("reward models", _reward_model_rows(planned.reward_models))
-    _section("updates", _role_rows(planned), ("", "", "actor", "critic"))
+    _section("updates", _role_rows(planned.roles.values()), ("", "", *planned.roles))
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))
     if planned.memory is not None:
@@ -117,7 +118,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
         if address is not None:
             yield "Ray", "not started: `cluster.ray_address` is not used"
         return
-    for role, table in (("actor", planned.actor), ("critic", planned.critic)):
+    for role, table in planned.roles.items():
         idle = table.data_ranks - table.minibatch_seqs
         without = f"; {idle} of its data ranks get no row of a minibatch" if idle > 0 else ""
         yield role, f"{sizes[role]}: {table.layout}{without}"
@@ -156,23 +157,23 @@ def _reward_model_rows(models: Mapping[str, "RewardModelPlan"]) -> Iterator[Plan
             yield "", f"texts of at most {model.max_tokens:,} tokens; at most {work} on each data rank"
 
 
-def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:
-    def both(name: str, show: str = "{}") -> PlanRow:
-        return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
+def _role_rows(roles: "Collection[RolePlan]") -> Iterator[tuple[str, ...]]:
+    def each(name: str, show: str = "{}") -> Iterator[str]:
+        return (show.format(getattr(role, name)) for role in roles)
 
-    yield "epochs", *both("epochs")
-    yield "sequences per minibatch", *both("minibatch_seqs")
-    yield "minibatches per epoch", *both("minibatches_per_epoch")
-    yield "optimizer steps per PPO step", *both("updates_per_step")
-    yield "optimizer steps in total", *both("updates_total")
-    yield "warm-up", _warm_up(planned.actor), _warm_up(planned.critic)
-    yield "learning rate, first", *both("lr_first", "{:.4g}")
-    yield "learning rate, peak", *both("lr_peak", "{:.4g}")
-    yield "learning rate, last", *both("lr_last", "{:.4g}")
-    yield "microbatches per minibatch", _bounds(planned.actor), _bounds(planned.critic)
-    yield "forward microbatch, maximum", *both("forward_microbatch")
-    yield "activation recomputation", *both("recompute")
-    yield "replayed by a resume, maximum", *both("replayed_updates_max", "{} updates")
+    yield "epochs", *each("epochs")
+    yield "sequences per minibatch", *each("minibatch_seqs")
+    yield "minibatches per epoch", *each("minibatches_per_epoch")
+    yield "optimizer steps per PPO step", *each("updates_per_step")
+    yield "optimizer steps in total", *each("updates_total")
+    yield "warm-up", *map(_warm_up, roles)
+    yield "learning rate, first", *each("lr_first", "{:.4g}")
+    yield "learning rate, peak", *each("lr_peak", "{:.4g}")
+    yield "learning rate, last", *each("lr_last", "{:.4g}")
+    yield "microbatches per minibatch", *map(_bounds, roles)
+    yield "forward microbatch, maximum", *each("forward_microbatch")
+    yield "activation recomputation", *each("recompute")
+    yield "replayed by a resume, maximum", *each("replayed_updates_max", "{} updates")
 
 
 def _warm_up(role: "RolePlan") -> str:

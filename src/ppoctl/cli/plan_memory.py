@@ -1,5 +1,6 @@
 """The sections of `ppoctl plan --full` about memory."""
 
+import json
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -112,8 +113,8 @@ def _print_too_much(memory: "Memory") -> None:
         most = f"{units.size(least.bytes)} ({least.stage})"
         enough = "" if least.fits else ", still too much"
         render.line(f"  if every role is offloaded, no stage needs more than {most}{enough}:")
-        reward = ', "reward"' if memory.scoring else ""
-        render.line(f"""    --set 'cluster.offload=["actor", "critic", "generator"{reward}]'""")
+        roles = json.dumps([*memory.roles, "generator", *(["reward"] if memory.scoring else [])])
+        render.line(f"    --set 'cluster.offload={roles}'")
 
 
 def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:

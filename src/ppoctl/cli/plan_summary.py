@@ -62,8 +62,8 @@ def _disk(planned: "Plan") -> str:
 
 
 def _updates(planned: "Plan") -> str:
-    roles = {"actor": planned.actor, "critic": planned.critic}
-    return ", ".join(f"{role} {of.updates_total:,} ({of.updates_per_step} per step)" for role, of in roles.items())
+    updates = (f"{role} {of.updates_total:,} ({of.updates_per_step} per step)" for role, of in planned.roles.items())
+    return ", ".join(updates)
 
 
 def _checkpoints(planned: "Plan") -> str:

@@ -8,5 +8,6 @@ algorithm      the choices of the recipe, in words
 learning_rate  the schedule of a role
 flops          FLOPs of a step
 disk           states and records
+shapes         shapes of the models of all trained roles
 memory/        bytes of each role, rank, stage and node, and whether they fit
 """

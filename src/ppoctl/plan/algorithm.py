@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from ppoctl.model.head import Head
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import NoKl, Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
@@ -31,10 +33,10 @@ OLD_LOGPROBS = {
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
     """Return choice -> description of the choice."""
     ppo, kl = recipe.ppo, recipe.ppo.kl
+    losses: Mapping[Head, Table] = {"token": ppo.policy_loss, "value": ppo.value_loss}
     choices = {
         "advantages": _describe(ppo.advantages),
-        "actor's loss": _describe(ppo.policy_loss),
-        "critic's loss": _describe(ppo.value_loss),
+        **{f"{role}'s loss": _describe(losses[head_of(role)]) for role in recipe.trained},
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
         "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_describe(kl)}",
     }

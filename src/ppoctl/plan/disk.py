@@ -7,8 +7,10 @@ from math import ceil
 from ppoctl.model.cost import count_parameters
 from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
+from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.retention import LEAST_KEPT
 
@@ -37,20 +39,19 @@ def storage_of(recipe: Recipe) -> StoragePlan:
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), sum(records_of(batch_of(recipe)).values())
     plan = StoragePlan(saves, keep, records, records * min(recipe.steps, (keep or LEAST_KEPT) * every))
-    models = {role: model_of(recipe, role) for role in layouts(recipe)}
-    shapes = {role: shape for role, model in models.items() if (shape := model.shape) is not None}
-    if shapes.keys() != models.keys():
+    shapes = shapes_of(recipe)
+    if shapes is None:
         return plan
     states = {
-        role: state_bytes(shapes[role], role, layout, models[role].weight_bytes)
-        for role, layout in layouts(recipe).items()
+        role: state_bytes(shape, role, layouts(recipe)[role], model_of(recipe, role).weight_bytes)
+        for role, shape in shapes.items()
     }
-    parameters = count_parameters(shapes["actor"])
+    parameters = count_parameters(shapes[POLICY])
     best = min(recipe.checkpoint.best_keep, recipe.steps) + 1 if recipe.checkpoint.best else 0
     checkpoints = min(saves, keep or saves) + 2
     return replace(
         plan,
         parameters=parameters,
         state_bytes=states,
-        states_bytes=checkpoints * sum(states.values()) + best * parameters * models["actor"].weight_bytes,
+        states_bytes=checkpoints * sum(states.values()) + best * parameters * model_of(recipe, POLICY).weight_bytes,
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ppoctl.model.cost import forward_flops
 from ppoctl.plan.memory.driver import batch_of
+from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe import sizes
-from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 
 
@@ -24,7 +25,7 @@ class WorkPlan:
     forwards: float
     """Passes without gradients: values, log-probs, reference."""
     updates: float
-    """Forward and backward passes of actor and critic, over all epochs."""
+    """Forward and backward passes of all trained roles, over all epochs."""
 
     @property
     def total(self) -> float:
@@ -34,17 +35,18 @@ class WorkPlan:
 
 def work_of(recipe: Recipe) -> WorkPlan | None:
     """Return the FLOPs of a step; None: a model has neither a local folder nor a shipped config.json."""
-    actor, critic = model_of(recipe, "actor").shape, model_of(recipe, "critic").shape
-    if actor is None or critic is None:
+    shapes = shapes_of(recipe)
+    if shapes is None:
         return None
     batch, ppo = batch_of(recipe), recipe.ppo
     tokens = batch.prompt_tokens + batch.response_tokens
-    of_actor = batch.sequences * forward_flops(actor, tokens, actor.vocab_size)
-    of_critic = batch.sequences * forward_flops(critic, tokens, 1)
+    outputs = {role: shape.vocab_size if head_of(role) == "token" else 1 for role, shape in shapes.items()}
+    each = {role: batch.sequences * forward_flops(shape, tokens, outputs[role]) for role, shape in shapes.items()}
     passes = (ppo.old_logprobs == "trainer") + batch.has_reference
+    of_values = sum(flops for role, flops in each.items() if role != POLICY)
     return WorkPlan(
-        drawing=of_actor,
-        forwards=passes * of_actor + of_critic,
+        drawing=each[POLICY],
+        forwards=passes * each[POLICY] + of_values,
         # A backward pass costs twice a forward pass.
-        updates=3 * (sizes.epochs(recipe, "actor") * of_actor + sizes.epochs(recipe, "critic") * of_critic),
+        updates=3 * sum(sizes.epochs(recipe, role) * flops for role, flops in each.items()),
     )

@@ -3,7 +3,7 @@
 from math import ceil
 
 from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.schema import BySequences, ByTokens, Recipe, TrainedTable
+from ppoctl.recipe.schema import BySequences, ByTokens, Recipe
 from ppoctl.recipe.sizes import microbatch_limit, minibatch_seqs
 
 
@@ -19,8 +19,7 @@ def microbatches(recipe: Recipe, role: str, longest: int) -> tuple[int, int]:
     The number is minimal if all prompts and responses have one token, and maximal if all have full length. With
     interleaved pipeline stages, the number must be a multiple of the number of pipeline ranks.
     """
-    table: TrainedTable = getattr(recipe, role)
-    layout = layouts(recipe)[role]
+    table, layout = recipe.trained[role], layouts(recipe)[role]
     rows = ceil(minibatch_seqs(recipe, role) / layout.data)
     _, most = microbatch_limit(table.batching, with_gradient=True)
     capacities = (most, most // longest) if isinstance(table.batching, ByTokens) else (most, most)

@@ -23,6 +23,7 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
 from ppoctl.recipe.role_model import model_of, reward_model_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.row_files import rows_of
 from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
 from ppoctl.store.saved_by import SavedBy, saved_by
@@ -127,10 +128,11 @@ class Plan:
 
     name: str
     batch: BatchPlan
-    actor: RolePlan
-    critic: RolePlan
+    roles: Mapping[str, RolePlan]
+    """Trained role -> its work."""
     critic_start: CriticStart | None
-    """The separate model of the critic. None: the critic starts from the actor's weights with a head of zeros."""
+    """The separate model of the critic. None: the recipe trains no critic, or the critic starts from the actor's
+    weights with a head of zeros."""
     reward_models: Mapping[str, RewardModelPlan]
     """Key of the table -> reward model."""
     processes: Mapping[str, int]
@@ -164,8 +166,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
-        actor=_role(recipe, "actor", recipe.actor),
-        critic=_role(recipe, "critic", recipe.critic),
+        roles={role: _role(recipe, role, table) for role, table in recipe.trained.items()},
         critic_start=_critic_start(recipe),
         reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
         processes=processes(recipe),
@@ -183,9 +184,10 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
 
 
 def _critic_start(recipe: Recipe) -> CriticStart | None:
-    if recipe.model.critic is None:
+    models = [model_of(recipe, role) for role in recipe.trained]
+    model = next((model for model in models if model.key != model_of(recipe, POLICY).key), None)
+    if model is None:
         return None
-    model = model_of(recipe, "critic")
     folder, shape = local_folder(model.path), model.shape
     source_run = None if folder is None else saved_by(folder)
     if shape is None:

@@ -21,10 +21,9 @@ _FREE = ("context", "data", "sequence")
 
 
 def layouts(recipe: Recipe) -> dict[str, ParallelTable]:
-    """Return the parallel layout of each role. The critic has the actor's layout unless the table `critic.parallel`
-    is written."""
+    """Return the parallel layout of each trained role. A role without a table `parallel` has the actor's layout."""
     actor = recipe.actor.parallel or ParallelTable()
-    return {"actor": actor, "critic": recipe.critic.parallel or actor}
+    return {role: table.parallel or actor for role, table in recipe.trained.items()}
 
 
 def reward_models(recipe: Recipe) -> dict[KeyPath, ModelScorer]:

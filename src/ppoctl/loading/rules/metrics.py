@@ -149,7 +149,7 @@ def check_best_metric(recipe: Recipe) -> Iterator[Conflict]:
     elif metric.better is None and recipe.checkpoint.best_direction is None:
         message = f"`{best}` does not define which of two actors is better"
         yield Conflict(message, (key,), "--set checkpoint.best_direction=lower")
-    elif recipe.data.eval and _is_evaluation_metric(best) and all(steps == range(1) for steps in _reported_at(recipe, best)):
+    elif recipe.data.eval and _is_evaluation_metric(best) and not _is_evaluated_after_a_step(recipe):
         message = f"`{best}` selects the best actor, but no actor is evaluated after a step"
         yield Conflict(message, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
     elif updated_role(recipe, best) == POLICY:
@@ -192,6 +192,10 @@ def _reported_at(recipe: Recipe, name: str) -> list[range]:
 
 def _is_evaluation_metric(name: str) -> bool:
     return metric_registry.eval_set(name) is not None or name == metric_registry.TIME_EVAL_S.name
+
+
+def _is_evaluated_after_a_step(recipe: Recipe) -> bool:
+    return any(evaluates(recipe, step) for step in range(1, recipe.steps + 1))
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:

@@ -4,7 +4,7 @@
     activations  memory that a forward pass keeps for its backward pass, and peak memory while it runs
     attention    activations of attention and norms: plain, latent, or with materialized scores
     mlp          activations of MLPs and experts
-    trainer      one rank of actor or critic: weights, gradients, optimizer, activations
+    trainer      one rank of a trained role: weights, gradients, optimizer, activations
     scoring      one rank of a reward model: weights, activations
     generator    vLLM: engines, weights, KV cache, weights in transfer
     driver       the process that holds the rollouts: records, inputs of ranks

@@ -5,20 +5,26 @@ Letters: B sequences, R tokens of the longest response. Grids have the shape [B,
 """
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
 ID_BYTES = 4
-OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
-"""Role -> bytes per cell of the grids that are sent with an update. The grids are old log-probs and advantages for
-the actor, old values and returns for the critic, and the mask for both."""
+ELEMENT_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float32": 4}
+"""Dtype of a tensor -> bytes of an element."""
+OBJECTIVE_CELL_BYTES: Mapping[Head, int] = {"token": 4 + 4 + 1, "value": 4 + 4 + 1}
+"""Head of the trained model -> bytes per cell of the grids that are sent with an update. The grids are old log-probs
+and advantages for a token head, old values and returns for a value head, and the mask for both."""
 REFERENCE_CELL_BYTES = 4
 
 
@@ -38,6 +44,18 @@ class StepBatch:
     def cells(self) -> int:
         """Cells of a response grid."""
         return self.sequences * self.response_tokens
+
+
+class FieldShape(Protocol):
+    """Dtype and axes of one field of a record."""
+
+    @property
+    def dtype(self) -> str:
+        """`bool`, `int32`, `int64`, `float32`, `text`, or `json` for any other value."""
+
+    @property
+    def axes(self) -> str:
+        """Axes of a tensor: `B R`, `B`, `T` (prompt tokens of all sequences), or empty for a single element."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,27 @@ def records_of(batch: StepBatch) -> dict[str, int]:
     }
 
 
+def record_bytes(fields: Iterable[FieldShape], batch: StepBatch) -> int:
+    """Return the bytes of a record with these fields, if all sequences have full length.
+
+    A field `text` has one decoded response per row, counted as `TEXT_BYTES_PER_TOKEN` for each token. JSON values
+    (ids, stamps, sums) count as 0: they are small next to the grids. Raises KeyError for other dtypes or axes.
+    """
+    elements = {
+        "": 1,
+        "B": batch.sequences,
+        "B R": batch.cells,
+        "T": batch.sequences * batch.prompt_tokens,
+    }
+    total = 0
+    for field in fields:
+        if field.dtype == "text":
+            total += batch.cells * TEXT_BYTES_PER_TOKEN
+        elif field.dtype != "json":
+            total += elements[field.axes] * ELEMENT_BYTES[field.dtype]
+    return total
+
+
 def driver_bytes(batch: StepBatch) -> DriverBytes:
     """Return the bytes that the driver holds during one step."""
     records = records_of(batch)
@@ -96,10 +135,13 @@ def sequences_bytes(batch: StepBatch) -> int:
     return batch.cells * ID_BYTES + batch.sequences * (ID_BYTES * batch.prompt_tokens + 2 * 8)
 
 
-def update_input_bytes(batch: StepBatch, role: str) -> int:
-    """Return the bytes that each process of a role receives for an update: the sequences and the loss grids."""
-    cell = OBJECTIVE_CELL_BYTES[role]
-    if role == "actor" and batch.reference_in_loss:
+def update_input_bytes(batch: StepBatch, head: Head) -> int:
+    """Return the bytes that each process of a role receives for an update: the sequences and the loss grids.
+
+    `head` is the head of the role's model.
+    """
+    cell = OBJECTIVE_CELL_BYTES[head]
+    if head == "token" and batch.reference_in_loss:
         cell += REFERENCE_CELL_BYTES
     return sequences_bytes(batch) + batch.cells * cell
 
@@ -112,7 +154,7 @@ def object_store_bytes(recipe: Recipe) -> int:
     half of the free shared memory of this machine; Ray spills the rest to disk.
     """
     batch, cluster = batch_of(recipe), recipe.cluster
-    calls = max(update_input_bytes(batch, role) for role in OBJECTIVE_CELL_BYTES)
+    calls = max(update_input_bytes(batch, head_of(role)) for role in recipe.trained)
     needed = 2 * calls + (2 * cluster.weights_bucket_mib * 2**20 if cluster.weights == "store" else 0)
     return max(OBJECT_STORE_BYTES, min(needed, free_shared_memory() // 2))
 

@@ -21,6 +21,7 @@ from ppoctl.plan.memory.scoring import ScoringBytes, scoring_bytes
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
+from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import (
     GPUS_PER_NODE,
@@ -32,7 +33,8 @@ from ppoctl.recipe.parallel import (
     reward_models,
 )
 from ppoctl.recipe.role_model import model_of, reward_model_of
-from ppoctl.recipe.schema import NoKl, Recipe, TrainedTable
+from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.schema import NoKl, Recipe
 from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs
 
 
@@ -65,39 +67,36 @@ def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int |
     """Return the result of `estimate` for a recipe; None: a model is not on this machine."""
     if any(reward_model_of(recipe, key).shape is None for key in reward_models(recipe)):
         return None
-    actor, critic = (model_of(recipe, role).shape for role in ("actor", "critic"))
-    return None if actor is None or critic is None else estimate(recipe, actor, gpu_gib, ray_bytes, critic=critic)
+    shapes = shapes_of(recipe)
+    return None if shapes is None else estimate(recipe, shapes, gpu_gib, ray_bytes)
 
 
 def estimate(
     recipe: Recipe,
-    shape: ModelShape,
+    shapes: Mapping[str, ModelShape],
     gpu_gib: float | None = None,
     ray_bytes: int | None = None,
-    *,
-    critic: ModelShape | None = None,
 ) -> Memory:
-    """Return the memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB or, if None, on CPUs.
+    """Return the memory of a recipe on GPUs of `gpu_gib` GiB or, if None, on CPUs.
 
-    On CPUs, the limit is the memory of this machine or, if it is given, `ray_bytes`: the memory of all nodes of a
-    running Ray. `critic` is the architecture of the critic; None means the architecture of the actor. Reward models
-    that are not on this machine are not counted.
+    `shapes` has the architecture of the model of each trained role. On CPUs, the limit is the memory of this machine
+    or, if it is given, `ray_bytes`: the memory of all nodes of a running Ray. Reward models that are not on this
+    machine are not counted.
     """
     device = "cpu" if gpu_gib is None else "gpu"
     models = {
-        role: _Computed(architecture, Precision(model_of(recipe, role).weight_bytes, device))
-        for role, architecture in (("actor", shape), ("critic", critic or shape))
+        role: _Computed(shape, Precision(model_of(recipe, role).weight_bytes, device))
+        for role, shape in shapes.items()
     }
-    at = models["actor"].at
-    step_outline = trace_at(recipe, recipe.ppo.critic_only_steps + 1).outline  # a step in which all roles train
+    policy, at = models[POLICY]
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     window = generator_window(recipe)
     sizes = Sizes(
-        device=at.device,
-        roles={role: role_bytes(training_of(recipe, role, *models[role])) for role in step_outline.roles},
-        generator=generator_bytes(shape, at.weight, recipe.generator, window, room),
+        device=device,
+        roles={role: role_bytes(training_of(recipe, role, *model)) for role, model in models.items()},
+        generator=generator_bytes(policy, at.weight, recipe.generator, window, room),
         driver=driver_bytes(batch),
-        sending=_sending(recipe, shape, at),
+        sending=_sending(recipe, policy, at),
         batch=batch,
         schedule=schedule_of(
             step_outline,
@@ -165,7 +164,7 @@ def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
     # Colocated engines use the devices in order, beginning with the first device.
     shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
     one_node = nodes == 1 or shares_first
-    buckets = bucket_bytes(shape, layouts(recipe)["actor"], at.weight, cluster.weights_bucket_mib * 2**20)
+    buckets = bucket_bytes(shape, layouts(recipe)[POLICY], at.weight, cluster.weights_bucket_mib * 2**20)
     # Weights of mixtures of experts are published in a folder (`weights.sync`).
     in_memory = one_node and not (has_ray and cluster.weights == "store") and shape.experts is None
     copies = copies_of(cluster, one_node=one_node, has_ray=has_ray)
@@ -196,7 +195,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
     """Yield a warning for each role whose attention keeps scores, if sequences of full length do not fit on a GPU."""
     longest = longest_sequence(recipe)
     for role, layout in layouts(recipe).items():
-        (shape, at), recompute = models[role], getattr(recipe, role).recompute
+        (shape, at), recompute = models[role], recipe.trained[role].recompute
         stages = stages_of(shape, layout)
         keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
         if room is None or not keeps:
@@ -226,8 +225,7 @@ def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
 
 def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:
     """Return the inputs of the estimate of a role. Microbatches are assumed to be full, with the shortest prompts."""
-    table: TrainedTable = getattr(recipe, role)
-    layout, longest = layouts(recipe)[role], longest_sequence(recipe)
+    table, layout, longest = recipe.trained[role], layouts(recipe)[role], longest_sequence(recipe)
 
     def microbatch(rows: int, *, with_gradient: bool) -> MicrobatchShape:
         rank_rows = ceil(rows / layout.data)
@@ -244,14 +242,14 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         forward=microbatch(batch_of(recipe).sequences, with_gradient=False),
         microbatches=microbatches(recipe, role, longest)[1],
         recompute=table.recompute,
-        has_reference=role == "actor" and not isinstance(recipe.ppo.kl, NoKl),
-        full_kl_in=_full_kl_in(recipe) if role == "actor" else frozenset(),
-        filtered=role == "actor" and recipe.rollout.top_p < 1,
+        has_reference=role == POLICY and not isinstance(recipe.ppo.kl, NoKl),
+        full_kl_in=_full_kl_in(recipe) if role == POLICY else frozenset(),
+        filtered=role == POLICY and recipe.rollout.top_p < 1,
     )
 
 
 def _stages_without_a_pass(recipe: Recipe) -> frozenset[str]:
-    """Return the stages without a forward pass: log-probs, if neither actor nor reference computes them."""
+    """Return the stages without a forward pass: log-probs, if neither policy nor reference computes them."""
     kl = recipe.ppo.kl
     uses_reference = not isinstance(kl, NoKl) and kl.estimator != "full"
     return frozenset() if recipe.ppo.old_logprobs == "trainer" or uses_reference else frozenset({"logprobs"})

@@ -25,14 +25,14 @@ from ppoctl.plan.memory.scoring import ScoringBytes
 from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import is_one_process, layouts, processes, reward_models
-from ppoctl.recipe.schema import Recipe, TrainedTable
+from ppoctl.recipe.roles import POLICY, head_of
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
 _MORE_NODES = "use more nodes (`cluster.ray_address`) or a smaller model"
 _APART = 'set `cluster.placement = "apart"`'
 _NO_LESS = "nothing makes it smaller: every process needs it"
 _NOT_GATHERED = 'set `checkpoint.reshardable = "dp"`'
-_FEWER_PROCESSES = "lower `actor.parallel`, `critic.parallel` and `generator.engines`"
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,22 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
     runs_vllm = role == "generator" or _is_scored_by_vllm(recipe, role)
     if is_one_process(recipe) and not runs_vllm:  # the role runs in the driver
         return
-    yield MemoryItem("libraries", VLLM_BYTES if runs_vllm else RANK_BYTES, "host", role, _FEWER_PROCESSES)
+    yield MemoryItem("libraries", VLLM_BYTES if runs_vllm else RANK_BYTES, "host", role, _fewer_processes(recipe))
     if sizes.device == "gpu":
         advice = _NO_LESS if recipe.cluster.placement == "apart" else _APART
         yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, advice)
         group_size = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
         if group_size > 1:
             yield MemoryItem("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, advice)
-        if recipe.cluster.weights == "broadcast" and role in ("actor", "generator"):
-            links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one communicator per sender
+        if recipe.cluster.weights == "broadcast" and role in (POLICY, "generator"):
+            links = layouts(recipe)[POLICY].pipeline if role == "generator" else 1  # one communicator per sender
             stored = 'set `cluster.weights = "store"`'
             yield MemoryItem("NCCL for weights", links * COMMUNICATOR_BYTES, "device", role, stored)
+
+
+def _fewer_processes(recipe: Recipe) -> str:
+    """Return advice that lowers the number of processes."""
+    return f"lower {', '.join(f'`{role}.parallel`' for role in recipe.trained)} and `generator.engines`"
 
 
 def _is_scored_by_vllm(recipe: Recipe, role: str) -> bool:
@@ -94,9 +99,9 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
         yield MemoryItem("weights in transfer", copies * sent.largest, place, role, smaller, generation)
     yield of_driver("published weights", sent.published, lower='set `cluster.weights = "store"`')
     alone = is_one_process(recipe)
-    yield of_driver("libraries", RANK_BYTES, lower=_MORE_NODES if alone else _FEWER_PROCESSES)
+    yield of_driver("libraries", RANK_BYTES, lower=_MORE_NODES if alone else _fewer_processes(recipe))
     if alone and sizes.device == "gpu":
-        yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
+        yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", POLICY, _MORE_NODES)
     if not alone and recipe.cluster.ray_address is None:  # the object store of a running Ray has a fixed size
         without = "use one process for all roles: without Ray there is no object store"
         yield MemoryItem("object store", object_store_bytes(recipe), "host", "node", without)
@@ -158,7 +163,7 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     on_host = partial(MemoryItem, place="host", role=role)
     if not is_one_process(recipe):
         less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
-        yield on_host("rollouts in ranks", update_input_bytes(sizes.batch, role), lower=less)
+        yield on_host("rollouts in ranks", update_input_bytes(sizes.batch, head_of(role)), lower=less)
     schedule, layout = sizes.schedule, layouts(recipe)[role]
     saves, loads = schedule.of(f"{role} saves"), schedule.of(f"{role} loads")
     gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
@@ -203,7 +208,7 @@ def _advice(recipe: Recipe, sizes: Sizes, role: str) -> tuple[str, str]:
 
 
 def _smaller_microbatch(recipe: Recipe, role: str, *, with_gradient: bool) -> str:
-    table: TrainedTable = getattr(recipe, role)
+    table = recipe.trained[role]
     key, most = microbatch_limit(table.batching, with_gradient=with_gradient)
     advice = f"lower `{role}.batching.{key}`"
     if "tokens" in key and most <= longest_sequence(recipe) + 1:

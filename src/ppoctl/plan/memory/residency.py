@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ppoctl.recipe.roles import POLICY
 from ppoctl.store.outline import EVAL, Outline, OutlineEntry
 
 MemoryPlace = Literal["device", "host"]
@@ -29,7 +30,7 @@ class ResidencySchedule:
 
     `generator`, `reference`, `ROLE weights`, `ROLE training` (gradients and optimizer): stages during which the part
     is on the device, if roles are offloaded in turn. `draws`: stages in which the generator (vLLM) generates.
-    `ROLE scores`: stages in which a role computes log-probs or values; for the actor, this includes the canary.
+    `ROLE scores`: stages in which a role computes log-probs or values; for the policy, this includes the canary.
     `ROLE updates`, `ROLE saves`, `ROLE loads`: stages in which a role is updated, saved or loaded. `scoring`: stages
     during which reward models are on the device.
     """
@@ -50,13 +51,14 @@ def schedule_of(
 
     A role remains on the device until another role needs the device. Advantages need no device. Neither do the
     stages in `idle`, nor rewards, unless reward models score (`scores`). Roles are saved one after the other, and
-    a resume loads them one after the other. With `update_reads_reference`, the actor's update reads the reference.
+    a resume loads them one after the other. The processes of the policy read the reference; with
+    `update_reads_reference`, the policy's update reads it, too.
     """
     saves, loads = (
         [OutlineEntry(f"{role}_{verb}", (role,), role) for role in outline.roles] for verb in ("save", "load")
     )
     evaluation = [
-        OutlineEntry(EVAL, ("actor", "prompts")),
+        OutlineEntry(EVAL, (POLICY, "prompts")),
         *([OutlineEntry(EVAL_SCORES, ("prompts",))] if scores else []),
     ]
     stages = (*outline.stages, *evaluation, *saves, *loads)
@@ -70,14 +72,14 @@ def schedule_of(
             working = last = ("scoring",)
         elif roles and "prompts" in stage.reads:
             parts["draws"].append(stage.name)
-            # The actor computes the log-probs of the canary while the generator (vLLM) holds the KV cache.
+            # The policy computes the log-probs of the canary while the generator (vLLM) holds the KV cache.
             working, last = ("generator", *weights), ("generator",)
         elif stage.trains is not None:
             working = last = (*weights, f"{stage.trains} training")
-            if update_reads_reference and stage.trains == "actor" and stage not in (*saves, *loads):
+            if update_reads_reference and stage.trains == POLICY and stage not in (*saves, *loads):
                 working = last = (*working, "reference")
         elif roles:
-            working = last = (*weights, *(["reference"] if "actor" in roles else []))
+            working = last = (*weights, *(["reference"] if POLICY in roles else []))
         work = [f"{role} scores" for role in roles]
         if stage.trains is not None:
             kind = "saves" if stage in saves else "loads" if stage in loads else "updates"
