@@ -18,6 +18,7 @@ from ppoctl.batch.records import (
     Record,
     Rewards,
     Rollouts,
+    Selection,
     State,
     Update,
     Values,
@@ -68,6 +69,19 @@ def advantages(**changes: Any) -> Advantages:
     return replace(Advantages(GRID, GRID * 3, GRID * 2, MASK, {"kl_coef": 0.3}, {"b": 2.0, "a": 1.0}), **changes)
 
 
+def selection(**changes: Any) -> Selection:
+    """Return two samples, the first of them twice."""
+    whole = Selection(
+        rounds=torch.tensor([2, 1, 2]),
+        rows=torch.tensor([0, 3, 0]),
+        prompt_ids=["b", "a", "b"],
+        sample_indices=[0, 1, 0],
+        is_full=True,
+        summary={"selection/rows": 3.0},
+    )
+    return replace(whole, **changes)
+
+
 def set_at(grid: torch.Tensor, row: int, column: int, value: float) -> torch.Tensor:
     changed = grid.clone()
     changed[row, column] = value
@@ -102,6 +116,10 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("masked-out advantages are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
     ("masked-out returns are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),
     ("masked-out weights are 0", lambda: Correction(GRID.abs() + 1, MASK, {})),
+    ("rounds count from 1, rows from 0", lambda: selection(rounds=torch.tensor([0, 1, 2]))),
+    ("rounds count from 1, rows from 0", lambda: selection(rows=torch.tensor([0, -1, 2]))),
+    ("prompt_ids has one entry per selected sample", lambda: selection(prompt_ids=["b"])),
+    ("sample_indices has one entry per selected sample", lambda: selection(sample_indices=[0])),
     ("masked-out token_rewards are 0", lambda: advantages(token_rewards=set_at(GRID, 0, 2, 0.1))),
 ]
 
@@ -123,6 +141,7 @@ WHOLE: list[Record] = [
     Correction(GRID.abs(), MASK, {"correction/weight_mean": 1.25}),
     advantages(),
     advantages(shaped=torch.tensor([1.0, -0.5, 0.0])),
+    selection(),
     Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}, {"gap_k3": 0.25}),
     Evaluation("actor@1:x", {"eval/held/pass_at_1": 0.5}, [{"score": 1.0, "b": 2, "a": "x"}, {"score": None}]),
 ]
@@ -173,6 +192,8 @@ def another(value: Any) -> Any:
         return value[::-1] if value[::-1] != value else None
     if isinstance(value, dict):
         return {**value, "another": [0.0] * 4 if any(isinstance(each, list) for each in value.values()) else 0.0}
+    if isinstance(value, bool):
+        return not value
     return f"other {value}" if isinstance(value, str) else value + 1 if isinstance(value, int) else None
 
 

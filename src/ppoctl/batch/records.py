@@ -12,7 +12,7 @@ nothing is tokenized again. Texts and ground truths of prompts are in `Prompts`.
 import json
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,7 @@ from torch import Tensor
 from ppoctl import metric_registry
 from ppoctl.batch import codec
 from ppoctl.batch.carry import Carry as Carry
+from ppoctl.batch.record import Record as Record
 from ppoctl.batch.sequences import Sequences, require
 
 TERMINATED = 0
@@ -31,63 +32,6 @@ TRUNCATED = 1
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
 REWARD_ERROR = 2
-
-Result = TypeVar("Result", covariant=True)
-
-
-@dataclass(frozen=True)
-class Record(Generic[Result]):
-    """Base of all records: tensors and JSON metadata, encoded as one safetensors file."""
-
-    kind: ClassVar[str]
-    measured: ClassVar[tuple[str, ...]] = ()
-    """Fields that are measurements, equal only up to rounding when measured again. They are not part of the
-    identity."""
-    unsaved: ClassVar[tuple[str, ...]] = ()
-    """Fields that exist only in this process: neither written nor part of the identity."""
-    dropped: ClassVar[tuple[str, ...]] = ()
-    """Fields of records of earlier versions that are no longer read."""
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """Canonical bytes of this record; equal content gives equal bytes."""
-        return self._encode(without=())
-
-    @cached_property
-    def identity(self) -> str:
-        """Digest (hex) of the content, by which manifests of other stages refer to this record."""
-        return codec.digest(self._encode(without=self.measured))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return only the fields: the cached encoding would double the bytes that are sent to another process."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    def _encode(self, *, without: tuple[str, ...]) -> bytes:
-        left_out = (*without, *self.unsaved)
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        # A default value is not encoded, so that records of versions before the field keep their digests.
-        defaults = {f.name: f.default for f in fields(self)}
-        meta = {name: value for name, value in values.items() if name not in tensors and value != defaults[name]}
-        return codec.encode(self.kind, tensors, meta)
-
-    @property
-    def result(self) -> Result:
-        """Value that a step function receives: the record, or the state that an update leads to."""
-        return cast(Result, self)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics for the journal: metric name -> value. The default is the `summary` of the record."""
-        summary: dict[str, float] = getattr(self, "summary", {})
-        return dict(sorted(summary.items()))
-
-    def timing_metrics(self) -> dict[str, float]:
-        """Return the metrics that depend on a clock: metric name -> value. They are not part of the record."""
-        return {}
-
-    def readable_files(self) -> dict[str, bytes]:
-        """Return additional files of the artifact, for people: file name -> content."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -365,13 +309,41 @@ class Evaluation(Record["Evaluation"]):
         return {"samples.jsonl": "".join(lines).encode("ascii")}
 
 
+@dataclass(frozen=True)
+class Selection(Record["Selection"]):
+    """Samples that the step continues with, as rows of its rounds. A sample may occur several times.
+
+    `selection.take` selects these rows of other records.
+    """
+
+    kind: ClassVar[str] = "selection"
+
+    rounds: Int[Tensor, " B"]
+    """Round of each selected sample, from 1."""
+    rows: Int[Tensor, " B"]
+    """Row of each selected sample in the rollouts of its round, from 0."""
+    prompt_ids: list[str]
+    sample_indices: list[int]
+    is_full: bool
+    """Whether the selection has as many samples as the step requires; otherwise another round follows."""
+    summary: dict[str, float]
+
+    def __post_init__(self) -> None:
+        require(bool((self.rounds >= 1).all()) and bool((self.rows >= 0).all()), "rounds count from 1, rows from 0")
+        for name in ("prompt_ids", "sample_indices"):
+            require(len(getattr(self, name)) == len(self.rounds), f"{name} has one entry per selected sample")
+
+    def manifest_fields(self) -> dict[str, Any]:
+        return {"is_full": self.is_full}
+
+
 def _gap_metrics(gap: dict[str, float]) -> dict[str, float]:
     return {metric_registry.named("mismatch", name): value for name, value in sorted(gap.items())}
 
 
 RECORDS: dict[str, type[Record[Any]]] = {
     record.kind: record
-    for record in (Rollouts, Rewards, Values, Logprobs, Correction, Advantages, Update, Evaluation)
+    for record in (Rollouts, Rewards, Values, Logprobs, Correction, Advantages, Update, Evaluation, Selection)
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ppoctl.batch import record_header
 from ppoctl.batch.digest import FileDigest
+from ppoctl.batch.fields import FIELDS
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.manifest import Manifest
@@ -31,20 +32,6 @@ class PlainRecord:
         return self.fields[name]
 
 
-FIELDS = {
-    "rollouts": {
-        "prompt_tokens", "prompt_lengths", "tokens", "lengths", "mask", "sampler_logprobs", "finish", "prompt_ids",
-        "sample_indices", "texts", "stamps",
-    },
-    "rewards": {"scores", "outcomes", "truths"},
-    "values": {"values"},
-    "logprobs": set(),
-    "advantages": {"advantages", "mask"},
-    "evaluation": {"rows"},
-}  # fmt: skip
-"""Kinds of records that are read as numpy arrays, and the fields that readers require of each kind."""
-
-
 def read(paths: RunPaths, step: int, stage: str) -> PlainRecord | None:
     """Return the committed record of a stage; None if it is not committed.
 
@@ -56,12 +43,18 @@ def read(paths: RunPaths, step: int, stage: str) -> PlainRecord | None:
     data = verified(paths, step, stage, manifest)
     try:
         kind, meta = record_header.record_metadata(data)
-        missing = FIELDS[kind] - (found := {**meta, **_arrays(data)}).keys() if kind in FIELDS else {kind}
+        found = {**meta, **_arrays(data)}
+        missing = required(kind) - found.keys() if kind in FIELDS else {kind}
         if missing:
             raise ValueError(f"a record of kind `{kind}` without `{min(missing)}`")
     except ValueError as error:
         raise unknown(paths, step, stage, error) from error
     return PlainRecord(kind, found)
+
+
+def required(kind: str) -> set[str]:
+    """Return the fields that every record of the kind has. Raises KeyError if there is no such kind."""
+    return {field.name for field in FIELDS[kind] if not field.is_optional}
 
 
 def verified(paths: RunPaths, step: int, stage: str, manifest: Manifest) -> bytes:
