@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.step_functions import NO_CRITIC
 from plan.small_model import SMALL as DENSE
-from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.ppo import PPO, PPO_CORRECTED
 from ppoctl.algorithm.trace import trace
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loading.load import load
@@ -314,23 +316,54 @@ def test_too_little_gpu_memory_for_vllm_fails_generating_stages(smallest: Path, 
 def test_driver_record_and_sample_bytes() -> None:
     """5 sequences of 7 + 20 tokens."""
     batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
-    records = records_of(batch)
+    records = records_of(trace(PPO), fake_recipe(), batch)
     sequences = 100 * 4 + 5 * (7 * 4 + 2 * 8)
     assert records["rollout"] == sequences + 100 * (1 + 4) + 5 * 2 * 8 + 100 * 4
-    assert (records["reward"], records["values"], records["logprobs"]) == (5 * 16, 400, 1200)
-    assert records["advantages"] == 100 * 13
+    assert (records["reward"], records["values"]) == (5 * (4 + 8), 400)
+    assert records["advantages"] == 100 * 13 + 5 * 4
     assert update_input_bytes(batch, "value") == sequences + 100 * 9
     assert update_input_bytes(batch, "token") == sequences + 100 * 13
     without = replace(batch, has_reference=False, reference_in_loss=False)
-    assert records_of(without)["logprobs"] == 800
     assert update_input_bytes(without, "token") == sequences + 100 * 9
-    held = driver_bytes(batch)
+    held = driver_bytes(batch, records)
     assert held.samples == 100 * (72 + 4) + records["rollout"]
     assert held.records == 2 * sum(records.values())
     assert held.peak == max(held.samples, held.records)
 
 
-OF_PPO = schedule_of(trace(PPO).outline)
+KL_IN_REWARD = {"place": "reward", "coef": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("source", "kl", "grids"),
+    [
+        ("trainer", {"place": "none"}, 2),  # log-probs and entropies
+        ("trainer", {"place": "reward", "coef": 0.1}, 3),
+        ("trainer", {"place": "reward", "coef": 0.1, "estimator": "full"}, 3),
+        ("trainer", {"place": "loss", "coef": 0.1, "estimator": "full"}, 2),  # the update computes the KL
+        ("sampler", {"place": "none"}, 1),
+        ("sampler", {"place": "loss", "coef": 0.1}, 2),
+        ("current", {"place": "none"}, 0),
+        ("current", {"place": "loss", "coef": 0.1}, 1),
+    ],
+    ids=str,
+)
+def test_logprob_records_have_the_grids_that_the_settings_need(source: str, kl: dict[str, Any], grids: int) -> None:
+    batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
+    recipe = fake_recipe(ppo={"epochs": 1, "minibatch_seqs": 8, "old_logprobs": source, "kl": kl})
+    assert records_of(trace(PPO), recipe, batch)["logprobs"] == grids * 400
+
+
+def test_bootstrap_and_correction_have_their_own_record_bytes() -> None:
+    batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
+    recipe = fake_recipe(
+        ppo={"epochs": 1, "minibatch_seqs": 8, "truncated": "bootstrap", "rollout_correction": {"kind": "tis"}}
+    )
+    records = records_of(trace(PPO_CORRECTED), recipe, batch)
+    assert (records["values"], records["correction"]) == (400 + 5 * 4, 100 * (4 + 1))
+
+
+OF_PPO = schedule_of(trace(PPO), fake_recipe(ppo={"epochs": 2, "minibatch_seqs": 4, "kl": KL_IN_REWARD}))
 
 
 def test_resident_roles_follow_stage_inputs() -> None:
@@ -353,7 +386,7 @@ def test_resident_roles_follow_stage_inputs() -> None:
         "critic weights": ("values", "critic_update", "critic_save", "critic_load"),
         "critic training": ("critic_update", "critic_save", "critic_load"),
     }
-    without_critic = schedule_of(trace(NO_CRITIC).outline)
+    without_critic = schedule_of(trace(NO_CRITIC), fake_recipe())
     assert "critic scores" not in without_critic.parts
     assert without_critic.of("actor weights") == (
         "rollout",

@@ -1,16 +1,16 @@
 """Plans of recipes that train one role or three, and bytes of records, computed by hand."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ppoctl.batch.fields import RecordField
 from ppoctl.cli import plan as screen
 from ppoctl.cli.plan_summary import print_summary
 from ppoctl.loading.load import load
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.memory import driver
-from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes, records_of
+from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe, TrainedTable
@@ -161,14 +161,6 @@ def test_offload_advice_names_trained_roles(smallest: Path, capsys: pytest.Captu
         assert f"--set 'cluster.offload=[{roles}]'" in capsys.readouterr().out
 
 
-@dataclass(frozen=True)
-class RecordField:
-    name: str
-    dtype: str
-    axes: str = ""
-    is_optional: bool = False
-
-
 def test_record_bytes_are_sums_over_fields() -> None:
     """5 sequences of 7 + 20 tokens."""
     batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=False, reference_in_loss=False)
@@ -192,13 +184,3 @@ def test_record_bytes_are_sums_over_fields() -> None:
         record_bytes([RecordField("field", "float64", "B")], batch)
     with pytest.raises(KeyError):
         record_bytes([RecordField("field", "float32", "R")], batch)
-
-
-def test_record_bytes_of_rollouts_equal_planned_bytes() -> None:
-    batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=False, reference_in_loss=False)
-    grids = [("tokens", "int32"), ("mask", "bool"), ("sampler_logprobs", "float32")]
-    fields = [RecordField(name, dtype, "B R") for name, dtype in grids]
-    fields += [RecordField(name, "int64", "B") for name in ("prompt_lengths", "lengths", "finish", "seeds")]
-    fields += [RecordField("prompt_tokens", "int32", "T"), RecordField("texts", "text", "B")]
-    fields += [RecordField(name, "json", "B") for name in ("prompt_ids", "sample_indices", "stamps", "sends")]
-    assert record_bytes(fields, batch) == records_of(batch)["rollout"]

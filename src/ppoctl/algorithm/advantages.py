@@ -40,7 +40,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
         )  # fmt: skip
 
     def optional(self, recipe: Recipe) -> dict[str, bool]:
-        return {"shaped": True, "kl_coef": kl_use(recipe).adapts}
+        return {"returns": True, "shaped": True, "kl_coef": kl_use(recipe).adapts}
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+from ppoctl.batch.fields import FIELDS, RecordField
 from ppoctl.metric_registry import Metric
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
@@ -125,6 +126,11 @@ class StageSpec(Generic[Result]):
         """Return the optional fields of the record, and whether each is present. A field that is not listed is
         absent."""
         return {}
+
+    def record(self, recipe: Recipe) -> tuple[RecordField, ...]:
+        """Return the fields of the record under the settings of the recipe."""
+        present = self.optional(recipe)
+        return tuple(field for field in FIELDS[self.kind] if not field.is_optional or present.get(field.name, False))
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
         """Return the stage. The mathematics is imported here."""

@@ -13,16 +13,15 @@ value that a stage computes. The only exception is `Round.last`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ppoctl.algorithm.stage_spec import Result, StageSpec
 from ppoctl.store.outline import PREVIOUS, Outline, OutlineEntry
 
 if TYPE_CHECKING:
     from ppoctl.batch.prompts import Prompts
-    from ppoctl.batch.records import Carry, Record, Rewards, Rollouts, Selection, State
-
-    AnyRecord = TypeVar("AnyRecord", bound=Record[Any])
+    from ppoctl.batch.records import Carry, Rewards, Rollouts, Selection, State
+    from ppoctl.batch.selection import AnyRecord
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from ppoctl.algorithm.stage_spec import Result, StageSpec
 from ppoctl.algorithm.trace import Round, StepFunction, abstract_inputs, counted_rounds
-from ppoctl.batch.records import Record, State, Update
+from ppoctl.batch.records import Selection, State, Update
+from ppoctl.batch.selection import AnyRecord, take
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import Stage, StepRunner, load_record
-
-if TYPE_CHECKING:
-    from ppoctl.batch.records import Selection
-
-    AnyRecord = TypeVar("AnyRecord", bound=Record[Any])
 
 
 @dataclass(frozen=True)
@@ -32,9 +28,7 @@ class RunningStep:
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
 
-    def take(self, selection: "Selection", rounds: "Sequence[AnyRecord]") -> "AnyRecord":
-        from ppoctl.batch.selection import take
-
+    def take(self, selection: Selection, rounds: Sequence[AnyRecord]) -> AnyRecord:
         return take(selection, rounds)
 
 
@@ -65,9 +59,7 @@ class ReplayingStep:
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
 
-    def take(self, selection: "Selection", rounds: "Sequence[AnyRecord]") -> "AnyRecord":
-        from ppoctl.batch.selection import take
-
+    def take(self, selection: Selection, rounds: Sequence[AnyRecord]) -> AnyRecord:
         return take(selection, rounds)
 
 

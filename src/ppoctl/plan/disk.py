@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.model.cost import count_parameters
 from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
@@ -34,10 +35,11 @@ class StoragePlan:
     weights of the best actors, with one further actor while a best actor is replaced."""
 
 
-def storage_of(recipe: Recipe) -> StoragePlan:
+def storage_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> StoragePlan:
     """Return the files that the run will have on disk, computed from its recipe."""
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
-    saves, records = ceil(recipe.steps / every), sum(records_of(batch_of(recipe)).values())
+    traced = trace_at(recipe, recipe.steps, choose)
+    saves, records = ceil(recipe.steps / every), sum(records_of(traced, recipe, batch_of(recipe)).values())
     plan = StoragePlan(saves, keep, records, records * min(recipe.steps, (keep or LEAST_KEPT) * every))
     shapes = shapes_of(recipe)
     if shapes is None:

@@ -3,8 +3,11 @@
 Seconds are not estimated, because the speed of a machine is known only after a step has run.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.stage_spec import REFERENCE
 from ppoctl.model.cost import forward_flops
 from ppoctl.plan.memory.driver import batch_of
 from ppoctl.plan.shapes import shapes_of
@@ -33,20 +36,24 @@ class WorkPlan:
         return self.drawing + self.forwards + self.updates
 
 
-def work_of(recipe: Recipe) -> WorkPlan | None:
-    """Return the FLOPs of a step; None: a model has neither a local folder nor a shipped config.json."""
+def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> WorkPlan | None:
+    """Return the FLOPs of the last step, in which all roles train; None: a model has neither a local folder nor a
+    shipped config.json."""
     shapes = shapes_of(recipe)
     if shapes is None:
         return None
-    batch, ppo = batch_of(recipe), recipe.ppo
+    batch, flops = batch_of(recipe), defaultdict[str, float](float)
     tokens = batch.prompt_tokens + batch.response_tokens
     outputs = {role: shape.vocab_size if head_of(role) == "token" else 1 for role, shape in shapes.items()}
-    each = {role: batch.sequences * forward_flops(shape, tokens, outputs[role]) for role, shape in shapes.items()}
-    passes = (ppo.old_logprobs == "trainer") + batch.has_reference
-    of_values = sum(flops for role, flops in each.items() if role != POLICY)
-    return WorkPlan(
-        drawing=each[POLICY],
-        forwards=passes * each[POLICY] + of_values,
-        # A backward pass costs twice a forward pass.
-        updates=3 * sum(sizes.epochs(recipe, role) * flops for role, flops in each.items()),
-    )
+    of_pass = {role: batch.sequences * forward_flops(shape, tokens, outputs[role]) for role, shape in shapes.items()}
+    for call in trace_at(recipe, recipe.steps, choose).calls:
+        for each in call.stage.passes(recipe):
+            if each.kind == "score":
+                continue
+            role = POLICY if each.model == REFERENCE else each.model
+            # A backward pass costs twice a forward pass.
+            passes = sizes.epochs(recipe, role) * 3 if each.kind == "train" else 1
+            flops[each.kind] += call.entry.at_most * passes * of_pass[role]
+            if each.with_reference:
+                flops["forward"] += call.entry.at_most * (passes / 3 if each.kind == "train" else 1) * of_pass[role]
+    return WorkPlan(drawing=flops["generate"], forwards=flops["forward"], updates=flops["train"])

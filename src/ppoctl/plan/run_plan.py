@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
 from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
@@ -159,7 +160,7 @@ class Plan:
         return dict(with_totals(self))
 
 
-def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
+def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = step_function_at) -> Plan:
     """Return the plan of a valid recipe, for GPUs of `gpu_gib` GiB or, if None, for the CPUs of this machine."""
     rows, prompts = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
@@ -177,9 +178,9 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         train=DataPlan(recipe.data.train.named, rows, prompts, prompts / rows if rows else None),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
-        work=work_of(recipe),
-        storage=storage_of(recipe),
-        memory=estimate_here(recipe, gpu_gib),
+        work=work_of(recipe, choose),
+        storage=storage_of(recipe, choose),
+        memory=estimate_here(recipe, gpu_gib, choose=choose),
     )
 
 

@@ -8,8 +8,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from ppoctl.algorithm.trace import Trace
+from ppoctl.batch.fields import RecordField
 from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
@@ -46,18 +47,6 @@ class StepBatch:
         return self.sequences * self.response_tokens
 
 
-class FieldShape(Protocol):
-    """Dtype and axes of one field of a record."""
-
-    @property
-    def dtype(self) -> str:
-        """`bool`, `int32`, `int64`, `float32`, `text`, or `json` for any other value."""
-
-    @property
-    def axes(self) -> str:
-        """Axes of a tensor: `B R`, `B`, `T` (prompt tokens of all sequences), or empty for a single element."""
-
-
 @dataclass(frozen=True)
 class DriverBytes:
     """Bytes that the driver holds at one time: samples during generation, later all records."""
@@ -84,24 +73,19 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
     )
 
 
-def records_of(batch: StepBatch) -> dict[str, int]:
-    """Return stage -> bytes of the record that the stage writes into the run directory.
+def records_of(traced: Trace, recipe: Recipe, batch: StepBatch) -> dict[str, int]:
+    """Return stage -> bytes of the records that the stage writes into the run directory in one step, in all rounds.
 
-    Each record is one file. The two small records of the updates are left out.
+    Each record is one file. The small records of the updates are left out.
     """
-    rows, cells = batch.sequences, batch.cells
-    mask, number = 1, 4
-    texts = rows * batch.response_tokens * TEXT_BYTES_PER_TOKEN
     return {
-        "rollout": sequences_bytes(batch) + cells * (mask + number) + rows * 2 * 8 + texts,
-        "reward": rows * (2 * number + 8),
-        "values": cells * number,
-        "logprobs": cells * (2 + batch.has_reference) * number,
-        "advantages": cells * (3 * number + mask),
+        call.stage.name: call.entry.at_most * record_bytes(call.stage.record(recipe), batch)
+        for call in traced.calls
+        if call.entry.trains is None
     }
 
 
-def record_bytes(fields: Iterable[FieldShape], batch: StepBatch) -> int:
+def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
     """Return the bytes of a record with these fields, if all sequences have full length.
 
     A field `text` has one decoded response per row, counted as `TEXT_BYTES_PER_TOKEN` for each token. JSON values
@@ -122,12 +106,11 @@ def record_bytes(fields: Iterable[FieldShape], batch: StepBatch) -> int:
     return total
 
 
-def driver_bytes(batch: StepBatch) -> DriverBytes:
-    """Return the bytes that the driver holds during one step."""
-    records = records_of(batch)
+def driver_bytes(batch: StepBatch, records: Mapping[str, int]) -> DriverBytes:
+    """Return the bytes that the driver holds during one step with these bytes of records by stage."""
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
     # The rollout record is created while the samples are still in memory.
-    return DriverBytes(samples + records["rollout"], 2 * sum(records.values()))
+    return DriverBytes(samples + next(iter(records.values())), 2 * sum(records.values()))
 
 
 def sequences_bytes(batch: StepBatch) -> int:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from math import ceil, isqrt
 from typing import Any, NamedTuple
 
-from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.machine import memory as machine_memory
 from ppoctl.model.shape import ModelShape
@@ -34,7 +35,7 @@ from ppoctl.recipe.parallel import (
 )
 from ppoctl.recipe.role_model import model_of, reward_model_of
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import NoKl, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs
 
 
@@ -63,12 +64,17 @@ class _Computed(NamedTuple):
     at: Precision
 
 
-def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory | None:
+def estimate_here(
+    recipe: Recipe,
+    gpu_gib: float | None = None,
+    ray_bytes: int | None = None,
+    choose: StepFunctionAt = step_function_at,
+) -> Memory | None:
     """Return the result of `estimate` for a recipe; None: a model is not on this machine."""
     if any(reward_model_of(recipe, key).shape is None for key in reward_models(recipe)):
         return None
     shapes = shapes_of(recipe)
-    return None if shapes is None else estimate(recipe, shapes, gpu_gib, ray_bytes)
+    return None if shapes is None else estimate(recipe, shapes, gpu_gib, ray_bytes, choose)
 
 
 def estimate(
@@ -76,12 +82,13 @@ def estimate(
     shapes: Mapping[str, ModelShape],
     gpu_gib: float | None = None,
     ray_bytes: int | None = None,
+    choose: StepFunctionAt = step_function_at,
 ) -> Memory:
     """Return the memory of a recipe on GPUs of `gpu_gib` GiB or, if None, on CPUs.
 
     `shapes` has the architecture of the model of each trained role. On CPUs, the limit is the memory of this machine
     or, if it is given, `ray_bytes`: the memory of all nodes of a running Ray. Reward models that are not on this
-    machine are not counted.
+    machine are not counted. The step is the last one, in which all roles train.
     """
     device = "cpu" if gpu_gib is None else "gpu"
     models = {
@@ -90,20 +97,16 @@ def estimate(
     }
     policy, at = models[POLICY]
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
-    window = generator_window(recipe)
+    traced, window = trace_at(recipe, recipe.steps, choose), generator_window(recipe)
+    records = records_of(traced, recipe, batch)
     sizes = Sizes(
         device=device,
         roles={role: role_bytes(training_of(recipe, role, *model)) for role, model in models.items()},
         generator=generator_bytes(policy, at.weight, recipe.generator, window, room),
-        driver=driver_bytes(batch),
+        driver=driver_bytes(batch, records),
         sending=_sending(recipe, policy, at),
         batch=batch,
-        schedule=schedule_of(
-            step_outline,
-            update_reads_reference="update" in _full_kl_in(recipe),
-            idle=_stages_without_a_pass(recipe),
-            scores=bool(reward_models(recipe)),
-        ),
+        schedule=schedule_of(traced, recipe),
         scoring=dict(_scoring(recipe, device)),
     )
     if room is None:
@@ -114,7 +117,7 @@ def estimate(
         least = _taking_turns(recipe, sizes, room)
     return Memory(
         **vars(sizes),
-        records=records_of(batch),
+        records=records,
         places=tuple(places),
         node=None if room is None else fullest_node(recipe, sizes),
         taking_turns=least,
@@ -233,6 +236,8 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         tokens = ceil(most / layout.context)
         return MicrobatchShape(tokens, tokens, table.batching.logits_chunk_tokens, min(longest, most))
 
+    use = kl_use(recipe)
+    full_kl_in = {"forward": use.is_full_before, "update": use.is_full_in_update} if role == POLICY else {}
     return Training(
         role=role,
         shape=shape,
@@ -242,26 +247,10 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         forward=microbatch(batch_of(recipe).sequences, with_gradient=False),
         microbatches=microbatches(recipe, role, longest)[1],
         recompute=table.recompute,
-        has_reference=role == POLICY and not isinstance(recipe.ppo.kl, NoKl),
-        full_kl_in=_full_kl_in(recipe) if role == POLICY else frozenset(),
+        has_reference=role == POLICY and use.is_on,
+        full_kl_in=frozenset(name for name, is_full in full_kl_in.items() if is_full),
         filtered=role == POLICY and recipe.rollout.top_p < 1,
     )
-
-
-def _stages_without_a_pass(recipe: Recipe) -> frozenset[str]:
-    """Return the stages without a forward pass: log-probs, if neither policy nor reference computes them."""
-    kl = recipe.ppo.kl
-    uses_reference = not isinstance(kl, NoKl) and kl.estimator != "full"
-    return frozenset() if recipe.ppo.old_logprobs == "trainer" or uses_reference else frozenset({"logprobs"})
-
-
-def _full_kl_in(recipe: Recipe) -> frozenset[str]:
-    kl = recipe.ppo.kl
-    if isinstance(kl, NoKl) or kl.estimator != "full":
-        return frozenset()
-    if kl.place == "reward":
-        return frozenset({"forward"})
-    return frozenset({"update"} if kl.adaptive is None else {"forward", "update"})
 
 
 def with_totals(value: Any) -> Any:

@@ -9,8 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.stage_spec import REFERENCE, ModelPass
+from ppoctl.algorithm.trace import Trace
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.roles import POLICY
-from ppoctl.store.outline import EVAL, Outline, OutlineEntry
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.outline import EVAL
 
 MemoryPlace = Literal["device", "host"]
 
@@ -44,52 +50,60 @@ class ResidencySchedule:
         return tuple(stage for stage in self.stages if all(stage not in self.of(part) for part in parts))
 
 
-def schedule_of(
-    outline: Outline, *, update_reads_reference: bool = False, idle: Collection[str] = (), scores: bool = False
-) -> ResidencySchedule:
-    """Return the schedule of the roles, from the roles that each stage reads and trains.
+@dataclass(frozen=True)
+class _StageUse:
+    """Passes of one stage, or of the save or load of a role."""
 
-    A role remains on the device until another role needs the device. Advantages need no device. Neither do the
-    stages in `idle`, nor rewards, unless reward models score (`scores`). Roles are saved one after the other, and
-    a resume loads them one after the other. The processes of the policy read the reference; with
-    `update_reads_reference`, the policy's update reads it, too.
+    name: str
+    passes: tuple[ModelPass, ...] = ()
+    work: Literal["updates", "saves", "loads"] = "updates"
+    """Kind of work of a pass that trains. A save and a load need the same parts of a role as an update."""
+
+    def has(self, kind: str) -> bool:
+        return any(each.kind == kind for each in self.passes)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles whose processes compute. The processes of the policy also compute the reference."""
+        models = [POLICY if each.model == REFERENCE else each.model for each in self.passes if each.model]
+        return tuple(dict.fromkeys(models))
+
+
+def schedule_of(traced: Trace, recipe: Recipe) -> ResidencySchedule:
+    """Return the schedule of the roles, from the passes of each stage.
+
+    A role remains on the device until another role needs the device. Stages without a pass need no device, nor does
+    scoring without reward models. Roles are saved one after the other, and a resume loads them one after the other.
     """
-    saves, loads = (
-        [OutlineEntry(f"{role}_{verb}", (role,), role) for role in outline.roles] for verb in ("save", "load")
-    )
-    evaluation = [
-        OutlineEntry(EVAL, (POLICY, "prompts")),
-        *([OutlineEntry(EVAL_SCORES, ("prompts",))] if scores else []),
-    ]
-    stages = (*outline.stages, *evaluation, *saves, *loads)
+    scores, has_reference = bool(reward_models(recipe)), kl_use(recipe).is_on
+    uses = [_StageUse(stage.name, stage.passes(recipe)) for stage in traced.stages]
+    uses.append(_StageUse(EVAL, tuple(each for each in EVALUATION.passes(recipe) if each.kind == "generate")))
+    uses += [_StageUse(EVAL_SCORES, (ModelPass("score"),))] * scores
+    uses += [_StageUse(f"{role}_save", (ModelPass("train", role),), "saves") for role in traced.roles]
+    uses += [_StageUse(f"{role}_load", (ModelPass("train", role),), "loads") for role in traced.roles]
     parts = defaultdict[str, list[str]](list)
     resident_parts: tuple[str, ...] = ()
-    for stage in stages:
-        roles = [role for role in stage.reads if role in outline.roles and stage.name not in idle]
-        weights = tuple(f"{role} weights" for role in roles)
-        working, last = resident_parts, resident_parts
-        if scores and not roles and "prompts" in stage.reads:
-            working = last = ("scoring",)
-        elif roles and "prompts" in stage.reads:
-            parts["draws"].append(stage.name)
+    for use in uses:
+        weights = tuple(f"{role} weights" for role in use.roles)
+        working, last, work = resident_parts, resident_parts, "scores"
+        if use.has("generate"):
+            parts["draws"].append(use.name)
             # The policy computes the log-probs of the canary while the generator (vLLM) holds the KV cache.
             working, last = ("generator", *weights), ("generator",)
-        elif stage.trains is not None:
-            working = last = (*weights, f"{stage.trains} training")
-            if update_reads_reference and stage.trains == POLICY and stage not in (*saves, *loads):
-                working = last = (*working, "reference")
-        elif roles:
-            working = last = (*weights, *(["reference"] if POLICY in roles else []))
-        work = [f"{role} scores" for role in roles]
-        if stage.trains is not None:
-            kind = "saves" if stage in saves else "loads" if stage in loads else "updates"
-            work = [f"{stage.trains} {kind}"]
-        for part in (*working, *work):
-            parts[part].append(stage.name)
+        elif use.has("train"):
+            training = tuple(f"{role} training" for role in use.roles)
+            reads_reference = any(each.with_reference for each in use.passes)
+            working = last = (*weights, *training, *(["reference"] if reads_reference else []))
+            work = use.work
+        elif use.has("forward"):
+            is_resident = has_reference and POLICY in use.roles
+            working = last = (*weights, *(["reference"] if is_resident else []))
+        elif use.has("score") and scores:
+            working = last = ("scoring",)
+        for part in (*working, *(f"{role} {work}" for role in use.roles)):
+            parts[part].append(use.name)
         resident_parts = last
-    return ResidencySchedule(
-        tuple(stage.name for stage in stages), {part: tuple(names) for part, names in parts.items()}
-    )
+    return ResidencySchedule(tuple(use.name for use in uses), {part: tuple(names) for part, names in parts.items()})
 
 
 @dataclass(frozen=True)
