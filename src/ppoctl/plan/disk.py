@@ -9,6 +9,7 @@ from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.retention import LEAST_KEPT
 
@@ -42,7 +43,7 @@ def storage_of(recipe: Recipe) -> StoragePlan:
     if shapes.keys() != models.keys():
         return plan
     states = {
-        role: state_bytes(shapes[role], role, layout, models[role].weight_bytes)
+        role: state_bytes(shapes[role], head_of(role), layout, models[role].weight_bytes)
         for role, layout in layouts(recipe).items()
     }
     parameters = count_parameters(shapes["actor"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ppoctl.convert.tensors import tensor_sizes
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.pipeline import PipelineStage, rank_parameters, stages_of, whole_model
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 
 
@@ -32,15 +33,15 @@ class GeneratorBytes:
 
 COPIES = {
     # The sender gathers one bucket and shares two buckets. The engine copies one bucket.
-    "shared": {"actor": 3, "generator": 1, "node": 0},
+    "shared": {POLICY: 3, "generator": 1, "node": 0},
     # The sender gathers one bucket. The host has this bucket twice, packed and stored, and the previous bucket, which
     # is being loaded.
-    "store": {"actor": 1, "generator": 0, "node": 3},
+    "store": {POLICY: 1, "generator": 0, "node": 3},
     # The sender gathers one bucket into permanent host memory. The engine copies one bucket from there.
-    "kept": {"actor": 1, "generator": 0, "node": 1},
+    "kept": {POLICY: 1, "generator": 0, "node": 1},
     # The sender gathers and packs one bucket while it sends the previous bucket. The engine receives one bucket while
     # it loads another bucket.
-    "broadcast": {"actor": 3, "generator": 2, "node": 0},
+    "broadcast": {POLICY: 3, "generator": 2, "node": 0},
 }
 """`cluster.weights` (`kept`: `store` without Ray) -> copies of a bucket that exist at one time: on the device of a
 sending rank, on the device of an engine, and in the host memory of a node."""
@@ -89,7 +90,7 @@ def generator_bytes(
     """
     tensor = table.tensor
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
-    parameters = rank_parameters(shape, "actor", whole_model(shape), layout).total
+    parameters = rank_parameters(shape, "token", whole_model(shape), layout).total
     channels = 2 * shape.key_channels // tensor
     if gpu_bytes is None:
         parameters += shape.padded_vocab_size * shape.hidden_size // tensor if shape.tied_embeddings else 0
