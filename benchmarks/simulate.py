@@ -42,6 +42,7 @@ from ppoctl.plan.memory.driver import (
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.sizes import updates_per_step
 
@@ -294,7 +295,7 @@ def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float
     copied, disk_s, digests = 0.0, 0.0, []
     for role in ("actor", "critic"):
         layout: ParallelTable = getattr(world, role)
-        size = state_bytes(shape, role, layout, world.weight)
+        size = state_bytes(shape, head_of(role), layout, world.weight)
         narrow = layout.distributed_optimizer and table.reshardable == "dp"
         each = size / (layout.world_size if narrow else layout.model_ranks)
         copied += each / units.gpu_host_bytes_s

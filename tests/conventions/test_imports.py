@@ -66,7 +66,7 @@ ARROWS: dict[str, set[str]] = {
         "errors",
     },
     "convert.command": {
-        "convert", "engines.megatron", "runs", "store", "wire", "batch", "machine", "model", "errors",
+        "convert", "engines.megatron", "runs", "store", "wire", "batch", "recipe", "machine", "model", "errors",
     },
     "cli": {"activity", "units", "errors"},
     "api": set(),

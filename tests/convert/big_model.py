@@ -32,7 +32,7 @@ def write_model(folder: Path, dtype: torch.dtype, shard_bytes: int, **sizes: int
     """Write a model of these sizes (hidden_size, num_hidden_layers, ...); return the bytes of its weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **sizes}), "utf-8")
-    specs = {placement.name: Spec(placement.shape, dtype) for placement in placements(read_shape(folder), "actor")}
+    specs = {placement.name: Spec(placement.shape, dtype) for placement in placements(read_shape(folder), "token")}
     writer = SafetensorsWriter(folder, specs, shard_bytes)
     generator = torch.Generator().manual_seed(1)
     for name, spec in specs.items():

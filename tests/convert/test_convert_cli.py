@@ -138,6 +138,37 @@ def test_critic_of_a_run_exports_as_a_classifier(ask: RunCli, trained: RunPaths)
     assert loaded.config.num_labels == 1
 
 
+def test_run_without_a_critic_converts_and_refuses_the_role(ask: RunCli, trained: RunPaths) -> None:
+    shutil.rmtree(trained.states / "critic")
+    (trained.best / "000004").mkdir(parents=True)
+    (trained.best / "000004" / MANIFEST).touch()
+    assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--no-parity").code == 0
+    for role in ("critic", "best", "nothing"):
+        said = ask("convert-ckpt", "runs/small", "other", "--to", "hf", "--role", role)
+        assert said == CliResult(
+            2,
+            "",
+            f"""\
+error: run `runs/small` has no saved state of role `{role}`; roles with saved states: actor
+
+hint: ppoctl convert-ckpt runs/small OUT --to hf --role actor
+""",
+        )
+
+
+def test_third_role_of_a_run_converts_as_a_model_with_a_value_head(ask: RunCli, trained: RunPaths) -> None:
+    def copy_critic(folder: Path) -> None:
+        for file in trained.state("critic", 2).iterdir():
+            if file.name != MANIFEST:
+                shutil.copyfile(file, folder / file.name)
+
+    save(trained, "second", 2, copy_critic)
+    for source, words in (("runs/small", ["--role", "second"]), ("runs/small/states/second/000002", [])):
+        said = ask("convert-ckpt", source, Path(source).name, "--to", "hf", "--no-parity", *words)
+        assert "runs/small` at step 2: qwen2 second," in said.out.splitlines()[0]
+        assert "score.weight" in load_file(f"{Path(source).name}/model.safetensors")
+
+
 def test_critic_with_its_own_model_is_exported_as_that_model(ask: RunCli, model: Model) -> None:
     layout, own = RunPaths(Path("runs/small")), lab.model_folder("llama-small", Path("own"))
     written = f'"{Path("base").resolve()}"\ncritic = "{own.resolve()}"'
@@ -252,6 +283,11 @@ ERRORS = {
     "an existing folder": (["base", "base", "--to", "megatron"], 2, "error: `base` exists\n"),
     "no parent": (["base", "no/out", "--to", "megatron"], 8, "error: `no` is not a folder\n\nhint: mkdir -p no\n"),
     "a step of no run": (["base", "out", "--to", "megatron", "--step", "3"], 2, "error: `--step 3` requires a run"),
+    "a role of no run": (
+        ["base", "out", "--to", "megatron", "--role", "judge"],
+        2,
+        "error: `--role judge` requires a run with this role, and `base` is not a run;",
+    ),
     "files of no bytes": (
         ["base", "out", "--to", "megatron", "--shard-gib", "0"],
         2,

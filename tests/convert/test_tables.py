@@ -74,7 +74,7 @@ def on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def test_tensor_names_and_shapes_equal_transformers(folder: Path) -> None:
     shape = read_shape(folder)
-    ours = {placement.name: placement.shape for placement in placements(shape, "actor")}
+    ours = {placement.name: placement.shape for placement in placements(shape, "token")}
     assert ours == on_disk(folder)
     assert list(ours) == list(weight_names(shape))
 
@@ -82,7 +82,7 @@ def test_tensor_names_and_shapes_equal_transformers(folder: Path) -> None:
 def test_every_parameter_element_is_in_exactly_one_tensor(folder: Path) -> None:
     shape = read_shape(folder)
     by_parameter: dict[str, list[Placement]] = {}
-    for placement in placements(shape, "actor"):
+    for placement in placements(shape, "token"):
         by_parameter.setdefault(placement.parameter, []).append(placement)
     for parameter, parts in by_parameter.items():
         rows = sum(part.shape[0] for part in parts)
@@ -101,7 +101,7 @@ def test_queries_keys_and_values_are_fused_by_group(tmp_path: Path) -> None:
     rows = torch.arange(120)
     fused = {
         placement.name.split(".")[-2]: part_of(rows, placement.place, shape).reshape(-1).tolist()
-        for placement in placements(shape, "actor")
+        for placement in placements(shape, "token")
         if placement.layer == 0 and "linear_qkv" in placement.parameter
     }
     assert fused["q_proj"] == [*range(36), *range(60, 96)]
@@ -113,7 +113,7 @@ def test_critic_has_a_score_head_and_a_tied_actor_no_lm_head(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, "tie_word_embeddings": True}))
     shape = read_shape(tmp_path)
     assert "lm_head.weight" not in list(weight_names(shape))
-    [head] = [placement for placement in placements(shape, "critic") if placement.parameter == "output_layer.weight"]
+    [head] = [placement for placement in placements(shape, "value") if placement.parameter == "output_layer.weight"]
     assert (head.name, head.shape, head.split) == ("score.weight", (1, 48), None)
     copy = tied_copy(shape)
     assert (copy.name, copy.parameter, copy.split) == ("model.embed_tokens.weight", "output_layer.weight", 0)
@@ -188,7 +188,7 @@ def test_transformer_engine_spec_names_the_same_parameters(tmp_path: Path, famil
         transformer_engine_name(
             placement.parameter, has_experts=shape.has_experts(0), is_latent=shape.latent is not None
         )
-        for placement in placements(shape, "actor")
+        for placement in placements(shape, "token")
         if placement.layer == 0
     }
     assert names == {f"decoder.layers.0.{name}" for name in TRANSFORMER_ENGINE[family]}
@@ -199,7 +199,7 @@ def test_dense_layer_of_a_mixture_fuses_its_norm(tmp_path: Path) -> None:
     shape = read_shape(tmp_path)
     names = [
         transformer_engine_name(placement.parameter, has_experts=shape.has_experts(1))
-        for placement in placements(shape, "actor")
+        for placement in placements(shape, "token")
         if placement.layer == 1
     ]
     assert "decoder.layers.1.mlp.linear_fc1.layer_norm_weight" in names

@@ -14,6 +14,7 @@ from ppoctl.algorithm.ppo import PPO, PPO_CORRECTED
 from ppoctl.algorithm.trace import trace
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loading.load import load
+from ppoctl.model.head import Head
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
@@ -44,22 +45,22 @@ ALONE = ParallelTable()
 def test_parameters_of_each_rank() -> None:
     [alone] = stages_of(SMALL, ALONE)
     layer = ATTENTION + MLP + NORMS
-    assert rank_parameters(SMALL, "actor", alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
+    assert rank_parameters(SMALL, "token", alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
     assert (
-        rank_parameters(SMALL, "critic", alone, ALONE).total == 3 * layer + 8 + TABLE + 8
+        rank_parameters(SMALL, "value", alone, ALONE).total == 3 * layer + 8 + TABLE + 8
     )  # one row of values, one table
     assert (
-        rank_parameters(SMALL, "actor", alone, ParallelTable(tensor=2)).total
+        rank_parameters(SMALL, "token", alone, ParallelTable(tensor=2)).total
         == 3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE
     )
     first, last = stages_of(SMALL, ParallelTable(pipeline=2, first_stage_layers=1))
     assert (first.layers, last.layers) == ((0,), (1, 2))
-    assert rank_parameters(SMALL, "actor", first, ALONE).total == layer + TABLE
-    assert rank_parameters(SMALL, "actor", last, ALONE).total == 2 * layer + 8 + TABLE
-    assert rank_parameters(SMALL, "critic", last, ALONE).total == 2 * layer + 8 + 8
+    assert rank_parameters(SMALL, "token", first, ALONE).total == layer + TABLE
+    assert rank_parameters(SMALL, "token", last, ALONE).total == 2 * layer + 8 + TABLE
+    assert rank_parameters(SMALL, "value", last, ALONE).total == 2 * layer + 8 + 8
     tied = replace(SMALL, tied_embeddings=True)
-    assert rank_parameters(tied, "actor", alone, ALONE).total == 3 * layer + 8 + TABLE
-    assert rank_parameters(tied, "actor", last, ALONE).total == 2 * layer + 8 + TABLE  # a separate copy
+    assert rank_parameters(tied, "token", alone, ALONE).total == 3 * layer + 8 + TABLE
+    assert rank_parameters(tied, "token", last, ALONE).total == 2 * layer + 8 + TABLE  # a separate copy
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,10 @@ def test_layers_are_split_over_pipeline_ranks(layout: ParallelTable, layers: Seq
 
 
 def _part(
-    weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3
+    weight: int, device: str, layout: ParallelTable = ALONE, head: Head = "token", layers: int = 3
 ) -> ModelShard:
     stage = replace(stages_of(SMALL, layout)[-1], layers=tuple(range(layers)))
-    return ModelShard(SMALL, role, layout, stage, Precision(weight, device))
+    return ModelShard(SMALL, head, layout, stage, Precision(weight, device))
 
 
 def test_forward_pass_saved_activations() -> None:
@@ -108,7 +109,7 @@ def test_forward_pass_saved_activations() -> None:
     assert split.logits == 4 * 64 * 4  # the first rank has 64 of the 128 padded rows
     shared = saved(_part(4, "cpu", ParallelTable(tensor=2, sequence=True)), batch)
     assert (shared.norms, shared.projections) == (activations.norms // 2, activations.projections // 2)
-    of_critic = saved(_part(2, "cpu", role="critic"), batch)
+    of_critic = saved(_part(2, "cpu", head="value"), batch)
     assert of_critic.logits == 0
     assert of_critic.ends == 10 * (8 + 2 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 3 * 8)
 
@@ -116,7 +117,7 @@ def test_forward_pass_saved_activations() -> None:
 def test_backward_bytes_beyond_saved_activations() -> None:
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     first = ModelShard(
-        SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
+        SMALL, "token", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
     )
     assert backward_bytes(first, batch) == 10 * 4 * (8 + 8 + 2 * 20)
     assert forward_bytes(first, batch) == 10 * (4 * 4 * 8 + 5 * 4 * 20 + 4 * 4)
@@ -127,7 +128,7 @@ def test_backward_bytes_beyond_saved_activations() -> None:
 def test_state_bytes_of_ranks() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
     batch = MicrobatchShape(10, 6, 4, 5)
-    training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
+    training = Training("token", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
     [rank] = ranks_of(training)
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
     assert (rank.weights, rank.gradients, rank.reference) == (2 * parameters, 4 * parameters, 2 * parameters)
@@ -135,16 +136,16 @@ def test_state_bytes_of_ranks() -> None:
     assert rank.resident == 14 * parameters
     [whole] = ranks_of(replace(training, layout=ALONE, precision=Precision(4, "cpu")))
     assert (whole.main_weights, whole.moments) == (0, 8 * parameters)
-    assert state_bytes(SMALL, "actor", ALONE, 4) == 12 * parameters
-    assert state_bytes(SMALL, "actor", ALONE, 2) == 14 * parameters
-    assert state_bytes(SMALL, "actor", ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
+    assert state_bytes(SMALL, "token", ALONE, 4) == 12 * parameters
+    assert state_bytes(SMALL, "token", ALONE, 2) == 14 * parameters
+    assert state_bytes(SMALL, "token", ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
 
 
 def test_full_kl_adds_logits_chunk_and_reference_hidden_states() -> None:
     """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, only on the last rank."""
     layout, batch = ParallelTable(pipeline=2), MicrobatchShape(10, 6, 4, 5)
     shape = replace(SMALL, num_layers=4)
-    training = Training("actor", shape, layout, Precision(4, "cpu"), batch, batch, 3, has_reference=True)
+    training = Training("token", shape, layout, Precision(4, "cpu"), batch, batch, 3, has_reference=True)
     both = replace(training, full_kl_in=frozenset({"forward", "update"}))
     (first, last), (first_of_both, last_of_both) = ranks_of(training), ranks_of(both)
     assert first_of_both == first
@@ -183,7 +184,7 @@ def test_full_kl_passes_follow_kl_settings(smallest: Path, kl: str, passes: set[
 def test_top_p_filter_adds_third_copy_of_logits_block(smallest: Path) -> None:
     """4 positions of 100 ids in one block: a number of 4 bytes, and a bit in a byte each."""
     batch = MicrobatchShape(10, 6, 4, 5)
-    training = Training("actor", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
+    training = Training("token", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
     [plain], [filtered] = ranks_of(training), ranks_of(replace(training, filtered=True))
     assert filtered.forward - plain.forward == filtered.backward - plain.backward == 5 * 4 * 100
     for key, value, reads in (("top_p", 0.9, True), ("top_k", 20, False), ("top_p", 1.0, False)):
@@ -195,7 +196,7 @@ def test_top_p_filter_adds_third_copy_of_logits_block(smallest: Path) -> None:
 def test_microbatches_under_way_per_pipeline_rank() -> None:
     batch = MicrobatchShape(10, 6, 4, 5)
     training = Training(
-        "actor", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
+        "token", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
     assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, with enough microbatches
 
@@ -208,7 +209,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
     assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
     assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
     batch, model = MicrobatchShape(10, 6, 4, 5), replace(SMALL, num_layers=8)
-    training = Training("actor", model, layout, Precision(4, "cpu"), batch, batch, 8)
+    training = Training("token", model, layout, Precision(4, "cpu"), batch, batch, 8)
     first, last = ranks_of(training)[0], ranks_of(training)[-1]
     assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
     a_layer = 10 * (2 * (2 * 4 * 8 + 4) + 2 * 4 * 8 + 4 * (16 + 8 + 32 + 16 + 16 + 4) + 5 * 4 * 20)
@@ -231,7 +232,7 @@ def test_recomputed_activations_are_not_saved(recompute: Recompute) -> None:
         assert (after.total - after.ends - after.logits, after.inputs) == (10 * 3 * 4 * 8, 10 * 3 * 4 * 8)
         extra = (before.total - before.ends - before.logits) // 3
     middle = ModelShard(
-        SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
+        SMALL, "token", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
     )
     assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + extra
 

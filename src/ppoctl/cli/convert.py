@@ -30,6 +30,12 @@ SourceArgument = Annotated[
     ),
 ]
 
+Role = Annotated[
+    str | None,
+    typer.Option(
+        "--role", metavar="ROLE", help="Role to convert. Default: actor for a run, otherwise the role of SOURCE."
+    ),
+]
 Like = Annotated[
     str | None,
     typer.Option(
@@ -56,10 +62,7 @@ def convert_ckpt(
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Saved step of a run. Default: the last.")
     ] = None,
-    role: Annotated[
-        Literal["actor", "critic"] | None,
-        typer.Option("--role", help="Role to convert. Default: actor for a run, otherwise the role of SOURCE."),
-    ] = None,
+    role: Role = None,
     like: Like = None,
     dtype: Cast = None,
     shard_gib: Annotated[

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.tensor_accounting import account, not_part_of, not_tied
-from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD, Role
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 
 ROUTER_BIAS = "e_score_correction_bias"
@@ -18,7 +19,7 @@ dtype."""
 
 @dataclass
 class Accounted:
-    """Weights of a model folder in one role. All tensors are cast to one dtype, or each keeps its stored dtype.
+    """Weights of a model folder, read for one head. All tensors are cast to one dtype, or each keeps its dtype.
 
     Raises EnvironmentProblemError that names the first tensor that is missing, unexpected, of another shape or
     quantized, or an output layer that differs from the embedding although the configuration ties them.
@@ -27,7 +28,7 @@ class Accounted:
     given: Weights
     folder: Path
     shape: ModelShape
-    role: Role
+    head: Head
     dtype: torch.dtype | None = None
     """Dtype that floating-point tensors are cast to; None: no cast."""
     notes: list[str] = field(default_factory=list)
@@ -35,12 +36,12 @@ class Accounted:
     specs: dict[str, Spec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        accounted = account(self.given.specs, self.folder, self.shape, self.role)
+        accounted = account(self.given.specs, self.folder, self.shape, self.head)
         if accounted.must_be_tied and not torch.equal(self.given.tensor(LM_HEAD), self.given.tensor(EMBEDDING)):
             raise not_tied(self.folder)
         for name in accounted.must_be_zero:
             if self.given.tensor(name).any():
-                raise not_part_of(name, self.folder, self.role)
+                raise not_part_of(name, self.folder, self.head)
         self.notes += accounted.notes
         for part in accounted.parts:
             made_up = accounted.made_up and part.name == VALUE_HEAD

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.model.families import FAMILIES
+from ppoctl.model.head import Head
 
 if TYPE_CHECKING:  # the digest is also computed on login nodes, without torch
     import torch
-
-    from ppoctl.convert.tensors import Role
 
 CONFIG = "config.json"
 _COPIED = (
@@ -36,10 +35,10 @@ def companions_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Companions:
-    """The files that accompany weights of this role and dtype, built from the model in `source`."""
+    """The files that accompany weights of a model with this head and dtype, built from the model in `source`."""
 
     source: Path
-    role: "Role"
+    head: Head
     dtype: "torch.dtype"
 
     def write(self, folder: Path) -> None:
@@ -62,7 +61,7 @@ class Companions:
             config.pop(stale, None)
         config["dtype"] = str(self.dtype).removeprefix("torch.")
         prefix = FAMILIES[str(config["model_type"])].classes
-        if self.role == "actor":
+        if self.head == "token":
             return config | {"architectures": [f"{prefix}ForCausalLM"]}
         config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
         return config | {"id2label": {"0": "value"}, "label2id": {"value": 0}}

@@ -1,6 +1,6 @@
 """Megatron's parameters of a whole model, assembled from Hugging Face tensors and split again, one at a time.
 
-    parameters(shape, role)                      every parameter, with the tensors that it contains
+    parameters(shape, head)                      every parameter, with the tensors that it contains
     assembled(parameter, weights) -> Tensor      Hugging Face -> Megatron
     MegatronWeights(torch_dist).tensor(name)     Megatron -> Hugging Face
 
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import Spec, Weights
-from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, Role, placements
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
@@ -74,10 +75,10 @@ class Parameter:
         return ParameterKey(name, tuple(leading))
 
 
-def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
+def parameters(shape: ModelShape, head: Head) -> list[Parameter]:
     """Return all Megatron parameters of the model, in layer order."""
     by_name: dict[str, list[Placement]] = {}
-    for placement in placements(shape, role):
+    for placement in placements(shape, head):
         by_name.setdefault(placement.parameter, []).append(placement)
     return [_parameter(name, tuple(parts), shape) for name, parts in by_name.items()]
 
@@ -103,9 +104,9 @@ class MegatronWeights:
     shape.
     """
 
-    def __init__(self, state: TorchDist, shape: ModelShape, role: Role) -> None:
+    def __init__(self, state: TorchDist, shape: ModelShape, head: Head) -> None:
         self._state, self._shape = state, shape
-        self.parameters = parameters(shape, role)
+        self.parameters = parameters(shape, head)
         first = next(iter(parameter for parameter in self.parameters if parameter.parts[0].layer is not None))
         self.layers_alike = any(
             first.key(shape, layers_alike=True, transformer_engine=fused).name in state.tensors

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ppoctl.convert.headers import TRAINABLE
-from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Placement, Role, placements
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Placement, placements
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.head import Head
 from ppoctl.model.labels import has_head
 from ppoctl.model.shape import ModelShape
 
@@ -48,10 +49,10 @@ class Account:
     """Names of tensors that must be all zero, and so have no effect; otherwise they do not belong to the model."""
 
 
-def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, role: Role) -> Account:
+def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, head: Head) -> Account:
     """Account for every tensor of a checkpoint. Raises EnvironmentProblemError that names the first tensor that is
     missing, unexpected, of another shape, or quantized."""
-    result = Account(list(placements(shape, role)))
+    result = Account(list(placements(shape, head)))
     missing = [part.name for part in result.parts if part.name not in found]
     if VALUE_HEAD in missing and not has_head(folder):
         missing.remove(VALUE_HEAD)
@@ -69,15 +70,17 @@ def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, rol
     if constants:
         more = f" and {len(constants) - 1} more" if len(constants) > 1 else ""
         result.notes.append(f"`{constants[0]}`{more} left out: computed from config.json")
-    _leave_out(result, (name for name in others if name not in constants), folder, shape, role)
+    _leave_out(result, (name for name in others if name not in constants), folder, shape, head)
     return result
 
 
-def not_part_of(name: str, folder: Path, role: Role) -> EnvironmentProblemError:
-    """Return the error for a tensor that belongs to another model or role."""
-    hint = "name the configuration of this checkpoint, or another role"
-    hint = "it is a critic's: add --role critic" if name in (VALUE_HEAD, VALUE_BIAS) and role == "actor" else hint
-    return EnvironmentProblemError(f"tensor `{name}` in `{folder}` is not part of the {role}", hint=hint)
+def not_part_of(name: str, folder: Path, head: Head) -> EnvironmentProblemError:
+    """Return the error for a tensor that belongs to another model or another head."""
+    model, hint = "the critic", "name the configuration of this checkpoint, or another role"
+    if head == "token":
+        model = "the actor"
+        hint = "it is a critic's: add --role critic" if name in (VALUE_HEAD, VALUE_BIAS) else hint
+    return EnvironmentProblemError(f"tensor `{name}` in `{folder}` is not part of {model}", hint=hint)
 
 
 def not_tied(folder: Path) -> EnvironmentProblemError:
@@ -88,18 +91,18 @@ def not_tied(folder: Path) -> EnvironmentProblemError:
     )
 
 
-def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: ModelShape, role: Role) -> None:
+def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: ModelShape, head: Head) -> None:
     for name in names:
-        if name == LM_HEAD and role == "critic":
+        if name == LM_HEAD and head == "value":
             result.notes.append(f"`{name}` is left out: a critic has a value head instead")
         elif name == LM_HEAD and shape.tied_embeddings:
             result.must_be_tied = True
             result.notes.append(f"`{name}` is left out: it is equal to `{EMBEDDING}`")
-        elif name == VALUE_BIAS and role == "critic":
+        elif name == VALUE_BIAS and head == "value":
             result.must_be_zero = (name,)
             result.notes.append(f"`{name}` is left out: it is zero")
         else:
-            raise not_part_of(name, folder, role)
+            raise not_part_of(name, folder, head)
 
 
 def _require_fitting(part: Placement, tensor: Described, folder: Path) -> None:

@@ -7,13 +7,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensor_mapping import FusedPart, TensorMapping
+from ppoctl.model.head import Head
 from ppoctl.model.shape import LatentShape, ModelShape
-
-Role = Literal["actor", "critic"]
 
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
@@ -49,7 +47,7 @@ class Placement:
         return name.replace(f"experts.{self.expert}.", f"experts.{expert}.", 1)
 
 
-def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
+def placements(shape: ModelShape, head: Head) -> Iterator[Placement]:
     """Yield the placements of all tensors of the model, in layer order."""
     yield _placement(TensorMapping(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
@@ -59,7 +57,7 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
             )
             yield _placement(row, shape, layer, expert)
     yield _placement(TensorMapping(FINAL_NORM, "decoder.final_layernorm.weight", "hidden"), shape)
-    if role == "critic":
+    if head == "value":
         # A critic is transformers' ...ForSequenceClassification with one label; a reward model may have more labels.
         yield _placement(TensorMapping(VALUE_HEAD, OUTPUT_LAYER, "labels hidden"), shape)
     elif not shape.tied_embeddings:
@@ -73,7 +71,7 @@ def tied_copy(shape: ModelShape) -> Placement:
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
     """Yield the Hugging Face names of an actor's weights, in layer order."""
-    return (placement.name for placement in placements(shape, "actor"))
+    return (placement.name for placement in placements(shape, "token"))
 
 
 def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:

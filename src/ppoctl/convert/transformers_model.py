@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.utils import logging
 
 from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.tensors import VALUE_HEAD, Role
+from ppoctl.convert.tensors import VALUE_HEAD
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 
 
@@ -19,13 +20,13 @@ class TransformersModel:
     rounded). Raises EnvironmentProblemError if a tensor is missing, or if tying of the output layer does not match
     the configuration."""
 
-    def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
+    def __init__(self, folder: Path, shape: ModelShape, head: Head, rounded_to: torch.dtype | None) -> None:
         quiet: Any = logging
         quiet.disable_progress_bar()
         quiet.set_verbosity_error()  # missing tensors are checked below instead
-        is_critic = role == "critic"
-        kind: Any = AutoModelForSequenceClassification if is_critic else AutoModelForCausalLM
-        settings = {"num_labels": 1} if is_critic else {}
+        has_value_head = head == "value"
+        kind: Any = AutoModelForSequenceClassification if has_value_head else AutoModelForCausalLM
+        settings = {"num_labels": 1} if has_value_head else {}
         try:
             self._model, info = kind.from_pretrained(
                 folder,
@@ -43,7 +44,7 @@ class TransformersModel:
         missing = sorted(set(info["missing_keys"]) - {VALUE_HEAD})
         if missing:
             raise EnvironmentProblemError(f"transformers does not find `{missing[0]}` in `{folder}`")
-        if not is_critic:
+        if not has_value_head:
             self._require_tied_as(shape.tied_embeddings, folder)
         self._model.eval()
         if rounded_to is not None:

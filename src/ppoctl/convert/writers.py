@@ -8,9 +8,9 @@ import torch
 from ppoctl.convert.hugging_face import Weights
 from ppoctl.convert.parameters import assembled, layers_alike, parameters
 from ppoctl.convert.safetensors_writer import SafetensorsWriter
-from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist_writer import TorchDistWriter
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 
 
@@ -22,12 +22,12 @@ def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None
         writer.finish()
 
 
-def write_megatron(weights: Weights, shape: ModelShape, role: Role, folder: Path, shard_bytes: int) -> None:
+def write_megatron(weights: Weights, shape: ModelShape, head: Head, folder: Path, shard_bytes: int) -> None:
     """Write weights as a torch_dist checkpoint for any layout. Raises OSError, and EnvironmentProblemError if tensors
     that Megatron stores as one tensor have different dtypes."""
     alike, dtypes = layers_alike(shape), dict[str, torch.dtype]()
     with closing(TorchDistWriter(folder, shard_bytes)) as writer:
-        for parameter in parameters(shape, role):
+        for parameter in parameters(shape, head):
             key = parameter.key(shape, layers_alike=alike)
             for part in parameter.parts:
                 dtype = weights.specs[part.name].dtype
@@ -37,4 +37,4 @@ def write_megatron(weights: Weights, shape: ModelShape, role: Role, folder: Path
                         hint="cast all of them: --dtype float32",
                     )
             writer.write(key.name, assembled(parameter, weights, shape), key.leading)
-        writer.finish({"role": role})
+        writer.finish({"head": head})

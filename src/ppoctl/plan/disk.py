@@ -11,7 +11,7 @@ from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.retention import LEAST_KEPT
 
@@ -45,7 +45,7 @@ def storage_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Sto
     if shapes is None:
         return plan
     states = {
-        role: state_bytes(shape, role, layouts(recipe)[role], model_of(recipe, role).weight_bytes)
+        role: state_bytes(shape, head_of(role), layouts(recipe)[role], model_of(recipe, role).weight_bytes)
         for role, shape in shapes.items()
     }
     parameters = count_parameters(shapes[POLICY])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
 from ppoctl.convert.tensor_accounting import account, not_part_of, not_tied
@@ -18,6 +17,7 @@ from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlErro
 from ppoctl.model.bundled_configs import carried_folder
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import hub_cache, is_hub_id, is_url, local_folder, read_config, read_json_object
+from ppoctl.model.head import Head
 from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
@@ -110,7 +110,7 @@ def require_critic(path: str, base: str) -> list[str]:
     if not has_weights(folder, SAFETENSORS):
         raise MissingAssetError(f"`{_CRITIC}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
     found = headers(folder)
-    _require_bytes(found, folder, shape, "critic")
+    _require_bytes(found, folder, shape, "value")
     return (
         []
         if VALUE_HEAD in found
@@ -133,7 +133,7 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
             raise MissingAssetError(
                 f"`{key}.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
             )
-        _require_bytes(headers(folder), folder, shape, "critic")
+        _require_bytes(headers(folder), folder, shape, "value")
     if table.max_tokens is not None and table.max_tokens > shape.max_positions:
         raise RecipeError(
             f"`{key}.max_tokens` is `{table.max_tokens}`, but the reward model in `{folder}` has "
@@ -196,7 +196,7 @@ def _require_generator(folder: Path, shape: ModelShape, device: str | None) -> N
 def _require_weights(folder: Path, shape: ModelShape) -> None:
     if has_weights(folder, SAFETENSORS):
         found = headers(folder)
-        _require_bytes(found, folder, shape, "actor")
+        _require_bytes(found, folder, shape, "token")
         return
     if has_weights(folder, PICKLE):
         raise EnvironmentProblemError(
@@ -208,14 +208,14 @@ def _require_weights(folder: Path, shape: ModelShape) -> None:
     )
 
 
-def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, role: Any) -> None:
+def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, head: Head) -> None:
     """Check the names and shapes of all tensors, and the values of tensors that must be equal (tied) or zero."""
-    result = account(found, folder, shape, role)
+    result = account(found, folder, shape, head)
     if result.must_be_tied and not _same_bytes(found[LM_HEAD], found[EMBEDDING]):
         raise not_tied(folder)
     for name in result.must_be_zero:
         if any(any(chunk) for chunk in _chunks(found[name])):
-            raise not_part_of(name, folder, role)
+            raise not_part_of(name, folder, head)
 
 
 def _same_bytes(one: Header, other: Header) -> bool:

@@ -11,3 +11,8 @@ POLICY: Final = "actor"
 def head_of(role: str) -> Head:
     """Return the head of the model of a role: tokens for the policy, values for every other role."""
     return "token" if role == POLICY else "value"
+
+
+def role_with(head: Head) -> str:
+    """Return the role that a checkpoint outside a run has: the policy or, if the head returns values, the critic."""
+    return POLICY if head == "token" else "critic"

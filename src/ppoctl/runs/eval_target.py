@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.load import load
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import manifest as manifests
@@ -38,8 +39,8 @@ class Checkpoint:
 
         saved = self.manifest
         if saved is None:
-            return initial_state("actor", str(self.folder))
-        return State("actor", saved.step, int(saved.extra["updates"]), saved.identity)
+            return initial_state(POLICY, str(self.folder))
+        return State(POLICY, saved.step, int(saved.extra["updates"]), saved.identity)
 
 
 def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> Checkpoint:
@@ -52,14 +53,14 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         saved = saved_steps(RunPaths(path), outlines_of(RunPaths(path)).roles)
         if not saved:
             raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
-        path = RunPaths(path).state("actor", saved[-1])
+        path = RunPaths(path).state(POLICY, saved[-1])
     manifest = manifests.read(path)
-    if manifest is not None and manifest.stage == "state/actor":
+    if manifest is not None and manifest.stage == f"state/{POLICY}":
         paths = run_of(path)
         recipe = load(files, sets, environ={}).recipe if files else recipe_of(paths, sets)
         manifests.verify(path, manifest)
         if paths.run_json.is_file():
-            same_companions(paths, recipe, "actor")
+            same_companions(paths, recipe, POLICY)
         return Checkpoint(recipe, path, manifest)
     if (path / "config.json").is_file():
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe

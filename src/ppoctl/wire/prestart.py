@@ -32,6 +32,7 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
         eos_token_ids=end_token_ids(folder),
         table=recipe.generator,
         sleeps="generator" in recipe.cluster.offload,
+        trained=tuple(recipe.trained),
     )
 
 

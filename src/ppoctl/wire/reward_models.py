@@ -47,6 +47,7 @@ def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSetti
         table=recipe.generator,
         sleeps="reward" in recipe.cluster.offload,
         key=f"{dotted(key)}.path",
+        trained=tuple(recipe.trained),
     )
     return PoolingSettings(
         role=dotted(key),

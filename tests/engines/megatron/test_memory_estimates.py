@@ -18,6 +18,7 @@ from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
@@ -125,7 +126,7 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
         microbatch = full_microbatch(ROWS // parallel.data, parallel.context)
         weight = 4 if dtype is torch.float32 else 2
         training = Training(
-            role=role,
+            head=head_of(role),
             shape=read_shape(folders(kind)),
             layout=parallel,
             precision=Precision(weight, "cpu"),
@@ -164,7 +165,9 @@ def test_estimated_bytes_of_every_rank_are_within_a_tenth(
     pool.call("begin_save", tmp_path, False)
     pool.call("finish_save")
     files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
-    found = _compared(opened_case) | {"state": [(state_bytes(read_shape(folder), role, layout, weight), files)]}
+    found = _compared(opened_case) | {
+        "state": [(state_bytes(read_shape(folder), head_of(role), layout, weight), files)]
+    }
     _check(found)
 
 
@@ -248,7 +251,7 @@ def test_forward_estimate_uses_forward_microbatch_limit(pool: RankPool) -> None:
 def _training(
     parallel: ParallelTable, update: MicrobatchShape, forward: MicrobatchShape, microbatches: int
 ) -> Training:
-    return Training("actor", read_shape(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
+    return Training("token", read_shape(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
 
 
 def test_ranks_that_only_join_sending_return_nothing(pool: RankPool) -> None:

@@ -17,7 +17,7 @@ from ppoctl.convert.destination import destination
 from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.model_files import Companions
 from ppoctl.convert.parameters import MegatronWeights
-from ppoctl.convert.tensors import EMBEDDING, Role
+from ppoctl.convert.tensors import EMBEDDING
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.verify import Check
 from ppoctl.convert.writers import write_hugging_face, write_megatron
@@ -37,7 +37,8 @@ class ConvertRequest:
     source: str
     to: Literal["hf", "megatron"]
     out: Path
-    role: Role | None = None
+    role: str | None = None
+    """Role to convert; None: the policy of a run, otherwise the role of the source."""
     step: int | None = None
     like: str | None = None
     dtype: str | None = None
@@ -74,8 +75,8 @@ class Conversion:
         if self.request.to == "hf":
             write_hugging_face(self.weights, folder, shard_bytes)
         else:
-            write_megatron(self.weights, self.shape, self.source.role, folder, shard_bytes)
-        Companions(self.source.like, self.source.role, self.dtype).write(folder)
+            write_megatron(self.weights, self.shape, self.source.head, folder, shard_bytes)
+        Companions(self.source.like, self.source.head, self.dtype).write(folder)
 
     def check(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
         """Return the checks that the files in `folder` passed, and the digest of every tensor. Raises
@@ -91,19 +92,19 @@ class Conversion:
                 to_hf = self.request.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
                 rounded_to = DTYPES[self.request.dtype] if self.request.dtype else None
-                pair = ModelPair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
+                pair = ModelPair(hugging_face, megatron, self.shape, self.source.head, rounded_to)
                 checks += check_parity(pair, self.weights)
         return checks, digests
 
     def _check_files(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
         configuration = verify.check_configuration(folder, self.shape)
         if self.request.to == "megatron":
-            megatron = MegatronWeights(TorchDist(folder), self.shape, self.source.role)
+            megatron = MegatronWeights(TorchDist(folder), self.shape, self.source.head)
             checks, digests = verify.check_tensors(self.weights, megatron)
             return [*checks, verify.check_padding(megatron, is_written=True), configuration], digests
         written = open_weights(folder, allow_pickle=False)
         checks, digests = verify.check_tensors(self.weights, written)
-        megatron = MegatronWeights(TorchDist(self.source.folder), self.shape, self.source.role)
+        megatron = MegatronWeights(TorchDist(self.source.folder), self.shape, self.source.head)
         checks.append(verify.check_round_trip(megatron, written, self.shape))
         return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
 
@@ -139,8 +140,8 @@ def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     if source.kind == "hf":
         source_weights: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
     else:
-        source_weights = MegatronWeights(TorchDist(source.folder), shape, source.role)
-    weights = Accounted(source_weights, source.folder, shape, source.role, dtype)
+        source_weights = MegatronWeights(TorchDist(source.folder), shape, source.head)
+    weights = Accounted(source_weights, source.folder, shape, source.head, dtype)
     return Conversion(request, source, shape, weights, (*source.notes, *weights.notes))
 
 

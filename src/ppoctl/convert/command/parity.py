@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.hugging_face import Weights
-from ppoctl.convert.tensors import VALUE_HEAD, Role
+from ppoctl.convert.tensors import VALUE_HEAD
 from ppoctl.convert.transformers_model import TransformersModel
 from ppoctl.convert.verify import Check, failed
 from ppoctl.engines.megatron.checkpoint_scoring import CheckpointScorer
 from ppoctl.errors import OutOfMemoryError
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 
 SHARE = 1e-4
@@ -33,7 +34,7 @@ class ModelPair:
     hugging_face: Path
     megatron: Path
     shape: ModelShape
-    role: Role
+    head: Head
     rounded_to: torch.dtype | None
     """Dtype to which both models are rounded before the comparison, because a cast cannot be undone; None: not
     rounded."""
@@ -53,21 +54,21 @@ def require_memory(weights: Weights) -> None:
 
 
 def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
-    """Compare log-probs and entropies of an actor, or values of a critic. Raises ConversionError if they differ."""
+    """Compare log-probs and entropies, or the values of a value head. Raises ConversionError if they differ."""
     sequences = fixed_prompts(pair.shape)
-    heads = dict(_heads(weights)) if pair.role == "critic" else {}
-    theirs = TransformersModel(pair.hugging_face, pair.shape, pair.role, pair.rounded_to)
-    if pair.role == "critic":
+    heads = dict(_heads(weights)) if pair.head == "value" else {}
+    theirs = TransformersModel(pair.hugging_face, pair.shape, pair.head, pair.rounded_to)
+    if pair.head == "value":
         expected = {name: theirs.values(sequences, head) for name, head in heads.items()}
     else:
         expected = dict(zip(("log-probs", "entropies"), theirs.score(sequences), strict=True))
     del theirs
-    ours = CheckpointScorer(pair.megatron, pair.shape, pair.role, pair.rounded_to)
+    ours = CheckpointScorer(pair.megatron, pair.shape, pair.head, pair.rounded_to)
     actual = {}
     for name, head in heads.items():
         ours.use_head(head)
         actual[name] = ours.score(sequences).primary
-    if pair.role == "actor":
+    if pair.head == "token":
         scored = ours.score(sequences)
         assert scored.entropy is not None
         actual = {"log-probs": scored.primary, "entropies": scored.entropy}

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.model.folder import model_folder, read_config
+from ppoctl.model.head import Head
+from ppoctl.recipe.roles import POLICY, head_of, role_with
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -25,24 +27,30 @@ class FoundCheckpoint:
     """Folder with the weights."""
     like: Path
     """Folder with config.json and tokenizer."""
-    role: Role
+    role: str
     description: str
     """Description of the checkpoint for users."""
     notes: tuple[str, ...] = ()
     """Further notes for users."""
 
+    @property
+    def head(self) -> Head:
+        """Head of the model."""
+        return head_of(self.role)
 
-def find_source(path: str, *, like: str | None, role: Role | None, step: int | None) -> FoundCheckpoint:
+
+def find_source(path: str, *, like: str | None, role: str | None, step: int | None) -> FoundCheckpoint:
     """Find the checkpoint that the command line names. Raises RecipeError if the options conflict or name no saved
     state, EnvironmentProblemError if the path has no checkpoint, and CorruptArtifactError if a state of a run is
     damaged."""
     folder = Path(path)
     if (folder / "run.json").is_file():
-        return _state_of_run(RunPaths(folder), like, role or "actor", step)
+        return _state_of_run(RunPaths(folder), like, role or POLICY, step)
     if step is not None:
         raise RecipeError(f"`--step {step}` requires a run, and `{path}` is not a run", hint="leave out --step")
     if (manifest := manifests.read(folder)) is not None and manifest.stage.startswith("state/"):
         return _saved_state(run_of(folder), folder, like, role)
+    _require_known(role, path)
     if is_torch_dist(folder):
         return _torch_dist(folder, like, role)
     _require_no_megatron(folder)
@@ -53,11 +61,19 @@ def find_source(path: str, *, like: str | None, role: Role | None, step: int | N
         raise EnvironmentProblemError(
             f"`{path}` is not a run, a Megatron folder or a Hugging Face folder", hint=f"ls -a {quoted(folder)}"
         )
-    return FoundCheckpoint("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
+    return FoundCheckpoint(
+        "hf", folder, folder, role or role_with(_head_of_config(folder)), f"Hugging Face folder {folder}"
+    )
 
 
-def _state_of_run(paths: RunPaths, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
+def _state_of_run(paths: RunPaths, like: str | None, role: str, step: int | None) -> FoundCheckpoint:
     run_dir.facts(paths)
+    roles = sorted({saved for saved, _ in paths.saved_states()})
+    if roles and role not in roles:
+        raise RecipeError(
+            f"run `{paths.root}` has no saved state of role `{role}`; roles with saved states: {', '.join(roles)}",
+            hint=f"ppoctl convert-ckpt {quoted(paths.root)} OUT --to hf --role {quoted(roles[0])}",
+        )
     steps = paths.saved_steps(role)
     if not steps:
         raise RecipeError(
@@ -66,18 +82,18 @@ def _state_of_run(paths: RunPaths, like: str | None, role: Role, step: int | Non
     selected = steps[-1] if step is None else step
     if selected not in steps:
         saved = ", ".join(map(str, steps))
-        of_critic = " --role critic" if role == "critic" else ""
+        of_role = "" if role == POLICY else f" --role {role}"
         raise RecipeError(
             f"run `{paths.root}` has no saved state of the {role} at step {selected}; saved steps: {saved}",
-            hint=f"ppoctl convert-ckpt {quoted(paths.root)} OUT --to hf{of_critic} --step {steps[-1]}",
+            hint=f"ppoctl convert-ckpt {quoted(paths.root)} OUT --to hf{of_role} --step {steps[-1]}",
         )
     return _saved_state(paths, paths.state(role, selected), like, role)
 
 
-def _saved_state(paths: RunPaths, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
+def _saved_state(paths: RunPaths, folder: Path, like: str | None, role: str | None) -> FoundCheckpoint:
     manifest = manifests.read(folder)
     assert manifest is not None
-    saved: Role = "critic" if manifest.stage == "state/critic" else "actor"
+    saved = manifest.stage.removeprefix("state/")
     _require_role(saved, role, folder)
     manifests.verify(folder, manifest)
     base = model_folder(like) if like is not None else _base(paths, saved)
@@ -88,7 +104,7 @@ def _saved_state(paths: RunPaths, folder: Path, like: str | None, role: Role | N
     )
 
 
-def _base(paths: RunPaths, role: Role) -> Path:
+def _base(paths: RunPaths, role: str) -> Path:
     if not paths.recipe_toml.is_file():
         raise RecipeError(
             f"the state is not in a run directory: `{paths.recipe_toml}` does not exist",
@@ -97,22 +113,32 @@ def _base(paths: RunPaths, role: Role) -> Path:
     return same_companions(paths, recipe_of(paths), role, otherwise=", or name a folder that has it: --like FOLDER")
 
 
-def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
+def _torch_dist(folder: Path, like: str | None, role: str | None) -> FoundCheckpoint:
     if like is None and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{folder}` has no config.json, so its model is unknown",
             hint=f"name a folder of the same model: ppoctl convert-ckpt {quoted(folder)} OUT --to hf --like FOLDER",
         )
     output = TorchDist(folder).tensors.get("output_layer.weight")
-    saved: Role = "critic" if output is not None and output.size[0] == 1 else "actor"
+    saved = role_with("value" if output is not None and output.size[0] == 1 else "token")
     _require_role(saved, role, folder)
     base = folder if like is None else model_folder(like)
     return FoundCheckpoint("megatron", folder, base, saved, f"Megatron folder {folder}")
 
 
-def _require_role(saved: Role, requested: Role | None, folder: Path) -> None:
+def _require_role(saved: str, requested: str | None, folder: Path) -> None:
     if requested not in (None, saved):
         raise RecipeError(f"`{folder}` contains the {saved}, not the {requested}", hint="leave out --role")
+
+
+def _require_known(role: str | None, path: str) -> None:
+    """Raise unless a checkpoint outside a run can have this role."""
+    if role is not None and role_with(head_of(role)) != role:
+        known = " or ".join(map(role_with, get_args(Head)))
+        raise RecipeError(
+            f"`--role {role}` requires a run with this role, and `{path}` is not a run; its role can be {known}",
+            hint="leave out --role",
+        )
 
 
 def _require_no_megatron(folder: Path) -> None:
@@ -133,8 +159,7 @@ def _iterations(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.glob("iter_*")) if is_torch_dist(path))
 
 
-def _role_of_config(folder: Path) -> Role:
-    """Return the role of a model according to its configuration: the configuration of a critic names a class with a
-    head."""
+def _head_of_config(folder: Path) -> Head:
+    """Return the head of a model according to its configuration: a value head has a class of its own."""
     names = " ".join(read_config(folder).get("architectures") or ())
-    return "critic" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "actor"
+    return "value" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "token"

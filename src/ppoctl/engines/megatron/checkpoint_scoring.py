@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.tensors import Role
 from ppoctl.convert.transformers_model import round_parameters
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
-from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
+from ppoctl.engines.megatron.model import MODELS, ModelSettings, build_stages
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.schedule import run_forward, share_of
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import BySequences, ParallelTable
@@ -29,14 +29,13 @@ class CheckpointScorer:
     """A model in one process, with the weights of a torch_dist checkpoint that was saved with any layout.
     `rounded_to`: dtype to which the weights are rounded before they are used. None: weights are not rounded."""
 
-    def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
+    def __init__(self, folder: Path, shape: ModelShape, head: Head, rounded_to: torch.dtype | None) -> None:
         device = this_device()
         parallel = ParallelTable()
         settings = ModelSettings(shape, torch.float32, device, _CHUNK_TOKENS, parallel)
         groups = ensure_process_group(parallel)
-        model_class: type[PackedModel] = ValueModel if role == "critic" else LogprobModel
         with megatron_device():
-            self._stages = build_stages(model_class, settings, groups)
+            self._stages = build_stages(MODELS[head], settings, groups)
             load_torch_dist(self._stages, folder)
         if rounded_to is not None:
             round_parameters(self._stages[0], rounded_to)
@@ -44,7 +43,7 @@ class CheckpointScorer:
         self._device = device
 
     def score(self, sequences: Sequences) -> TokenOutputs:
-        """Return log-probs and entropies of the response tokens, or the values for a critic."""
+        """Return log-probs and entropies of the response tokens, or the values of a value head."""
         plan = MicrobatchPlan(
             batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
             reading=ReadSettings(self._device, OutputRequest(entropy=True)),

@@ -16,7 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     """Return the settings from which each process of the role creates its model."""
-    table = recipe.actor if role == "actor" else recipe.critic
+    table = recipe.trained[role]
     model = model_of(recipe, role)
     return TrainerSettings(
         role=role,

@@ -4,7 +4,7 @@ Letters: N packed tokens, n positions to read. Only these n positions reach the 
 """
 
 import warnings
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -31,6 +31,7 @@ from ppoctl.engines.megatron.logprobs import (
 )
 from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -52,8 +53,8 @@ class PackedModel(GPTModel):
     """One pipeline stage of a GPTModel (the complete model without pipeline parallelism). Its forward takes one
     microbatch and returns `PositionOutputs` on the last stage."""
 
-    tie_embeddings: ClassVar[bool]
-    """Whether the output layer is tied to the embedding if it is tied in the model source."""
+    head: ClassVar[Head]
+    """Head of the model. Only a token head is tied to the embedding, if it is tied in the model source."""
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
@@ -68,7 +69,7 @@ class PackedModel(GPTModel):
             max_sequence_length=shape.max_positions,
             pre_process=pipeline_rank == 0 and not virtual_stage,
             post_process=_is_last(groups, settings.parallel, virtual_stage),
-            share_embeddings_and_output_weights=shape.tied_embeddings and self.tie_embeddings,
+            share_embeddings_and_output_weights=shape.tied_embeddings and self.head == "token",
             position_embedding_type="none",  # the attention module applies RoPE, from one table
             pg_collection=groups,
             vp_stage=virtual_stage,
@@ -121,7 +122,7 @@ class PackedModel(GPTModel):
 class LogprobModel(PackedModel):
     """The actor's model: log-probs and entropies."""
 
-    tie_embeddings = True
+    head = "token"
 
     @property
     def output_weight(self) -> Tensor:
@@ -144,9 +145,9 @@ class LogprobModel(PackedModel):
 
 
 class ValueModel(PackedModel):
-    """The critic's model: one value per position. Its embedding is never tied to the output layer."""
+    """The critic's model: one value per position."""
 
-    tie_embeddings = False
+    head = "value"
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         super().__init__(settings, groups, virtual_stage)
@@ -165,6 +166,10 @@ class ScoreModel(ValueModel):
         if self.post_process:
             self.output_layer = ScoreHead(self.config, settings.device, settings.shape.labels)
             self.output_layer.label = settings.label
+
+
+MODELS: Final[dict[Head, type[PackedModel]]] = {"token": LogprobModel, "value": ValueModel}
+"""Head -> class of a trained model with this head."""
 
 
 def build_stages(

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -30,11 +29,10 @@ from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
-    LogprobModel,
+    MODELS,
     ModelSettings,
     PackedModel,
     ScoreModel,
-    ValueModel,
     build_stages,
 )
 from ppoctl.engines.megatron.offload import HostOffload
@@ -59,10 +57,12 @@ from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import model_folder
+from ppoctl.model.head import Head
 from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import SendingRank
@@ -73,7 +73,7 @@ class TrainerSettings:
     """Settings from which each process of a role creates its model."""
 
     role: str
-    """`actor` or `critic`. For a reward model: the key of its recipe table, which is `reward` or begins with
+    """Role of a trained model. For a reward model: the key of its recipe table, which is `reward` or begins with
     `reward`."""
     model: str
     """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights of actor, critic and
@@ -93,9 +93,14 @@ class TrainerSettings:
     """Label whose probability is a reward model's score. None: the head has one output."""
 
     @property
-    def kind(self) -> str:
-        """Kind of the role: actor, critic or reward."""
-        return self.role.partition(".")[0]
+    def head(self) -> Head:
+        """Head of the model."""
+        return head_of(self.role)
+
+    @property
+    def is_reward_model(self) -> bool:
+        """Whether the model is a reward model, which is never trained."""
+        return self.role.partition(".")[0] == "reward"
 
 
 @dataclass(frozen=True)
@@ -112,12 +117,6 @@ class RankStepResult:
 
 class MegatronRank(SendingRank):
     """One rank of a trained role. `start` or `load` reads and builds the model."""
-
-    model_classes: ClassVar[dict[str, type[PackedModel]]] = {
-        "actor": LogprobModel,
-        "critic": ValueModel,
-        "reward": ScoreModel,
-    }
 
     def __init__(self, settings: TrainerSettings) -> None:
         super().__init__()
@@ -238,7 +237,7 @@ class MegatronRank(SendingRank):
         """Folder of the model source, and the shape of its model."""
         if self._source is None:
             folder = model_folder(self.settings.model)
-            labels = len(labels_of(folder)) if self.settings.kind == "reward" else 1
+            labels = len(labels_of(folder)) if self.settings.is_reward_model else 1
             self._source = folder, replace(read_shape(folder), labels=labels)
         return self._source
 
@@ -274,13 +273,14 @@ class MegatronRank(SendingRank):
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
         folder, shape = self.source
-        label = label_number(folder, settings.label, settings.role) if settings.kind == "reward" else None
+        label = label_number(folder, settings.label, settings.role) if settings.is_reward_model else None
         model = ModelSettings(
             shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label
         )
+        model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
         try:
             with megatron_device():
-                return build_stages(self.model_classes[settings.kind], model, self.groups)
+                return build_stages(model_class, model, self.groups)
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
@@ -321,7 +321,7 @@ class MegatronRank(SendingRank):
 
     def _ends(self, request: OutputRequest) -> tuple[int, ...]:
         """Return the ids that end a response, if the request needs them."""
-        if request.min_new_tokens == 0 or self.settings.role == "critic":
+        if request.min_new_tokens == 0 or self.settings.head == "value":
             return ()
         return (*end_token_ids(self.source[0]), *request.stop_token_ids)
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
 from ppoctl.convert.safe_pickle import why
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.model import PackedModel, ValueModel
+from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.safe_loader import DataOnly, causes
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.shape import ModelShape
@@ -33,9 +33,9 @@ def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
     Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
     tensor. Raises StorageError if the folder cannot be read.
     """
-    shape, is_critic = stages[0].settings.shape, isinstance(stages[0], ValueModel)
+    shape = stages[0].settings.shape
     source = TorchDist(folder)
-    found = MegatronWeights(source, shape, "critic" if is_critic else "actor")
+    found = MegatronWeights(source, shape, stages[0].head)
     if found.layers_alike != layers_alike(shape) and shape.experts is not None:
         raise StorageError(
             f"checkpoint in `{folder}` stores layers with experts as slices of one tensor, which no model can load",

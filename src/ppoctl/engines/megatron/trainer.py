@@ -17,7 +17,7 @@ from ppoctl.convert.destination import flush_all
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.model_files import CONFIG, Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.tensors import Role, placements, weight_names
+from ppoctl.convert.tensors import placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
@@ -95,7 +95,7 @@ class MegatronTrainer:
         loaded: dict[str, Spec] = {}
         for rank_specs in self.ranks.call("weight_specs"):
             loaded |= {spec.name: Spec(spec.shape, spec.dtype) for spec in rank_specs}
-        specs = {placement.name: loaded[placement.name] for placement in placements(shape, companions.role)}
+        specs = {placement.name: loaded[placement.name] for placement in placements(shape, companions.head)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
             for bucket in self.ranks.weights().buckets():
                 sent.add(bucket.checksums)
@@ -124,8 +124,7 @@ class MegatronTrainer:
 
     @cached_property
     def _companions(self) -> Companions:
-        role: Role = "critic" if self.settings.role == "critic" else "actor"
-        return Companions(self.source[0], role, self.settings.dtype)
+        return Companions(self.source[0], self.settings.head, self.settings.dtype)
 
     def forward(self, method: str, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         """Return the outputs for all rows, merged from all ranks."""

@@ -22,12 +22,11 @@ from ppoctl.convert.hugging_face import open_weights
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,
-    Role,
     placements,
     tied_copy,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.engines.megatron.model import PackedModel, ValueModel
+from ppoctl.engines.megatron.model import PackedModel
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,8 @@ def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Param
 def _placements_of(model: PackedModel) -> Iterator[Placement]:
     """Yield the Hugging Face tensors that a pipeline stage holds."""
     shape = model.settings.shape
-    role: Role = "critic" if isinstance(model, ValueModel) else "actor"
     layers = range(model.first_layer, model.first_layer + len(model.decoder.layers))
-    for placement in placements(shape, role):
+    for placement in placements(shape, model.head):
         is_here = model.pre_process if placement.name == EMBEDDING else model.post_process
         if is_here if placement.layer is None else placement.layer in layers:
             yield placement
@@ -187,9 +185,8 @@ def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
     A value head that is not in the folder is set to zero. Raises EnvironmentProblemError if the folder does not
     contain exactly the tensors of the model (`convert.accounted_tensors`).
     """
-    role: Role = "critic" if isinstance(stages[0], ValueModel) else "actor"
     source = open_weights(folder, allow_pickle=False)
-    weights = Accounted(source, folder, stages[0].settings.shape, role)
+    weights = Accounted(source, folder, stages[0].settings.shape, stages[0].head)
     for stage in stages:
         for part in parts_of(stage):
             if part.is_here(stage.pg_collection):

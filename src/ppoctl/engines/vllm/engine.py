@@ -2,6 +2,7 @@
 LLMEngine."""
 
 import gc
+import json
 import logging
 import traceback
 import warnings
@@ -303,7 +304,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
         return OutOfMemoryError(
             f"the GPU has less free memory than vLLM's fraction of it: {text}",
             hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or offload the trainers: "
-            """--set 'cluster.offload=["actor", "critic"]'""",
+            f"--set 'cluster.offload={json.dumps(settings.trained)}'",
         )
     if "max_model_len" in text:
         return too_long_a_window(settings.model, settings.max_model_len)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import GeneratorTable
 
 
@@ -28,3 +29,5 @@ class VllmSettings:
     """Recipe key that contains the path of the model."""
     seed: int = 0
     """Seed of the engine. No sample depends on this seed, since every request has a seed."""
+    trained: tuple[str, ...] = (POLICY,)
+    """Roles that the recipe trains."""

@@ -176,7 +176,7 @@ def _read(shard: ModelShard) -> int:
     """Return the bytes per read position that the output layer keeps in addition to the logits."""
     # The index of the position, and for the positions of all context ranks, row and column in the response grid.
     places = 8 + 2 * 8 * shard.layout.context
-    if shard.role == "critic":
+    if shard.head == "value":
         return 4 * shard.shape.hidden_size + places
     ids_and_statistics = 8 + 2 * 4
     return shard.precision.weight * shard.shape.hidden_size + places + ids_and_statistics
@@ -184,7 +184,7 @@ def _read(shard: ModelShard) -> int:
 
 def _chunk(shard: ModelShard, batch: MicrobatchShape) -> int:
     """Return the number of logits that exist at one time."""
-    if shard.role == "critic" or not shard.stage.is_last:
+    if shard.head == "value" or not shard.stage.is_last:
         return 0
     return min(batch.logits_chunk, batch.read) * shard.logit_rows
 
@@ -195,7 +195,7 @@ def _head_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:
     They are float32 copies of a block of logits and, for each number of the hidden states that are read, one number:
     the number itself or its gradient.
     """
-    number = 4 if shard.role == "critic" else shard.precision.weight
+    number = 4 if shard.head == "value" else shard.precision.weight
     block = min(BLOCK_LOGITS[shard.precision.device], _chunk(shard, batch))
     copies = BLOCK_COPIES + (shard.shape.logit_softcap is not None)
     return (copies * 4 + shard.filtered * FILTER_BYTES) * block + batch.read * number * shard.shape.hidden_size

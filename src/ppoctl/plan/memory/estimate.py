@@ -34,7 +34,7 @@ from ppoctl.recipe.parallel import (
     reward_models,
 )
 from ppoctl.recipe.role_model import model_of, reward_model_of
-from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs
 
@@ -203,7 +203,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
         keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
         if room is None or not keeps:
             continue
-        pair = pair_bytes(ModelShard(shape, role, layout, stages[0], at, recompute))
+        pair = pair_bytes(ModelShard(shape, head_of(role), layout, stages[0], at, recompute))
         layers = 1 if recompute == "full" else keeps
         most = isqrt(room * layout.context // (pair * layers))
         if longest <= most:
@@ -239,7 +239,7 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
     use = kl_use(recipe)
     full_kl_in = {"forward": use.is_full_before, "update": use.is_full_in_update} if role == POLICY else {}
     return Training(
-        role=role,
+        head=head_of(role),
         shape=shape,
         layout=layout,
         precision=at,

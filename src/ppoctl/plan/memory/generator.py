@@ -90,7 +90,7 @@ def generator_bytes(
     """
     tensor = table.tensor
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
-    parameters = rank_parameters(shape, "actor", whole_model(shape), layout).total
+    parameters = rank_parameters(shape, "token", whole_model(shape), layout).total
     channels = 2 * shape.key_channels // tensor
     if gpu_bytes is None:
         parameters += shape.padded_vocab_size * shape.hidden_size // tensor if shape.tied_embeddings else 0

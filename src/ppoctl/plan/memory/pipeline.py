@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ppoctl.model.cost import layer_parameters
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable
 
@@ -76,12 +77,12 @@ def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
     ]
 
 
-def rank_parameters(shape: ModelShape, role: str, stage: PipelineStage, layout: ParallelTable) -> Parameters:
+def rank_parameters(shape: ModelShape, head: Head, stage: PipelineStage, layout: ParallelTable) -> Parameters:
     """Return the parameters of one tensor rank in a pipeline stage.
 
     The rank has a slice of each matrix, some experts or slices of experts, and complete copies of norms, routers and
-    projections to latents. A critic has one row of value weights instead of the output layer. The last stage of an
-    actor with tied embeddings has a copy of the embedding, unless it is also the first stage.
+    projections to latents. A value head has one row of weights instead of the output layer. The last stage of a
+    model with tied embeddings has a copy of the embedding, unless it is also the first stage.
     """
     table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
     total, experts = table if stage.is_first else 0, 0
@@ -91,7 +92,7 @@ def rank_parameters(shape: ModelShape, role: str, stage: PipelineStage, layout: 
         experts += counts.experts
     if stage.is_last:
         total += shape.hidden_size  # the final norm
-        if role == "critic":
+        if head == "value":
             total += shape.hidden_size
         elif not (shape.tied_embeddings and stage.is_first):
             total += table

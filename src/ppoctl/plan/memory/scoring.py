@@ -47,7 +47,7 @@ def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) 
     tokens = ceil(most / layout.context)
     full = MicrobatchShape(tokens, read=1, logits_chunk=0, longest=most)
     training = Training(
-        role="critic",  # a reward model has the layers of a critic
+        head="value",
         shape=shape,
         layout=layout,
         precision=Precision(reward_model_of(recipe, key).weight_bytes, device),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.pipeline import PipelineStage
 from ppoctl.recipe.schema import ParallelTable, Recompute
@@ -22,8 +23,7 @@ class ModelShard:
     """The part of a model that one rank holds."""
 
     shape: ModelShape
-    role: str
-    """Role of the rank, actor or critic."""
+    head: Head
     layout: ParallelTable
     stage: PipelineStage
     """Layers of this shard: all layers of the rank or, with interleaved stages, one run of layers of the rank."""

@@ -12,6 +12,7 @@ activations    activations that the microbatches in flight keep in this pipeline
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
@@ -25,7 +26,7 @@ FLOAT32 = 4
 class Training:
     """Inputs of the estimate of one role."""
 
-    role: str
+    head: Head
     shape: ModelShape
     layout: ParallelTable
     precision: Precision
@@ -106,7 +107,7 @@ class RoleBytes:
 
 def role_bytes(training: Training) -> RoleBytes:
     """Return the bytes of a role."""
-    state = state_bytes(training.shape, training.role, training.layout, training.precision.weight)
+    state = state_bytes(training.shape, training.head, training.layout, training.precision.weight)
     return RoleBytes(training.layout.world_size, tuple(ranks_of(training)), state)
 
 
@@ -115,13 +116,13 @@ def ranks_of(training: Training) -> list[RankBytes]:
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
-def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int) -> int:
+def state_bytes(shape: ModelShape, head: Head, layout: ParallelTable, weight: int) -> int:
     """Return the bytes of a saved state: weights, main weights and moments of each parameter, without file overhead.
 
     A distributed optimizer writes main weights for a float32 model, too.
     """
     has_main = weight < FLOAT32 or layout.distributed_optimizer
-    numbers = rank_parameters(shape, role, whole_model(shape), ParallelTable()).total
+    numbers = rank_parameters(shape, head, whole_model(shape), ParallelTable()).total
     return numbers * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
 
 
@@ -145,12 +146,12 @@ def _rank(training: Training, number: int) -> RankBytes:
     stage = stages_of(training.shape, layout)[number]
     filtered = training.filtered
     whole, *runs = (
-        ModelShard(training.shape, training.role, layout, layers, training.precision, training.recompute, filtered)
+        ModelShard(training.shape, training.head, layout, layers, training.precision, training.recompute, filtered)
         for layers in (stage, *runs_of(stage, layout))
     )
     keeps = [saved(run, training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
-    counts = rank_parameters(training.shape, training.role, stage, layout)
+    counts = rank_parameters(training.shape, training.head, stage, layout)
     parameters, split = counts.total, _optimized(counts, layout)
     return RankBytes(
         stage=number,
