@@ -42,14 +42,15 @@ def test_actor_state_is_loaded_once_on_generator_request(
 ) -> None:
     recipe, order = fake_recipe(), list[str]()
     components = fake_components(recipe)
-    start = components.actor.start
+    actor = components.trainers["actor"]
+    start = actor.start
 
     def begin(says: str) -> None:
         order.append(says)
         start()
 
-    monkeypatch.setattr(components.actor, "start", lambda: begin("actor starts"))
-    monkeypatch.setattr(components.actor, "load", lambda found: begin(f"actor loads {found}"))
+    monkeypatch.setattr(actor, "start", lambda: begin("actor starts"))
+    monkeypatch.setattr(actor, "load", lambda found: begin(f"actor loads {found}"))
 
     class Starting(BigramGenerator):
         def prepare(self, state: State) -> None:

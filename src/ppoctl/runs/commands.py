@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
@@ -18,6 +18,7 @@ from ppoctl.loop.run import RunContext, run, start_point
 from ppoctl.loop.step_functions import StepInputs
 from ppoctl.ports import Actor, Sample, SampleSetKey
 from ppoctl.preflight import check as preflight
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import changed_settings, session
 from ppoctl.runs.eval_target import Checkpoint
@@ -206,14 +207,16 @@ def evaluated(
 ) -> Evaluation:
     """Run the evaluation of a checkpoint on these sets with these components, and close the components."""
 
+    policy = components.trainers[POLICY]
+
     @cache
     def actor_at(state: State) -> Actor:
         assert state == checkpoint.state
         if checkpoint.manifest is None:
-            components.actor.start()
+            policy.start()
         else:
-            components.actor.load(checkpoint.folder)
-        return components.actor
+            policy.load(checkpoint.folder)
+        return cast(Actor, policy)
 
     with closing(components), closing(components.generator(actor_at, notify, None)) as generator:
         drawing = SampleGeneration(generator, NullPorts(), NullPorts(), lambda *_: None)

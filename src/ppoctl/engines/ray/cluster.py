@@ -228,10 +228,11 @@ class RayCluster:
                 where, more = f"the Ray cluster at `{self.address}`", "start more nodes"
             if self.job_nodes is not None:
                 where, more = f"job {self.job_nodes.job}", "ask Slurm for more nodes (`--set slurm.nodes=...`)"
+            layouts = ", ".join(f"`{role}.parallel`" for role in self.placement.sizes if role != "generator")
             raise EnvironmentProblemError(
                 f"the recipe needs {needed} {unit} ({self.placement.describe()}), but {where} has {sum(found)} "
                 f"{slots} on {len(found)} nodes (the largest has {max(found, default=0)})",
-                hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
+                hint=f"{more}, or lower {layouts} and `generator.engines`",
             )
 
     def _start_own(self) -> None:
