@@ -27,7 +27,8 @@ class AdvantagesWithoutCritic(MonteCarloAdvantages):
 def without_critic(file: Path, *sets: str) -> Recipe:
     """Return the recipe with advantages that train no critic. The rules are not checked."""
     loaded, problems = examine([file], sets, {}, judges=())
-    assert loaded is not None and not problems
+    assert loaded is not None
+    assert not problems
     ppo = loaded.recipe.ppo.model_copy(update={"advantages": AdvantagesWithoutCritic(kind="monte_carlo")})
     return loaded.recipe.model_copy(update={"ppo": ppo})
 
@@ -51,7 +52,8 @@ CASES: list[tuple[list[str], str, str]] = [
     ),
     (
         ["ppo.critic_only_steps=1"],
-        f"`ppo.critic_only_steps` has no effect, because {TRAINS_NONE}: `ppo.critic_only_steps` = `1` (--set), {KIND}",
+        f"`ppo.critic_only_steps` has no effect, because {TRAINS_NONE}: `ppo.critic_only_steps` = `1` (--set), "
+        f"{KIND}",
         "remove `ppo.critic_only_steps`, or add `--set ppo.advantages.kind=gae`",
     ),
     (

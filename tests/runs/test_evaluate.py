@@ -117,7 +117,7 @@ def test_run_state_and_export_get_the_same_evaluation(
     place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
     found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
     components = fake_components(found.recipe)
-    on_fakes(monkeypatch, replace(components, actor=FromFolder(found.recipe)))
+    on_fakes(monkeypatch, replace(components, trainers={"actor": FromFolder(found.recipe)}))
     evaluated: Evaluation = commands.evaluate(found, print)
     samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
     assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]
