@@ -354,7 +354,7 @@ class Recipe(Table):
     ppo: PpoTable
     actor: TrainedTable
     critic: TrainedTable | None = None
-    """The critic; absent: the advantages use no values (`ppo.advantages.kind`)."""
+    """The critic; absent: the run trains none, because its advantages use no values (`ppo.advantages.kind`)."""
     generator: GeneratorTable = GeneratorTable()
     checkpoint: CheckpointTable = CheckpointTable()
     eval: EvalTable = EvalTable()
