@@ -12,7 +12,7 @@ import pytest
 
 from ppoctl.cli.recipes import shipped
 from ppoctl.loading.load import load
-from ppoctl.manual.header import head_of, page
+from ppoctl.manual.header import header_of, page
 from ppoctl.recipe.parallel import devices
 from recipe import shipped as shipped_text
 from recipe.conftest import SMALLEST
@@ -43,7 +43,7 @@ def test_shipped_recipe_is_valid_and_has_header(file: Path) -> None:
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
     inside = file.parent.name if file.parent != RECIPES else ""
     assert recipe.name in (file.stem, f"{inside}-{file.stem}")
-    head = head_of(file.read_text("utf-8"))
+    head = header_of(file.read_text("utf-8"))
     assert 20 < len(head.purpose) <= 90, "it begins with what it is for"
     assert {"Teaches", "Needs", "Costs", "Source"} <= set(head.parts)
     assert all(head.parts.values())
@@ -79,7 +79,7 @@ def test_annotated_recipe_is_valid_and_explained() -> None:
 
 
 def test_recipe_header_ends_with_its_comment() -> None:
-    head = head_of("# For this\n# Teaches: one\n#   thing\n# Source: ours\nname = 1\n# Costs: no part\n")
+    head = header_of("# For this\n# Teaches: one\n#   thing\n# Source: ours\nname = 1\n# Costs: no part\n")
     assert (head.purpose, head.parts) == ("For this", {"Teaches": "one thing", "Source": "ours"})
 
 
@@ -122,7 +122,7 @@ USABLE_GIB = {24: 22.5, 32: 31.0, 80: 79.0}
 
 def test_recipe_fits_gpus_named_in_its_header(tmp_path: Path) -> None:
     named = {
-        file: re.match(r"(\d+) GPUs? of (\d+) GB\b", head_of(file.read_text("utf-8")).parts["Needs"])
+        file: re.match(r"(\d+) GPUs? of (\d+) GB\b", header_of(file.read_text("utf-8")).parts["Needs"])
         for file in FILES
     }
     on_cpu = {"gsm8k-smoke", "quickstart"}

@@ -37,9 +37,9 @@ Name = Annotated[
 @app.command("list", cls=Command)
 def list_(json: JsonOption = False) -> None:
     """Print the name and purpose of each recipe."""
-    from ppoctl.manual.header import head_of
+    from ppoctl.manual.header import header_of
 
-    headers = {name: head_of(path.read_text("utf-8")) for name, path in shipped().items()}
+    headers = {name: header_of(path.read_text("utf-8")) for name, path in shipped().items()}
     if json:
         rows = [{"name": name, "purpose": header.purpose, **header.parts} for name, header in headers.items()]
         render.json({"recipes": [{key.lower(): text for key, text in row.items()} for row in rows]})

@@ -20,7 +20,7 @@ its recipe ends with exit 5; `make contracts` runs the recipes with published va
 
 
 @dataclass(frozen=True)
-class Head:
+class RecipeHeader:
     """The header of a recipe."""
 
     purpose: str
@@ -29,7 +29,7 @@ class Head:
     """Text of each field on one line: Teaches, Needs, Costs, Source; optionally Published and Deviations."""
 
 
-def head_of(text: str) -> Head:
+def header_of(text: str) -> RecipeHeader:
     """Return the header of a recipe's text: the comment lines at its top."""
     lines: list[str] = []
     for line in text.splitlines():
@@ -38,24 +38,24 @@ def head_of(text: str) -> Head:
         lines.append(line.removeprefix("#").strip())
     purpose, *rest = _PARTS.split("\n".join(lines))
     parts = {label: " ".join(field.split()) for label, field in zip(rest[::2], rest[1::2], strict=True)}
-    return Head(" ".join(purpose.split()), parts)
+    return RecipeHeader(" ".join(purpose.split()), parts)
 
 
 def page(files: Mapping[str, Path]) -> str:
     """Return the page docs/recipes.md for `files`, the recipe files by name."""
     rows = [("recipe", "purpose, and what it demonstrates", "GPUs", "source", "published", "expects"), ("---",) * 6]
     for name, file in files.items():
-        head, recipe = head_of(file.read_text("utf-8")), load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+        header, recipe = header_of(file.read_text("utf-8")), load([file], (), {"PPOCTL_DATA": "/data"}).recipe
         on_cpu = recipe.model.dtype == "float32"
         expects = [f"`{metric}` {_bounds(bound.model_dump())}" for metric, bound in recipe.expect.items()]
         without = f"; requires {', '.join(recipe.requires)}" if recipe.requires else ""
         rows.append(
             (
                 f"`{name}`",
-                f"{head.purpose}: {head.parts['Teaches']}{without}",
+                f"{header.purpose}: {header.parts['Teaches']}{without}",
                 "none" if on_cpu else str(devices(recipe)),
-                head.parts["Source"],
-                head.parts.get("Published", ""),
+                header.parts["Source"],
+                header.parts.get("Published", ""),
                 "; ".join(expects),
             )
         )

@@ -2,7 +2,7 @@
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.roles import POLICY, head_of
-from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe, RolloutTable, TrainedTable
+from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe, RolloutTable
 from ppoctl.rewards.model import USUAL_TOKENS, ModelScorer
 
 
@@ -38,8 +38,7 @@ def planned_updates(recipe: Recipe, role: str) -> int:
 
 def optimizer_of(recipe: Recipe, role: str) -> OptimizerTable:
     """Return the optimizer table of one role."""
-    table: TrainedTable = getattr(recipe, role)
-    return table.optimizer
+    return recipe.trained[role].optimizer
 
 
 def updates_per_tick(recipe: Recipe, role: str) -> int:

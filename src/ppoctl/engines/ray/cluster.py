@@ -220,10 +220,7 @@ class RayCluster:
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         found = [int(node["Resources"].get(resource, 0)) for node in _alive()]
         if sum(found) < needed:
-            where, more = (
-                "this machine",
-                "use a Ray cluster of several nodes (`--set cluster.ray_address=HOST:PORT`)",
-            )
+            where, more = "this machine", "use a Ray cluster of several nodes (`--set cluster.ray_address=HOST:PORT`)"
             if self.address is not None:
                 where, more = f"the Ray cluster at `{self.address}`", "start more nodes"
             if self.job_nodes is not None:
