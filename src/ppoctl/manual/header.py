@@ -45,17 +45,17 @@ def page(files: Mapping[str, Path]) -> str:
     """Return the page docs/recipes.md for `files`, the recipe files by name."""
     rows = [("recipe", "purpose, and what it demonstrates", "GPUs", "source", "published", "expects"), ("---",) * 6]
     for name, file in files.items():
-        header, recipe = header_of(file.read_text("utf-8")), load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+        head, recipe = header_of(file.read_text("utf-8")), load([file], (), {"PPOCTL_DATA": "/data"}).recipe
         on_cpu = recipe.model.dtype == "float32"
         expects = [f"`{metric}` {_bounds(bound.model_dump())}" for metric, bound in recipe.expect.items()]
         without = f"; requires {', '.join(recipe.requires)}" if recipe.requires else ""
         rows.append(
             (
                 f"`{name}`",
-                f"{header.purpose}: {header.parts['Teaches']}{without}",
+                f"{head.purpose}: {head.parts['Teaches']}{without}",
                 "none" if on_cpu else str(devices(recipe)),
-                header.parts["Source"],
-                header.parts.get("Published", ""),
+                head.parts["Source"],
+                head.parts.get("Published", ""),
                 "; ".join(expects),
             )
         )
