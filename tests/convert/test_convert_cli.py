@@ -22,7 +22,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS
+from ppoctl.wire.sources import COMPANIONS, companions_of
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]
@@ -173,7 +173,7 @@ def test_critic_with_its_own_model_is_exported_as_that_model(ask: RunCli, model:
     layout, own = RunPaths(Path("runs/small")), lab.model_folder("llama-small", Path("own"))
     written = f'"{Path("base").resolve()}"\ncritic = "{own.resolve()}"'
     layout.root.parent.mkdir()
-    sources = {COMPANIONS: "not this one's", CRITIC_COMPANIONS: companions_digest(own)}
+    sources = {COMPANIONS: "not this one's", companions_of("critic"): companions_digest(own)}
     recipe = SMALLEST.replace('"base"', written)
     run_dir.create(layout, recipe_toml=recipe, resolved=PPO_STEP_FUNCTIONS, facts={"sources": sources})
     critic = lab.critic(own)

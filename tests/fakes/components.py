@@ -146,12 +146,11 @@ def fake_components(
         return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks)
 
     return Components(
-        actor=trainer("actor"),
-        critic=trainer("critic"),
+        trainers={role: trainer(role) for role in recipe.trained},
         generator=lambda actor_at, notify, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
         prompts=CountingPrompts(recipe.rollout.prompts_per_step),
-        source_digests={"actor": "bigram", "critic": "bigram"},
+        source_digests=dict.fromkeys(recipe.trained, "bigram"),
     )
 
 

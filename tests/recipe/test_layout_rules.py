@@ -88,7 +88,7 @@ CASES = [
     (
         "check_reshardable",
         "checkpoint.reshardable=dp",
-        "neither role has a distributed optimizer",
+        "no trained role has a distributed optimizer",
     ),
 ]
 

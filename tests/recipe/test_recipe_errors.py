@@ -91,9 +91,10 @@ uri = "x"
         "r.toml:27: unknown key `actor.optimizer.learning_rate`; a suggestion: TRL's `learning_rate` is "
         "`actor.optimizer.lr` and `critic.optimizer.lr` in ppoctl: one rate for both in TRL",
         "r.toml:29: `actor.batching.microbatch_seqs` excludes `max_tokens_per_microbatch`: keep one of them",
-        "r.toml: missing table [critic]; it needs `critic.optimizer.lr`",
         "environment PPOCTL_ACTR__LR: unknown key `actr`; did you mean `actor`?",
         f"--set: unknown key `nothing`; the top of a recipe has {top}",
+        "missing table [critic], which the advantages train; it needs `critic.optimizer.lr`: `ppo.advantages.kind` = "
+        '`"gae"` (default)',
         "r.toml:34: no metric is called `reward/score_men`; did you mean `reward/score_mean`?",
     ]
     assert hint == "write it as `--set actor.optimizer.lr=1e-6`"

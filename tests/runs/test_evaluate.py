@@ -42,14 +42,15 @@ def test_actor_state_is_loaded_once_on_generator_request(
 ) -> None:
     recipe, order = fake_recipe(), list[str]()
     components = fake_components(recipe)
-    start = components.actor.start
+    actor = components.trainers["actor"]
+    start = actor.start
 
     def begin(says: str) -> None:
         order.append(says)
         start()
 
-    monkeypatch.setattr(components.actor, "start", lambda: begin("actor starts"))
-    monkeypatch.setattr(components.actor, "load", lambda found: begin(f"actor loads {found}"))
+    monkeypatch.setattr(actor, "start", lambda: begin("actor starts"))
+    monkeypatch.setattr(actor, "load", lambda found: begin(f"actor loads {found}"))
 
     class Starting(BigramGenerator):
         def prepare(self, state: State) -> None:
@@ -116,7 +117,7 @@ def test_run_state_and_export_get_the_same_evaluation(
     place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
     found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
     components = fake_components(found.recipe)
-    on_fakes(monkeypatch, replace(components, actor=FromFolder(found.recipe)))
+    on_fakes(monkeypatch, replace(components, trainers={"actor": FromFolder(found.recipe)}))
     evaluated: Evaluation = commands.evaluate(found, print)
     samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
     assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]

@@ -24,7 +24,7 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.wire.sources import (
     COMPANIONS,
-    CRITIC_COMPANIONS,
+    companions_of,
     require_same_sources,
     same_companions,
     weights_and_configs,
@@ -82,7 +82,7 @@ def test_changed_or_missing_source_is_named(tmp_path: Path) -> None:
 def test_companion_files_are_compared_per_role(tmp_path: Path) -> None:
     critic = reward_model(tmp_path / "critic")
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32", "critic": {"path": str(critic)}})
-    digests = {COMPANIONS: companions_digest(QUICKSTART), CRITIC_COMPANIONS: companions_digest(critic)}
+    digests = {COMPANIONS: companions_digest(QUICKSTART), companions_of("critic"): companions_digest(critic)}
     layout = made(tmp_path / "run", sources=digests)
     assert [same_companions(layout, recipe, role) for role in ("actor", "critic")] == [QUICKSTART, critic]
     (critic / "config.json").write_text("{}", "utf-8")

@@ -111,7 +111,8 @@ class Harness:
                 role, DeviceSharingRanks(ThisProcess(rank), role, sharing), rank, observer.on_minibatch
             )
 
-        actor, scorer = trainer("actor"), EvenScorer()
+        trainers = {role: trainer(role) for role in self.recipe.trained}
+        scorer = EvenScorer()
         for role in map(dotted, reward_models(self.recipe)):
             own = CountingRewardRank(device, role, memory.scoring[role].ranks[0])
             scorer = CountedScorer(DeviceSharingRanks(ThisProcess(own), role, sharing))
@@ -120,10 +121,9 @@ class Harness:
         canary = Canary.of("float32", max_model_len=64, tolerance=None)
         return replace(
             fake_components(self.played),
-            actor=actor,
-            critic=trainer("critic"),
+            trainers=trainers,
             generator=lambda actor_at, *_: CountedGenerator(
-                Fleet(side, Sync(trainer_side(actor, actor_at), side, canary), 8, print), engine
+                Fleet(side, Sync(trainer_side(trainers["actor"], actor_at), side, canary), 8, print), engine
             ),
             scorer=scorer,
             prompts=FewPrompts(self.played),

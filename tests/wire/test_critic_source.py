@@ -16,7 +16,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.wire.outlines import as_recorded
-from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS, model_digests
+from ppoctl.wire.sources import COMPANIONS, companions_of, model_digests
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def recipe(base: Path, critic: Path | None) -> Recipe:
 
 def test_run_sources_include_the_critic_model(base: Path, state: Path) -> None:
     alone, both = (model_digests(recipe(base, critic)) for critic in (None, state))
-    assert (alone.keys(), both.keys()) == ({"model", COMPANIONS}, {"model", COMPANIONS, CRITIC_COMPANIONS})
+    assert (alone.keys(), both.keys()) == ({"model", COMPANIONS}, {"model", COMPANIONS, companions_of("critic")})
     assert alone["model"] != both["model"]
-    assert alone[COMPANIONS] == both[COMPANIONS] != both[CRITIC_COMPANIONS]
+    assert alone[COMPANIONS] == both[COMPANIONS] != both[companions_of("critic")]
     (state / MANIFEST).unlink()
     (state / "config.json").write_text("{}", "utf-8")
     changed = model_digests(recipe(base, state))
-    assert {name for name in both if both[name] != changed[name]} == {"model", CRITIC_COMPANIONS}
+    assert {name for name in both if both[name] != changed[name]} == {"model", companions_of("critic")}
 
 
 def test_corrupt_saved_critic_cannot_start_a_run(base: Path, state: Path) -> None:

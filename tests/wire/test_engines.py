@@ -54,8 +54,8 @@ def test_only_listed_roles_offload_and_ray_has_the_planned_store(monkeypatch: py
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
     placed, left = place_roles(recipe), list[str]()
     for role in ("actor", "generator", "critic", "generator", "actor"):
-        placed.actor.sharing.acquire(role, lambda role=role: left.append(role))
-    assert placed.critic.sharing is placed.actor.sharing
+        placed.trained["actor"].sharing.acquire(role, lambda role=role: left.append(role))
+    assert placed.trained["critic"].sharing is placed.trained["actor"].sharing
     assert left == ["generator", "generator"]
     assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES
 

@@ -87,8 +87,8 @@ def test_reward_model_shares_devices_if_listed_in_offload(judge: Path, listed: s
     placed, left = place_roles(recipe), list[str]()
     [(role, ranks)] = placed.rewards.items()
     assert isinstance(ranks, DeviceSharingRanks)
-    assert isinstance(placed.actor, DeviceSharingRanks)
-    assert ranks.sharing is placed.actor.sharing
+    assert isinstance(placed.trained["actor"], DeviceSharingRanks)
+    assert ranks.sharing is placed.trained["actor"].sharing
     for working in (role, "generator"):
         ranks.sharing.acquire(working, lambda working=working: left.append(working))  # type: ignore[misc]
     assert left == leaves

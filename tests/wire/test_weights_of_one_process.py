@@ -37,11 +37,11 @@ def test_weights_go_through_host_memory_if_configured() -> None:
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
     assert is_one_process(recipe)
     placed = place_roles(recipe)
-    assert isinstance(placed.actor, DeviceSharingRanks)
-    assert isinstance(placed.actor.ranks, ThisProcess)
-    placed.actor.ranks.rank = RankOnGpu()  # type: ignore[assignment]
-    placed.actor.ranks.bucket_bytes = 12
-    buckets = list(placed.actor.weights().buckets_for_engines())
+    assert isinstance(placed.trained["actor"], DeviceSharingRanks)
+    assert isinstance(placed.trained["actor"].ranks, ThisProcess)
+    placed.trained["actor"].ranks.rank = RankOnGpu()  # type: ignore[assignment]
+    placed.trained["actor"].ranks.bucket_bytes = 12
+    buckets = list(placed.trained["actor"].weights().buckets_for_engines())
     assert {name: tensor.tolist() for bucket in buckets for name, tensor in bucket.tensors()} == {
         "a": [0.0, 1.0, 2.0],
         "b": [0.0, 1.0, 2.0, 3.0],

@@ -306,7 +306,7 @@ def open_harness(
         return made[0]
 
     components = Components(
-        actor, critic, generator, scorer, prompt_source, source_digests={"actor": "bench", "critic": "bench"}
+        {"actor": actor, "critic": critic}, generator, scorer, prompt_source, dict.fromkeys(recipe.trained, "bench")
     )
     job = open_run(folder / "run", recipe, witness or Witness(), components=components).job
     return Harness(job, scorer, made[0], actor, critic, prompt_source)

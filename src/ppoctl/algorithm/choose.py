@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 from ppoctl import metric_registry
+from ppoctl.algorithm.policy_only import POLICY_ONLY, POLICY_ONLY_CORRECTED
 from ppoctl.algorithm.ppo import CRITIC_ONLY, PPO, PPO_CORRECTED
 from ppoctl.algorithm.stage_spec import ReportedMetric
 from ppoctl.algorithm.trace import StepFunction, Trace, trace
@@ -19,15 +20,17 @@ StepFunctionAt = Callable[[Recipe, int], StepFunction]
 
 
 def step_function_at(recipe: Recipe, step: int) -> StepFunction:
-    """Return the step function of a step: for the first `critic_only_steps` the critic alone, then PPO with or
-    without correction."""
+    """Return the step function of a step: without a critic if the advantages train none; otherwise the critic alone
+    for the first `critic_only_steps`, then PPO."""
     corrects = recipe.ppo.corrects_rollouts
+    if not recipe.ppo.advantages.trains_critic:
+        return POLICY_ONLY_CORRECTED if corrects else POLICY_ONLY
     if step <= recipe.ppo.critic_only_steps:
         return CRITIC_ONLY
     return PPO_CORRECTED if corrects else PPO
 
 
-ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY)
+ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED)
 
 _trace = cache(trace)
 

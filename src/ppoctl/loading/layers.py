@@ -41,7 +41,7 @@ from ppoctl.errors import MissingAssetError
 from ppoctl.loading.problems import Problem
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
-from ppoctl.recipe.paths import PathResolver, is_written, matching
+from ppoctl.recipe.paths import BY_ONE_KEY, PathResolver, is_written, matching
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Effect
 
@@ -56,8 +56,6 @@ NO_KEYS = {
     SITE: "the site file, the weakest layer of every recipe; empty: none",
 }
 """Variables of ppoctl that do not set a recipe key -> their meaning."""
-BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics"): "function"}
-"""Path of a table that may be written as the value of one of its keys (`schema.PathOrTable`) -> that key."""
 LENGTHS = {"steps", "epochs"}
 """Keys that set the length of a run. A layer that sets one of them hides both in weaker layers."""
 COMPLETE = "parallel"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import Recipe, TrainedTable
+from ppoctl.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,6 @@ def rules_of(module: Mapping[str, Any]) -> tuple[Rule, ...]:
         for name, member in module.items()
         if isfunction(member) and not name.startswith("_") and member.__annotations__["return"] == Iterator[Conflict]
     )
-
-
-def trained_roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
-    """Yield each trained role whose table is usable, with its table."""
-    for role in ("actor", "critic"):
-        table = getattr(recipe, role, None)
-        if table is not None:
-            yield role, table
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,12 @@ def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -
             yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
         else:
             lines = _of_shape(key.node, inner, value if isinstance(value, BaseModel) else None)
-            # The keys of an optional table exist only if the table is written. A line that names the kind of the
-            # table implies this.
+            # The keys of an optional table exist only if the table is written. A line that names an alternative or a
+            # table inside implies this.
             yield from (
                 lines
                 if value is not None
-                else (line if " = " in line.only else replace(line, only=section(inner)) for line in lines)
+                else (line if line.only else replace(line, only=section(inner)) for line in lines)
             )
 
 

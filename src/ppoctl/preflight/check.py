@@ -17,6 +17,8 @@ from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
+from ppoctl.recipe.role_model import own_models
+from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import AnyRows, Recipe
 from ppoctl.recipe.schema_tree import values
@@ -64,14 +66,14 @@ def check(
     """
     found = Findings()
     model = getattr(recipe, "model", None)
-    path, critic = getattr(model, "path", None), getattr(getattr(model, "critic", None), "path", None)
+    path, critic = getattr(model, "path", None), getattr(own_models(recipe).get(CRITIC), "path", None)
     if isinstance(path, str) and not path.startswith("$"):
         for error in model_faults(path, device or device_of_the_build()):
             found.problems.append(_problem(error, place(("model", "path"))))
         found.notes += _carried(path)
         if isinstance(critic, str) and not critic.startswith("$"):
-            _try(found, place(("model", "critic")), lambda: found.notes.extend(require_critic(critic, path)))
-            found.problems += _window_problems(recipe, critic, "critic", place)
+            _try(found, place(("model", CRITIC)), lambda: found.notes.extend(require_critic(critic, path)))
+            found.problems += _window_problems(recipe, critic, CRITIC, place)
         found.problems += _window_problems(recipe, path, "model", place)
     template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
     if hasattr(recipe, "requires") and hasattr(recipe, "without"):

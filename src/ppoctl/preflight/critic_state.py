@@ -5,7 +5,7 @@ from pathlib import Path
 from ppoctl.errors import PpoctlError, RecipeError, quoted
 from ppoctl.loading.load import from_resolved
 from ppoctl.model.folder import local_folder, model_folder
-from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.retention import saved_steps
@@ -14,35 +14,38 @@ from ppoctl.store.saved_by import SavedBy, saved_by
 
 
 def tokenizer_folder(state: Path) -> Path | None:
-    """Return the folder of the model that the critic of a saved state was created from; None if it is unknown here.
+    """Return the folder of the model that the role of a saved state started from; None if it is unknown here.
 
     Raises CorruptArtifactError if the state's manifest is damaged.
     """
-    recipe = _recipe_of(saved_by(state))
-    return None if recipe is None else local_folder(model_of(recipe, "critic").path)
+    origin = saved_by(state)
+    recipe = _recipe_of(origin)
+    return None if origin is None or recipe is None else local_folder(model_of(recipe, origin.role).path)
 
 
 def require_kept(recipe: Recipe) -> None:
-    """Raise RecipeError if the critic would start from a state that will be deleted by the run which saved it.
+    """Raise RecipeError if a role would start from a state that will be deleted by the run which saved it.
 
     The state must remain, because a resume of the new run reads it again.
     """
-    if recipe.model.critic is None:
-        return
-    folder = model_folder(recipe.model.critic.path)
+    for role, table in own_models(recipe).items():
+        _require_kept(role, model_folder(table.path))
+
+
+def _require_kept(role: str, folder: Path) -> None:
     origin = saved_by(folder)
     other = _recipe_of(origin)
     if origin is None or origin.run is None or other is None or other.checkpoint.keep_last is None:
         return
-    saved = saved_steps(RunPaths(Path(origin.run)), ("actor", "critic"))
+    saved = saved_steps(RunPaths(Path(origin.run)), tuple(other.trained))
     if max(saved, default=0) >= other.steps:
         return
-    copy = Path(f"critic-{origin.step}")
+    copy, key = Path(f"{role}-{origin.step}"), f"model.{role}.path"
     raise RecipeError(
-        f"`model.critic.path` is `{folder}`, and run `{origin.run}` has done {max(saved, default=0)} of its "
+        f"`{key}` is `{folder}`, and run `{origin.run}` has done {max(saved, default=0)} of its "
         f"{other.steps} steps: it keeps only its last {other.checkpoint.keep_last} states and will delete this one, "
         "which a resume of the new run reads",
-        hint=f"cp -a {quoted(folder)} {quoted(copy)}  # and --set model.critic.path={quoted(copy)}",
+        hint=f"cp -a {quoted(folder)} {quoted(copy)}  # and --set {key}={quoted(copy)}",
     )
 
 

@@ -1,6 +1,6 @@
 """Recipe tables of the advantages, which are computed from rewards and values."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ class GaeAdvantages(Table):
     Figures: advantage/raw_mean, advantage/raw_std, value/explained_variance
     """
 
+    trains_critic: ClassVar[bool] = True
+    """Whether the step trains a critic on the returns of these advantages."""
     kind: Annotated[Literal["gae"], RESULTS]
     """Generalized advantage estimation."""
     gamma: Annotated[float, RESULTS, Fraction] = 1.0
@@ -53,6 +55,8 @@ class MonteCarloAdvantages(Table):
     Figures: advantage/raw_mean, advantage/raw_std
     """
 
+    trains_critic: ClassVar[bool] = True
+    """Whether the step trains a critic on the returns of these advantages."""
     kind: Annotated[Literal["monte_carlo"], RESULTS]
     """Discounted sum of rewards."""
     gamma: Annotated[float, RESULTS, Fraction] = 1.0

@@ -163,7 +163,7 @@ Batching = Annotated[
 
 
 class TrainedTable(Table):
-    """One trained role (actor or critic)."""
+    """One trained role, such as the actor or the critic."""
 
     optimizer: OptimizerTable
     """Optimizer of the role and its learning-rate schedule."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import Recipe, TrainedTable
 
 ROOT = tree.of(Recipe)
 FOLDER = Path(__file__).parent / "other_systems"
@@ -128,10 +128,16 @@ def nearest(path: KeyPath) -> KeyAnswer | None:
         # One common name is not evidence if ppoctl keys have this name too: `path`, `seed`, `temperature`.
         if closeness >= best and (number > 1 or path[-1] not in _our_names()):
             nearest_answers, best = [*(nearest_answers if closeness == best else []), answer], closeness
-    # If both roles have the key, the user means the role in whose table the key is written.
+    # If several roles have the key, the user means the role in whose table the key is written.
     of_role = [answer for answer in nearest_answers if any(name.startswith(f"{path[0]}.") for name in answer.ours)]
-    meant = (of_role if path[0] in ("actor", "critic") else []) or nearest_answers
+    meant = (of_role if _is_role(path[0]) else []) or nearest_answers
     return meant[0] if len({answer.ours for answer in meant}) == 1 else None
+
+
+def _is_role(name: str) -> bool:
+    """Whether the name is the table of a trained role."""
+    key = ROOT.keys.get(name)
+    return key is not None and isinstance(key.node, tree.TableNode) and issubclass(key.node.model, TrainedTable)
 
 
 def matches(written: str, pattern: str) -> bool:

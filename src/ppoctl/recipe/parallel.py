@@ -34,7 +34,7 @@ def reward_models(recipe: Recipe) -> dict[KeyPath, ModelScorer]:
 
 
 def processes(recipe: Recipe) -> dict[str, int]:
-    """Return the number of processes of each role: actor, critic, generator, and each reward model by its key."""
+    """Return the number of processes of each role: trained roles, generator, and each reward model by its key."""
     sizes = {role: layout.world_size for role, layout in layouts(recipe).items()}
     sizes["generator"] = recipe.generator.engines * recipe.generator.tensor
     for key, table in reward_models(recipe).items():
@@ -60,7 +60,7 @@ def devices(recipe: Recipe) -> int:
 
 
 def is_one_process(recipe: Recipe) -> bool:
-    """Whether the run needs no Ray: actor and critic are in the process of the command, and vLLM in another one."""
+    """Whether the run needs no Ray: all trained roles are in the process of the command, and vLLM in another one."""
     return recipe.cluster.placement == "colocated" and set(processes(recipe).values()) == {1}
 
 

@@ -1,4 +1,4 @@
-"""The model that a role starts from. The critic may have its own model."""
+"""The model that a role starts from: the base model, or the role's own model."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import CriticModelTable, Recipe
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,19 @@ class RoleModel:
 
 
 def model_of(recipe: Recipe, role: str) -> RoleModel:
-    """Return the model that the actor or the critic starts from."""
-    model = recipe.model
-    own = model.critic if role == "critic" else None
+    """Return the model that a trained role starts from."""
+    model, own = recipe.model, own_models(recipe).get(role)
     if own is None:
         return RoleModel(model.path, model.dtype, ("model", "path"))
-    return RoleModel(own.path, own.dtype or model.dtype, ("model", "critic", "path"))
+    return RoleModel(own.path, own.dtype or model.dtype, ("model", role, "path"))
+
+
+def own_models(recipe: Recipe) -> dict[str, CriticModelTable]:
+    """Return role -> table of the role's own model (`model.ROLE`), for each trained role that does not start from
+    `model.path`."""
+    model = getattr(recipe, "model", None)  # absent in a recipe with errors (`loading.partial`)
+    tables = {role: getattr(model, role, None) for role in recipe.trained}
+    return {role: table for role, table in tables.items() if isinstance(table, CriticModelTable)}
 
 
 def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:

@@ -6,6 +6,8 @@ from ppoctl.model.head import Head
 
 POLICY: Final = "actor"
 """The role that generates responses, is evaluated, is exported by default, and is kept as the best."""
+CRITIC: Final = "critic"
+"""The role whose values the advantages of PPO read. Without such advantages, a recipe has no critic."""
 
 
 def head_of(role: str) -> Head:

@@ -353,7 +353,8 @@ class Recipe(Table):
     reward: Reward
     ppo: PpoTable
     actor: TrainedTable
-    critic: TrainedTable
+    critic: TrainedTable | None = None
+    """The critic; absent: the run trains none, because its advantages use no values (`ppo.advantages.kind`)."""
     generator: GeneratorTable = GeneratorTable()
     checkpoint: CheckpointTable = CheckpointTable()
     eval: EvalTable = EvalTable()

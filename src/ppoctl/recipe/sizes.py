@@ -1,6 +1,7 @@
 """Sizes derived from several keys of a recipe: sequences and updates per step, per run and per microbatch."""
 
 from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe, RolloutTable
 from ppoctl.rewards.model import USUAL_TOKENS, ModelScorer
 
@@ -12,12 +13,12 @@ def sequences_per_step(recipe: Recipe) -> int:
 
 def epochs(recipe: Recipe, role: str) -> int:
     """Return the number of passes of one role over the rollouts of a step."""
-    return (recipe.ppo.critic_epochs if role == "critic" else None) or recipe.ppo.epochs
+    return (recipe.ppo.critic_epochs if head_of(role) == "value" else None) or recipe.ppo.epochs
 
 
 def minibatch_seqs(recipe: Recipe, role: str) -> int:
     """Return the number of sequences per optimizer step of one role."""
-    return (recipe.ppo.critic_minibatch_seqs if role == "critic" else None) or recipe.ppo.minibatch_seqs
+    return (recipe.ppo.critic_minibatch_seqs if head_of(role) == "value" else None) or recipe.ppo.minibatch_seqs
 
 
 def updates_per_step(recipe: Recipe, role: str) -> int:
@@ -27,7 +28,7 @@ def updates_per_step(recipe: Recipe, role: str) -> int:
 
 def critic_only_steps(recipe: Recipe, role: str) -> int:
     """Return the number of PPO steps before the first step that trains the role."""
-    return recipe.ppo.critic_only_steps if role == "actor" else 0
+    return recipe.ppo.critic_only_steps if role == POLICY else 0
 
 
 def planned_updates(recipe: Recipe, role: str) -> int:
@@ -37,7 +38,7 @@ def planned_updates(recipe: Recipe, role: str) -> int:
 
 def optimizer_of(recipe: Recipe, role: str) -> OptimizerTable:
     """Return the optimizer table of one role."""
-    return (recipe.critic if role == "critic" else recipe.actor).optimizer
+    return recipe.trained[role].optimizer
 
 
 def updates_per_tick(recipe: Recipe, role: str) -> int:

@@ -14,8 +14,9 @@ from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.explain import shown
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.fingerprint import differences, result_differences
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import warmup_updates
+from ppoctl.recipe.sizes import optimizer_of, warmup_updates
 from ppoctl.runs.resume_checks import is_done, last_saved, require_same_run
 from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store import manifest as manifests
@@ -67,8 +68,8 @@ def _require_continuous_rate(paths: RunPaths, recorded: Recipe, recipe: Recipe, 
     The learning rate must count from the first step that trained, or will train, the actor.
     """
     recorded_steps, wanted = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
-    table = recipe.actor.optimizer
-    moves = table.lr_schedule != "constant" or warmup_updates(recipe, "actor") > 0
+    table = optimizer_of(recipe, POLICY)
+    moves = table.lr_schedule != "constant" or warmup_updates(recipe, POLICY) > 0
     if recorded_steps == wanted or table.lr_ticks != "step" or not moves or done <= min(recorded_steps, wanted):
         return
     step = min(recorded_steps, done)

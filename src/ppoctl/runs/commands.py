@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ppoctl.algorithm.evaluation import EVALUATION
 from ppoctl.algorithm.stage_spec import ScoringParts, StageSpec
@@ -19,6 +19,7 @@ from ppoctl.loop.expectations import RunResult
 from ppoctl.loop.run import RunContext, inputs_of, run, running_step, start_point
 from ppoctl.ports import Actor, Sample, SampleSetKey
 from ppoctl.preflight import check as preflight
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import changed_settings, session
 from ppoctl.runs.eval_target import Checkpoint
@@ -206,14 +207,16 @@ def evaluated(
 ) -> Evaluation:
     """Run the evaluation of a checkpoint on these sets with these components, and close the components."""
 
+    policy = components.trainers[POLICY]
+
     @cache
     def actor_at(state: State) -> Actor:
         assert state == checkpoint.state
         if checkpoint.manifest is None:
-            components.actor.start()
+            policy.start()
         else:
-            components.actor.load(checkpoint.folder)
-        return components.actor
+            policy.load(checkpoint.folder)
+        return cast(Actor, policy)
 
     with closing(components), closing(components.generator(actor_at, notify, None)) as generator:
         parts = ScoringParts(

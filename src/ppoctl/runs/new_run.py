@@ -12,6 +12,7 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.machine.versions import versions
 from ppoctl.model.folder import model_folder
 from ppoctl.preflight.critic_state import require_kept
+from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.run_status import require_idle
 from ppoctl.store import manifest as manifests
@@ -35,15 +36,15 @@ def create(
     on: str | None = None,
     known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Create the directory of a new run. Raises RecipeError if the critic starts from a saved state of another run
-    that will delete the state.
+    """Create the directory of a new run. Raises RecipeError if a role starts from a saved state of another run that
+    will delete the state.
 
     `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: additional facts for run.json (empty
     facts are left out): `rows` of each table, and paths as written in the recipe files (`written`, see
-    `loading.as_written`). If the critic starts from a saved state of a run, run.json records which.
+    `loading.as_written`). If a role starts from a saved state of a run, run.json records which (`ROLE_from`).
     """
     require_kept(recipe)
-    critic_from = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
+    starts = {f"{role}_from": saved_by(model_folder(table.path)) for role, table in own_models(recipe).items()}
     run_dir.create(
         paths,
         recipe_toml=recipe_as_toml(recipe),
@@ -54,7 +55,7 @@ def create(
             "command": command,
             **{name: dict(fact) for name, fact in known.items() if fact},
             **({} if on is None else {"on": on}),
-            **({} if critic_from is None else {"critic_from": asdict(critic_from)}),
+            **{name: asdict(origin) for name, origin in starts.items() if origin is not None},
         },
     )
 

@@ -9,6 +9,7 @@ import torch
 
 from ppoctl.errors import OutOfMemoryError, StorageError, quoted
 from ppoctl.plan.disk import storage_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import microbatch_limit
 from ppoctl.store.disk import READ_ONLY, free_bytes
@@ -26,9 +27,9 @@ def out_of_memory(
 ) -> OutOfMemoryError:
     """Return the error for a library's out-of-memory error in the stage `at` (step and name) of the run in `root`."""
     step, name = at
-    # A stage that is not in the outline is the startup or an evaluation. Both load the actor into the generator
+    # A stage that is not in the outline is the startup or an evaluation. Both load the policy into the generator
     # (vLLM).
-    stage = outline[name] if name in outline.names else OutlineEntry(name, ("actor", "prompts"))
+    stage = outline[name] if name in outline.names else OutlineEntry(name, (POLICY, "prompts"))
     reason = next(iter(str(error).splitlines()), "") or "the host has no more memory"
     smaller = _smaller(recipe, outline, stage, on_device=isinstance(error, torch.OutOfMemoryError))
     again = resume_command(root)
@@ -51,7 +52,7 @@ def _smaller(recipe: Recipe, outline: Outline, stage: OutlineEntry, *, on_device
             return f"generator.gpu_memory_frac={table.gpu_memory_frac / 2:g}"
         return f"generator.kv_cache_mib={max(table.kv_cache_mib // 2, 1)}"
     role = stage.trains or roles[0]
-    key, limit = microbatch_limit(getattr(recipe, role).batching, with_gradient=stage.trains is not None)
+    key, limit = microbatch_limit(recipe.trained[role].batching, with_gradient=stage.trains is not None)
     return f"{role}.batching.{key}={max(limit // 2, 1)}"
 
 

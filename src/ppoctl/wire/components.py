@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import State
-from ppoctl.ports import Actor, Critic, Generator, Scorer
+from ppoctl.ports import Actor, Generator, Scorer, Trainer
 
 
 @runtime_checkable
@@ -28,11 +28,11 @@ def no_op() -> None:
 class Components:
     """Implementations of the ports: real engines in production, fakes in tests."""
 
-    actor: Actor
-    critic: Critic
+    trainers: Mapping[str, Trainer]
+    """Role -> its trainer, for each role that the recipe trains."""
     generator: Callable[[Callable[[State], Actor], Callable[[str], None], Path | None], Generator]
-    """Function that builds the generator (vLLM). Its first argument is a function that returns the actor's trainer at
-    a state. The generator calls that function when it requires the weights of another state. The second argument
+    """Function that builds the generator (vLLM). Its first argument is a function that returns the policy's trainer
+    at a state. The generator calls that function when it requires the weights of another state. The second argument
     receives messages about repaired failures and waiting. The third is the folder for engine logs."""
     scorer: Scorer
     prompts: PromptsByStep
@@ -43,7 +43,7 @@ class Components:
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Key of a data table -> numbers of rows by name: read, repeated, too long, left out, truncated and used."""
     close_trainers: Callable[[], None] = no_op
-    """Function that stops the other processes of actor, critic and reward models."""
+    """Function that stops the other processes of trained roles and reward models."""
     prestart: Callable[[], None] = no_op
     """Function that starts all other processes in parallel. It is called after the generator was built."""
 

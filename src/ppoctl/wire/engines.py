@@ -12,10 +12,12 @@ from ppoctl.activity import loading, preparing
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.model.head import Head
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
 from ppoctl.rewards.rows import RowCheck
@@ -40,11 +42,11 @@ def read_prompts(recipe: Recipe) -> PromptSource:
 
 
 def place_roles(recipe: Recipe) -> Placed:
-    """Return the placement of actor, critic, generator (vLLM) and reward models. This function starts no process."""
+    """Return the placement of trained roles, generator (vLLM) and reward models. This function starts no process."""
     with loading("Megatron-Core"):
         from ppoctl.engines.megatron.factory import trainer_settings
 
-    trained = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
+    trained = {role: trainer_settings(recipe, role) for role in recipe.trained}
     return place(recipe, {**trained, **{dotted(key): settings_of(recipe, key) for key in reward_models(recipe)}})
 
 
@@ -84,7 +86,7 @@ def opened_and_probed(
 
 
 def encoder(recipe: Recipe) -> Encode:
-    """Return a function that maps a text to the ids that the text would have as a response of the actor."""
+    """Return a function that maps a text to the ids that the text would have as a response of the policy."""
     from ppoctl.model.end_tokens import end_token_ids
     from ppoctl.model.folder import model_folder
 
@@ -136,19 +138,22 @@ def build_engines(
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
     from ppoctl.model.folder import model_folder
 
-    actor_settings, critic_settings = (trainer_settings(recipe, role) for role in ("actor", "critic"))
     settings = vllm_settings(recipe, model_folder(recipe.model.path))
-    actor = MegatronActor(actor_settings, placed.actor)
+    of_head: dict[Head, type[MegatronActor | MegatronCritic]] = {"token": MegatronActor, "value": MegatronCritic}
+    trainers = {
+        role: of_head[head_of(role)](trainer_settings(recipe, role), ranks) for role, ranks in placed.trained.items()
+    }
+    policy = trainers[POLICY]
+    assert isinstance(policy, MegatronActor), "the policy has a token head"
     return Components(
-        actor=actor,
-        critic=MegatronCritic(critic_settings, placed.critic),
+        trainers=trainers,
         generator=lambda actor_at, say, logs: _generator(
-            replace(settings, logs=logs), placed, trainer_side(actor, actor_at), say
+            replace(settings, logs=logs), placed, trainer_side(policy, actor_at), say
         ),
         scorer=scorer,
         prompts=prompt_source,
-        # One digest covers the files of both models; each role has its own dtype.
-        source_digests={role: f"{digests['model']}:{model_of(recipe, role).dtype}" for role in ("actor", "critic")},
+        # One digest covers the files of all models; each role has its own dtype.
+        source_digests={role: f"{digests['model']}:{model_of(recipe, role).dtype}" for role in recipe.trained},
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in prompt_source.counts.items()},
         close_trainers=placed.close,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ppoctl.weights.sync import EngineSide
 
     RankSettings = TrainerSettings | PoolingSettings
-    """Settings of one process of a role: actor, critic, or a reward model of either engine."""
+    """Settings of one process of a role: a trained role, or a reward model of either engine."""
 
 Say = Callable[[str], None]
 
@@ -40,8 +40,8 @@ Say = Callable[[str], None]
 class Placed:
     """Placement of each role. A process starts when it is called for the first time."""
 
-    actor: "Ranks"
-    critic: "Ranks"
+    trained: Mapping[str, "Ranks"]
+    """Trained role -> its ranks."""
     rewards: Mapping[str, "Ranks"]
     """Key of a reward model's table -> ranks of the reward model."""
     generator: Callable[["VllmSettings", Say], "EngineSide"]
@@ -53,8 +53,8 @@ class Placed:
 
 
 def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
-    """Return the placement of the roles of this recipe; `roles` has the settings of actor, critic, and each reward
-    model (by the key of its table)."""
+    """Return the placement of the roles of this recipe; `roles` has the settings of each trained role, and of each
+    reward model (by the key of its table)."""
     return _in_this_process(recipe, roles) if is_one_process(recipe) else _in_ray(recipe, roles)
 
 
@@ -89,10 +89,11 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
         for process in pooling:
             process.close()
 
-    return _placed(roles, ranks, engine, close)
+    return _placed(recipe, roles, ranks, engine, close)
 
 
 def _placed(
+    recipe: Recipe,
     roles: Mapping[str, "RankSettings"],
     ranks: "Callable[[RankSettings], Ranks]",
     generator: "Callable[[VllmSettings, Say], EngineSide]",
@@ -100,7 +101,8 @@ def _placed(
     prestart: Callable[[], None] = no_op,
 ) -> Placed:
     ranks_by_role = {role: ranks(settings) for role, settings in roles.items()}
-    return Placed(ranks_by_role.pop("actor"), ranks_by_role.pop("critic"), ranks_by_role, generator, close, prestart)
+    trained = {role: ranks_by_role.pop(role) for role in recipe.trained}
+    return Placed(trained, ranks_by_role, generator, close, prestart)
 
 
 def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
@@ -162,7 +164,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
             begin_on if settings.sleeps else None,
         )
 
-    return _placed(roles, ranks, engines, cluster.close, lambda: _prestart(cluster, [*fleet, *rank_groups]))
+    return _placed(recipe, roles, ranks, engines, cluster.close, lambda: _prestart(cluster, [*fleet, *rank_groups]))
 
 
 def _prestart(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:

@@ -134,7 +134,7 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, components: Co
         paths=attempt.paths,
         outlines=outlines,
         attempt=attempt,
-        engines={"actor": components.actor, "critic": components.critic},
+        engines=components.trainers,
         initial={role: initial_state(role, components.source_digests[role]) for role in outlines.roles},
         layouts={role: saved_layout(recipe, role) for role in outlines.roles},
         saves=Saves(hooks.log, recipe.checkpoint.asynchronous),

@@ -9,7 +9,7 @@ from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -19,9 +19,8 @@ from ppoctl.store.saved_by import state_manifest
 CONFIGS = ("config.json", "generation_config.json")
 """Files of a model folder that affect results, in addition to the weights."""
 
-COMPANIONS, CRITIC_COMPANIONS = "model.companions", "model.critic.companions"
-"""Names of the digests of the files that are exported with the weights: configuration, tokenizer and chat
-template."""
+COMPANIONS = "model.companions"
+"""Name of the digest of the files that are exported with the weights: configuration, tokenizer and chat template."""
 
 
 Digest = Callable[[Path], FileDigest | None]
@@ -36,8 +35,8 @@ def source_digests(recipe: Recipe, prompt_source: PromptSource) -> dict[str, str
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Return the digests of the models of both roles, of the files that are exported with them, and of each reward
-    model.
+    """Return the digests of the models of all trained roles, of the files that are exported with them, and of each
+    reward model.
 
     Raises CorruptArtifactError if one of the models is a saved state that was changed after it was written.
     """
@@ -47,15 +46,20 @@ def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[
     folder = model_folder(recipe.model.path)
     files = {path.name: digest_of_file(path) for path in weights_and_configs(folder)}
     companions = {COMPANIONS: companions_digest(folder)}
-    if recipe.model.critic is not None:
-        critic_folder = model_folder(recipe.model.critic.path)
-        critic_files = {path.name: digest_of_file(path) for path in weights_and_configs(critic_folder)}
-        _require_as_saved(critic_folder, critic_files)
-        files |= {f"critic/{name}": digest for name, digest in critic_files.items()}
-        companions[CRITIC_COMPANIONS] = companions_digest(critic_folder)
+    for role, table in own_models(recipe).items():
+        own_folder = model_folder(table.path)
+        own_files = {path.name: digest_of_file(path) for path in weights_and_configs(own_folder)}
+        _require_as_saved(own_folder, own_files)
+        files |= {f"{role}/{name}": digest for name, digest in own_files.items()}
+        companions[companions_of(role)] = companions_digest(own_folder)
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in files.items() if digest is not None)
     digests = {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
     return digests | _reward_model_digests(recipe, digest_of_file)
+
+
+def companions_of(role: str) -> str:
+    """Return the name of the digest `COMPANIONS` of a role's own model."""
+    return f"model.{role}.companions"
 
 
 def _reward_model_digests(recipe: Recipe, digest_of_file: Digest) -> dict[str, str]:
@@ -127,7 +131,7 @@ def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: st
 
     model = model_of(recipe, role)
     folder = model_folder(model.path)
-    recorded = _recorded(paths).get(CRITIC_COMPANIONS if "critic" in model.key else COMPANIONS)
+    recorded = _recorded(paths).get(companions_of(role) if role in own_models(recipe) else COMPANIONS)
     if recorded is not None and companions_digest(folder) != recorded:
         raise StorageError(
             f"config.json or the tokenizer in `{folder}` is not what run `{paths.root}` was made from",

@@ -220,18 +220,16 @@ class RayCluster:
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         found = [int(node["Resources"].get(resource, 0)) for node in _alive()]
         if sum(found) < needed:
-            where, more = (
-                "this machine",
-                "use a Ray cluster of several nodes (`--set cluster.ray_address=HOST:PORT`)",
-            )
+            where, more = "this machine", "use a Ray cluster of several nodes (`--set cluster.ray_address=HOST:PORT`)"
             if self.address is not None:
                 where, more = f"the Ray cluster at `{self.address}`", "start more nodes"
             if self.job_nodes is not None:
                 where, more = f"job {self.job_nodes.job}", "ask Slurm for more nodes (`--set slurm.nodes=...`)"
+            layouts = ", ".join(f"`{role}.parallel`" for role in self.placement.sizes if role != "generator")
             raise EnvironmentProblemError(
                 f"the recipe needs {needed} {unit} ({self.placement.describe()}), but {where} has {sum(found)} "
                 f"{slots} on {len(found)} nodes (the largest has {max(found, default=0)})",
-                hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
+                hint=f"{more}, or lower {layouts} and `generator.engines`",
             )
 
     def _start_own(self) -> None:

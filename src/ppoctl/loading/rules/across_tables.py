@@ -11,8 +11,9 @@ from typing import Any
 from ppoctl.errors import holds_secret
 from ppoctl.loading.capabilities import CAPABILITY_RULES
 from ppoctl.loading.explain import shown
-from ppoctl.loading.problems import Conflict, Problem, rules_of, trained_roles
+from ppoctl.loading.problems import Conflict, Problem, rules_of
 from ppoctl.loading.rules.correction import CORRECTION_RULES
+from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
@@ -26,6 +27,7 @@ from ppoctl.loading.rules.slurm import SLURM_RULES
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import ByTokens, DialogueRows, Gsm8kRows, HealthRule, Recipe
 from ppoctl.recipe.sizes import (
     longest_sequence,
@@ -51,10 +53,10 @@ def check_minibatch_divides_step(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_microbatch_size(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         size, minibatch = getattr(table.batching, "microbatch_seqs", 0), minibatch_seqs(recipe, role)
         if size > minibatch:
-            has_own = role == "critic" and recipe.ppo.critic_minibatch_seqs is not None
+            has_own = head_of(role) == "value" and recipe.ppo.critic_minibatch_seqs is not None
             yield Conflict(
                 f"a microbatch of {size} sequences is larger than its minibatch of {minibatch}",
                 ((role, "batching", "microbatch_seqs"), _CRITIC_MINIBATCH if has_own else _MINIBATCH),
@@ -63,12 +65,12 @@ def check_microbatch_size(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         if not isinstance(table.batching, ByTokens):
             continue
         for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
             # With `bootstrap`, the critic also reads the last token of a truncated response.
-            includes_last = recipe.ppo.truncated == "bootstrap" and role == "critic"
+            includes_last = recipe.ppo.truncated == "bootstrap" and head_of(role) == "value"
             scores = microbatch_limit(table.batching, with_gradient=False)[0] == name
             longest = longest_sequence(recipe) + (includes_last and scores)
             cap = getattr(table.batching, name)
@@ -169,6 +171,7 @@ RULES = (
     *KL_RULES,
     *LOSS_RULES,
     *CORRECTION_RULES,
+    *CRITIC_RULES,
     *METRIC_RULES,
     *EVALUATION_RULES,
     *SAMPLING_RULES,
@@ -213,7 +216,7 @@ def notes_on(recipe: Recipe) -> list[str]:
 def doubtful(recipe: Recipe) -> list[str]:
     """Return notes on settings that have an effect but rarely the intended effect."""
     notes = []
-    ppo, updates = recipe.ppo, updates_per_step(recipe, "actor")
+    ppo, updates = recipe.ppo, updates_per_step(recipe, POLICY)
     if ppo.advantages.kind == "monte_carlo" and ppo.truncated == "bootstrap":
         notes.append(
             "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "

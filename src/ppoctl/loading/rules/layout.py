@@ -10,7 +10,8 @@ from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models
-from ppoctl.recipe.role_model import RoleModel, model_of, reward_model_of
+from ppoctl.recipe.role_model import RoleModel, model_of, own_models, reward_model_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import ParallelTable, Recipe
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
@@ -22,7 +23,7 @@ def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
     ]
     for key, tensor, model in [
         *layouts_written,
-        (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, "actor")),
+        (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, POLICY)),
     ]:
         dimensions = {} if model.shape is None else _tensor_parallel_dimensions(model.shape)
         for name, count in dimensions.items():
@@ -126,7 +127,7 @@ def check_reshardable(recipe: Recipe) -> Iterator[Conflict]:
     roles = layouts(recipe)
     if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
         yield Conflict(
-            "neither role has a distributed optimizer, and other optimizers are always saved for every layout",
+            "no trained role has a distributed optimizer, and other optimizers are always saved for every layout",
             (("checkpoint", "reshardable"),),
             "--set checkpoint.reshardable=full",
         )
@@ -199,25 +200,26 @@ LAYOUT_RULES = rules_of(globals())
 def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
     """Return the `--set` option that changes one key of a layout.
 
-    If the critic has the actor's layout, the option writes a separate table for the critic, with all keys that differ
-    from their defaults.
+    If another role has the policy's layout, the option writes a separate table for that role, with all keys that
+    differ from their defaults.
     """
-    if key[0] != "critic" or recipe.critic.parallel is not None:
+    role = key[0]
+    if role == POLICY or role not in recipe.trained or recipe.trained[role].parallel is not None:
         return f"--set {'.'.join(key)}={as_toml(value)}"
     usual = ParallelTable()
-    table = layouts(recipe)["critic"].model_copy(update={key[-1]: value}).model_dump()
+    table = layouts(recipe)[role].model_copy(update={key[-1]: value}).model_dump()
     unusual = {name: number for name, number in table.items() if number != getattr(usual, name)} or {key[-1]: value}
     pairs = ", ".join(f"{name}={as_toml(number)}" for name, number in unusual.items())
-    return f"--set {quoted(f'critic.parallel={{{pairs}}}')}"
+    return f"--set {quoted(f'{role}.parallel={{{pairs}}}')}"
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
     """Yield the parallel tables that the recipe writes, each with the key of its role.
 
-    A critic with the actor's layout is skipped, because its layout would cause the same problems again.
+    A role with the policy's layout is skipped, because its layout would cause the same problems again.
     """
-    for role in ("actor", "critic"):
-        table = getattr(getattr(recipe, role, None), "parallel", None)
+    for role, trained in recipe.trained.items():
+        table = getattr(trained, "parallel", None)
         if table is not None:
             yield (role,), table
     try:
@@ -230,13 +232,13 @@ def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
 def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel]]:
     """Yield the parallel tables that the recipe writes, each with its role and the model of the role.
 
-    If a critic of another model has the actor's layout, the actor's table is yielded for the critic too.
+    If a role with its own model has the policy's layout, the policy's table is yielded for that role too.
     """
     written = dict(_written(recipe))
-    if ("actor",) in written and recipe.model.critic is not None:
-        written.setdefault(("critic",), written[("actor",)])
-    for role, table in written.items():
-        yield role, table, reward_model_of(recipe, role) if role[0] == "reward" else model_of(recipe, role[0])
+    for role in own_models(recipe) if (POLICY,) in written else ():
+        written.setdefault((role,), written[(POLICY,)])
+    for key, table in written.items():
+        yield key, table, reward_model_of(recipe, key) if key[0] == "reward" else model_of(recipe, key[0])
 
 
 def _with_shapes(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel, ModelShape]]:

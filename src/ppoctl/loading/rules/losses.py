@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import ClippedLoss, Recipe
 from ppoctl.recipe.sizes import sequences_per_step, updates_per_step
 
@@ -20,7 +21,7 @@ def check_dual_clip(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_single_update_if_on_policy(recipe: Recipe) -> Iterator[Conflict]:
-    updates = updates_per_step(recipe, "actor")
+    updates = updates_per_step(recipe, POLICY)
     if recipe.ppo.old_logprobs == "current" and updates > 1:
         yield Conflict(
             f"the actor has {updates} updates per step, but current log-probs equal the old ones only in the "

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from math import ceil
 
-from ppoctl.loading.problems import Conflict, rules_of, trained_roles
+from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import planned_updates, updates_per_tick, warmup_updates
 
 
 def check_one_warmup_key(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         optimizer = table.optimizer
         if optimizer.lr_warmup_frac is not None and optimizer.lr_warmup_updates:
             yield Conflict(
@@ -28,7 +28,7 @@ def check_one_warmup_key(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_warmup_fraction(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         if table.optimizer.lr_warmup_frac and not warmup_updates(recipe, role):
             planned, per_tick = planned_updates(recipe, role), updates_per_tick(recipe, role)
             yield Conflict(
@@ -39,7 +39,7 @@ def check_warmup_fraction(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_lr_tick_multiples(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         per_tick = updates_per_tick(recipe, role)
         for name in ("lr_warmup_updates", "lr_decay_updates"):
             length = getattr(table.optimizer, name)
@@ -54,7 +54,7 @@ def check_lr_tick_multiples(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_warmup_length(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         planned, warmup = planned_updates(recipe, role), table.optimizer.lr_warmup_updates
         if warmup > planned:
             yield Conflict(
@@ -65,7 +65,7 @@ def check_warmup_length(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_decay_length(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         decay, warmup = table.optimizer.lr_decay_updates, warmup_updates(recipe, role)
         if decay is not None and decay <= warmup:
             written = "lr_warmup_updates" if table.optimizer.lr_warmup_frac is None else "lr_warmup_frac"
@@ -76,7 +76,7 @@ def check_decay_length(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_constant_lr_keys(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in trained_roles(recipe):
+    for role, table in recipe.trained.items():
         optimizer = table.optimizer
         for name in ("lr_decay_updates", "lr_min_frac"):
             if optimizer.lr_schedule == "constant" and getattr(optimizer, name):

@@ -1,0 +1,75 @@
+"""Rules about the critic, which only some kinds of advantages train. See `across_tables`."""
+
+import json
+from collections.abc import Iterator
+
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.roles import CRITIC
+from ppoctl.recipe.schema import Recipe
+
+_ADVANTAGES: KeyPath = ("ppo", "advantages", "kind")
+_TRAIN_ONE = "--set ppo.advantages.kind=gae"
+_OF_A_CRITIC: tuple[KeyPath, ...] = (
+    ("ppo", "critic_epochs"),
+    ("ppo", "critic_minibatch_seqs"),
+    ("ppo", "critic_only_steps"),
+    ("ppo", "value_loss"),
+    ("model", CRITIC),
+    ("health", "explained_variance"),
+)
+"""Keys and tables that have no effect without a critic."""
+
+
+def check_advantages_have_critic(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.advantages.trains_critic and recipe.critic is None:
+        yield Conflict(
+            f"missing table [{CRITIC}], which the advantages train; it needs `{CRITIC}.optimizer.lr`",
+            (_ADVANTAGES,),
+            f"--set {CRITIC}.optimizer.lr=LR",
+        )
+
+
+def check_critic_is_trained(recipe: Recipe) -> Iterator[Conflict]:
+    if not recipe.ppo.advantages.trains_critic and recipe.critic is not None:
+        yield Conflict(
+            f"[{CRITIC}] has no effect, because the advantages train no critic",
+            ((CRITIC, "optimizer", "lr"), _ADVANTAGES),
+            f"remove the table [{CRITIC}], or add `{_TRAIN_ONE}`",
+        )
+
+
+def check_critic_keys(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.advantages.trains_critic:
+        return
+    written = [entry.path for entry in tree.values(recipe) if entry.value != entry.usual]
+    for top in _OF_A_CRITIC:
+        if keys := [path for path in written if path[: len(top)] == top]:
+            yield Conflict(
+                f"`{dotted(top)}` has no effect, because the advantages train no critic",
+                (*keys, _ADVANTAGES),
+                f"remove {' and '.join(f'`{dotted(key)}`' for key in keys)}, or add `{_TRAIN_ONE}`",
+            )
+
+
+def check_bootstrap_has_critic(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.truncated == "bootstrap" and not recipe.ppo.advantages.trains_critic:
+        yield Conflict(
+            "a bootstrap value is the critic's, but the advantages train no critic",
+            (("ppo", "truncated"), _ADVANTAGES),
+            "--set ppo.truncated=terminal",
+        )
+
+
+def check_offload_without_critic(recipe: Recipe) -> Iterator[Conflict]:
+    if CRITIC in recipe.cluster.offload and not recipe.ppo.advantages.trains_critic:
+        listed = [role for role in recipe.cluster.offload if role != CRITIC]
+        yield Conflict(
+            "there is no critic to offload, because the advantages train none",
+            (("cluster", "offload"), _ADVANTAGES),
+            f"--set 'cluster.offload={json.dumps(listed)}'",
+        )
+
+
+CRITIC_RULES = rules_of(globals())

@@ -1,0 +1,136 @@
+"""A recipe that trains one role more, or no critic: code that goes over `recipe.trained` handles both."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from fakes.components import fake_components, fake_recipe
+from ppoctl.engines.megatron.ranks import DeviceSharingRanks
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
+from ppoctl.errors import RecipeError
+from ppoctl.loading.load import examine, from_resolved, load
+from ppoctl.loading.rules.across_tables import violations
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.preflight import check as preflight
+from ppoctl.recipe import sizes
+from ppoctl.recipe.parallel import layouts, processes, saved_layout
+from ppoctl.recipe.role_model import model_of, own_models
+from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
+from ppoctl.runs import staging
+from ppoctl.runs.changed_settings import change
+from ppoctl.store import run_dir
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire.engines import build_engines, place_roles
+from ppoctl.wire.outlines import as_recorded
+from ppoctl.wire.sources import COMPANIONS, model_digests
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
+THREE = ("actor", "critic", "judge")
+
+
+class TwoCritics(Recipe):
+    """A recipe with one more trained role."""
+
+    judge: TrainedTable
+
+
+def two_critics(*sets: str, **judge: Any) -> TwoCritics:
+    tables = load([QUICKSTART], sets).recipe.model_dump(by_alias=True)
+    return TwoCritics.model_validate({**tables, "judge": {"optimizer": {"lr": 0.5}, **judge}})
+
+
+def no_critic(*sets: str) -> Recipe:
+    """Return the quickstart without its critic. Its advantages train one, so only code below the rules accepts it."""
+    return Recipe.model_validate({**load([QUICKSTART], sets).recipe.model_dump(by_alias=True), "critic": None})
+
+
+def test_third_role_has_layout_processes_and_sizes() -> None:
+    recipe = two_critics("actor.parallel={tensor=2}", "ppo.critic_epochs=3", parallel={"data": 3})
+    assert tuple(recipe.trained) == THREE
+    assert layouts(recipe) == {
+        "actor": ParallelTable(tensor=2),
+        "critic": ParallelTable(tensor=2),
+        "judge": ParallelTable(data=3),
+    }
+    assert layouts(two_critics("actor.parallel={tensor=2}"))["judge"] == ParallelTable(tensor=2)
+    assert processes(recipe) == {"actor": 2, "critic": 2, "judge": 3, "generator": 1}
+    assert saved_layout(recipe, "judge")["data"] == 3
+    assert sizes.optimizer_of(recipe, "judge").lr == 0.5
+    # Keys of the critic hold for every role with a value head.
+    assert [sizes.epochs(recipe, role) for role in THREE] == [recipe.ppo.epochs, 3, 3]
+
+
+def test_third_role_starts_from_the_base_model() -> None:
+    recipe = two_critics("model.critic=org/reward")
+    assert [model_of(recipe, role).key for role in THREE] == [
+        ("model", "path"),
+        ("model", "critic", "path"),
+        ("model", "path"),
+    ]
+    assert list(own_models(recipe)) == ["critic"]
+
+
+def test_rules_check_the_third_role() -> None:
+    recipe = two_critics(optimizer={"lr": 0.5, "lr_min_frac": 0.1}, parallel={"sequence": True})
+    assert [problem.message.partition(": ")[0] for problem in violations(recipe, lambda key: "r.toml:1")] == [
+        "`judge.optimizer.lr_min_frac` is set, but a constant learning rate never decays",
+        "sequence parallelism splits over the tensor ranks, but there is only one",
+    ]
+
+
+def test_third_role_is_placed_and_has_a_trainer() -> None:
+    recipe = two_critics("generator.engines=2", "cluster.offload=['actor']")  # two engines: nothing starts here
+    placed = place_roles(recipe)
+    assert (tuple(placed.trained), dict(placed.rewards)) == (THREE, {})
+    ranks = [each for each in placed.trained.values() if isinstance(each, DeviceSharingRanks)]
+    assert [each.role for each in ranks] == list(THREE)
+    assert len({id(each.sharing) for each in ranks}) == 1
+    components = build_engines(recipe, Mock(counts={}), Mock(), placed, {"model": "files"})
+    assert {role: type(trainer) for role, trainer in components.trainers.items()} == {
+        "actor": MegatronActor,
+        "critic": MegatronCritic,
+        "judge": MegatronCritic,
+    }
+    assert tuple(components.source_digests) == THREE
+
+
+def test_recipe_without_critic_is_placed_on_one_trained_role() -> None:
+    recipe = no_critic("generator.engines=2")
+    assert (tuple(layouts(recipe)), processes(recipe)) == (("actor",), {"actor": 1, "generator": 2})
+    placed = place_roles(recipe)
+    components = build_engines(recipe, Mock(counts={}), Mock(), placed, {"model": "files"})
+    assert (tuple(placed.trained), tuple(components.trainers), tuple(components.source_digests)) == (("actor",),) * 3
+    assert tuple(fake_components(recipe).trainers) == ("actor",)
+
+
+def test_recipe_without_critic_is_checked_staged_and_digested() -> None:
+    recipe = no_critic()
+    assert preflight.check(recipe, rows=False).problems == []
+    assert [asset.key for asset in staging.assets(recipe)][:2] == ["model.path", "tokenizer and template"]
+    assert set(model_digests(recipe)) == {"model", COMPANIONS}
+
+
+def test_recipe_without_critic_is_kept_as_json_and_as_toml(tmp_path: Path) -> None:
+    recipe, file = no_critic("model.dtype=float32"), tmp_path / "kept.toml"
+    assert from_resolved(recipe.model_dump(mode="json", by_alias=True)) == recipe
+    file.write_text(recipe_as_toml(recipe))
+    loaded, problems = examine([file], (), {}, judges=())
+    assert (loaded and loaded.recipe, problems) == (recipe, [])
+
+
+@pytest.mark.parametrize("begins_with", [True, False])
+def test_resume_neither_adds_nor_removes_the_critic(tmp_path: Path, begins_with: bool) -> None:
+    both, paths = (fake_recipe(), fake_recipe(critic=None)), RunPaths(tmp_path / "run")
+    recorded, wanted = both if begins_with else both[::-1]
+    resolved = {**as_recorded(fake_recipe()), **recorded.model_dump(mode="json", by_alias=True)}
+    run_dir.create(paths, recipe_toml="", resolved=resolved, facts={})
+    assert change(paths, recorded) is None
+    with pytest.raises(RecipeError) as caught:
+        change(paths, wanted)
+    has, asks = ("`actor` and `critic`", "`actor`") if begins_with else ("`actor`", "`actor` and `critic`")
+    assert caught.value.message == (
+        f"the recipe trains {asks}, but the run trains {has}: a run cannot switch between with and without a critic"
+    )
+    assert caught.value.hint == "start a new run with another `name`"
