@@ -728,7 +728,7 @@ def test_vllm_reward_model_adds_kv_cache(smallest: Path) -> None:
 
 def test_estimate_without_reward_model_is_unchanged(smallest: Path) -> None:
     memory = _estimate(smallest, gpu_gib=80.0)
-    assert memory.schedule == OF_PPO
+    assert memory.schedule == schedule_of(trace(PPO), fake_recipe())
     assert memory.scoring == {}
 
 

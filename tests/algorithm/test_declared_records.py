@@ -1,0 +1,132 @@
+"""What stage specs declare equals what stages commit: fields, dtypes, axes and metrics of every record, on many
+recipes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import play
+from ppoctl import metric_registry
+from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.stage_spec import StageSpec
+from ppoctl.batch.record_header import record_metadata
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.journal import read_lines
+from ppoctl.store.run_paths import RECORD, RunPaths
+
+PPO = {"epochs": 1, "minibatch_seqs": 8}
+IN_REWARD, IN_LOSS = {"place": "reward", "coef": 0.05}, {"place": "loss", "coef": 0.05}
+ADAPTIVE = {"adaptive": {"target_per_token": 0.1, "horizon_seqs": 1000}}
+SHAPED = {
+    "kind": "exact_match",
+    "scale": {"from": [0.0, 1.0], "to": [-1.0, 1.0]},
+    "clip": {"low": -0.9, "high": 0.9},
+    "moments": {"kind": "running"},
+    "unfinished_factor": 0.5,
+    "overlong": {"buffer_tokens": 2},
+    "length_penalty": {"per_token": 0.01, "free_tokens": 1},
+}
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "none": {"ppo": {**PPO, "kl": {"place": "none"}}},
+    "kl in reward": {"ppo": {**PPO, "kl": IN_REWARD}},
+    "kl in loss": {"ppo": {**PPO, "kl": {**IN_LOSS, "estimator": "k3"}}},
+    "full in reward": {"ppo": {**PPO, "kl": {**IN_REWARD, "estimator": "full"}}},
+    "full in loss": {"ppo": {**PPO, "kl": {**IN_LOSS, "estimator": "full"}}},
+    "adaptive full in loss": {"ppo": {**PPO, "kl": {**IN_LOSS, "estimator": "full", **ADAPTIVE}}},
+    "adaptive in reward": {"ppo": {**PPO, "kl": {**IN_REWARD, **ADAPTIVE}}},
+    "sampler": {"ppo": {**PPO, "kl": {"place": "none"}, "old_logprobs": "sampler"}},
+    "sampler, kl in reward": {"ppo": {**PPO, "kl": IN_REWARD, "old_logprobs": "sampler"}},
+    "current": {"ppo": {**PPO, "kl": {"place": "none"}, "old_logprobs": "current"}},
+    "current, kl in loss": {"ppo": {**PPO, "kl": IN_LOSS, "old_logprobs": "current"}},
+    "current, full in loss": {"ppo": {**PPO, "kl": {**IN_LOSS, "estimator": "full"}, "old_logprobs": "current"}},
+    "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo", "clip_low": 0.1, "clip_high": 0.2}}},
+    "reinforce": {"ppo": {**PPO, "policy_loss": {"kind": "reinforce", "entropy_coef": 0.01}}},
+    "nll and dual clip": {"ppo": {**PPO, "policy_loss": {"dual_clip": 3.0, "positive_nll_coef": 0.1}}},
+    "tis": {"ppo": {**PPO, "rollout_correction": {"kind": "tis", "max_ratio": 2.0}}},
+    "sequence mask": {
+        "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.5, "max_ratio": 2.0}}
+    },
+    "rejection": {"ppo": {**PPO, "max_sequence_gap": 5.0}},
+    "bootstrap": {"ppo": {**PPO, "truncated": "bootstrap"}},
+    "filter": {"ppo": {**PPO, "truncated": "filter"}, "rollout": {"max_new_tokens": 12}},
+    "shaping": {"reward": SHAPED},
+    "length adaptive": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
+    "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
+    "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
+    "grpo, tis": {
+        "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},
+        "critic": None,
+    },
+    "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
+}
+
+_DTYPES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F32": "float32"}
+
+
+def recipe_of(name: str) -> Recipe:
+    tables = {"steps": 1, "eval": {"at_start": False, "at_end": False}, **RECIPES[name]}
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6}
+    return fake_recipe(**{**tables, "rollout": {**rollout, **tables.get("rollout", {})}})
+
+
+@pytest.fixture(scope="module", params=list(RECIPES))
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, RunPaths]:
+    recipe = recipe_of(request.param)
+    root = tmp_path_factory.mktemp("declared") / "run"
+    play(root, recipe)
+    return recipe, RunPaths(root)
+
+
+def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[int]]]:
+    """Return the fields in the file of a record: name -> dtype and shape of a tensor, or `json` and no shape."""
+    data = (paths.stage(1, stage) / RECORD).read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    tensors = {
+        name: (_DTYPES[entry["dtype"]], entry["shape"])
+        for name, entry in header.items()
+        if name not in ("__metadata__", "ppoctl")
+    }
+    return tensors | {name: ("json", []) for name in record_metadata(data)[1]}
+
+
+def sizes_of_axes(paths: RunPaths) -> dict[str, int]:
+    fields = committed_fields(paths, "rollout")
+    rows, width = fields["tokens"][1]
+    return {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
+
+
+def test_declared_fields_are_the_committed_fields(played: tuple[Recipe, RunPaths]) -> None:
+    recipe, paths = played
+    sizes = sizes_of_axes(paths)
+    assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"
+    for spec in trace_at(recipe, 1).stages:
+        declared = {
+            field.name: ("json", [])
+            if field.dtype in ("json", "text")
+            else (field.dtype, [sizes[axis] for axis in field.axes.split()])
+            for field in spec.record(recipe)
+        }
+        assert committed_fields(paths, spec.name) == declared, spec.name
+
+
+def test_declared_metrics_are_the_reported_metrics(played: tuple[Recipe, RunPaths]) -> None:
+    recipe, paths = played
+    lines = {line["stage"]: line for line in read_lines(paths.journal) if line.get("step") == 1 and "stage" in line}
+    for spec in trace_at(recipe, 1).stages:
+        reported = set(metric_registry.reported(lines[spec.name])) - set(_of_a_clock(spec))
+        assert reported == _declared(spec, recipe), spec.name
+
+
+def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
+    declared = {each.metric.name for each in spec.metrics(recipe) if each.is_on}
+    return (declared | {f"time/{spec.name}_s"}) - set(_of_a_clock(spec))
+
+
+def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:
+    """Return metrics of elapsed time: `throughput/generated` is absent if a fake generator takes no time."""
+    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.name == "rollout" else ()
