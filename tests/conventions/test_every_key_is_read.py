@@ -2,8 +2,8 @@
 
 A key counts as read if code outside `recipe/`, `plan/` and `cli/` reads an attribute of that name or contains the
 name as a string (`getattr`). The methods of a recipe table that build a part of the run count as such code. A tag
-(`kind`, `place`, `format`) counts as read if code refers to the class of its table, or if the table has such a method.
-Keys that are common words (`path`, `name`, `min`) are found too easily: this test is a coarse check, not a
+(`kind`, `place`, `format`) counts as read if code refers to the class of its table, or if the table has such a
+method. Keys that are common words (`path`, `name`, `min`) are found too easily: this test is a coarse check, not a
 proof.
 """
 

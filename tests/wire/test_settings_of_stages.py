@@ -11,7 +11,6 @@ from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines
 from ppoctl.wire.run_context import _valid_at
-from ppoctl.wire.stages import _estimator
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 
@@ -39,7 +38,7 @@ def test_correction_weights_are_normalized_as_configured(kind: str, normalize: b
 @pytest.mark.parametrize(("critics", "lam_value"), [(None, 0.9), (0.5, 0.5), (0.0, 0.0)])
 def test_critic_lambda_defaults_to_the_policy_lambda(critics: float | None, lam_value: float) -> None:
     table = {"kind": "gae", "gae_lambda": 0.9, "gae_lambda_value": critics}
-    estimator: Any = _estimator(fake_recipe(**ppo(advantages=table)).ppo.advantages)
+    estimator: Any = fake_recipe(**ppo(advantages=table)).ppo.advantages.estimator()
     assert (estimator.lam, estimator.lam_value) == (0.9, lam_value)
 
 

@@ -13,7 +13,7 @@ from ppoctl.ports import Models, OptimizerStep, OutputRequest, SamplingParams, S
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import GaeAdvantages, MonteCarloAdvantages, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
     epochs,
@@ -28,7 +28,6 @@ from ppoctl.rewards.shaping import RewardShaping
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.critic_update import CriticUpdateStage
-from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
 from ppoctl.stages.eval_metrics import Estimates
 from ppoctl.stages.evaluate import EvaluateStage, ignore_message
 from ppoctl.stages.generation import SampleGeneration
@@ -176,7 +175,7 @@ class StageBuilder:
             else None,
             advantages=AdvantagesStage(
                 reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
-                estimator=_estimator(recipe.ppo.advantages),
+                estimator=recipe.ppo.advantages.estimator(),
                 whitened=recipe.ppo.advantages.whiten,
                 truncated=recipe.ppo.truncated,
                 penalty=penalty,
@@ -260,13 +259,6 @@ def _measured(
             return {}
 
     return compute
-
-
-def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
-    if isinstance(table, MonteCarloAdvantages):
-        return MonteCarlo(table.gamma)
-    lam_value = table.gae_lambda if table.gae_lambda_value is None else table.gae_lambda_value
-    return Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
 
 def _rollout_sampling(recipe: Recipe) -> SamplingParams:

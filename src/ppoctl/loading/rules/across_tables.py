@@ -13,6 +13,7 @@ from ppoctl.loading.capabilities import CAPABILITY_RULES
 from ppoctl.loading.explain import shown
 from ppoctl.loading.problems import Conflict, Problem, rules_of, trained_roles
 from ppoctl.loading.rules.correction import CORRECTION_RULES
+from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
@@ -168,6 +169,7 @@ RULES = (
     *SCHEDULE_RULES,
     *KL_RULES,
     *LOSS_RULES,
+    *ESTIMATOR_RULES,
     *CORRECTION_RULES,
     *METRIC_RULES,
     *EVALUATION_RULES,

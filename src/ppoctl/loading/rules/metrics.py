@@ -7,6 +7,7 @@ See `across_tables`.
 from collections.abc import Iterator, Sequence
 
 from ppoctl import metric_registry
+from ppoctl.estimators.kinds import metrics_of
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.loading.rules import evaluation
 from ppoctl.recipe.cadence import evaluates
@@ -118,10 +119,9 @@ def _not_in_advantages(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conf
     truncated = _TRUNCATED_KINDS.get(name, recipe.ppo.truncated)
     if recipe.ppo.truncated != truncated:
         yield Conflict(f"`{name}` requires `ppo.truncated` = `{truncated}`", (key, ("ppo", "truncated")))
-    adapts = getattr(recipe.ppo.advantages, "length_adaptive_alpha", None) is not None
-    if name == metric_registry.ADVANTAGE_LAMBDA_MEAN.name and not adapts:
-        message = f"`{name}` requires `ppo.advantages.length_adaptive_alpha`, which is not set"
-        yield Conflict(message, (key, ("ppo", "advantages", "kind")))
+    for added in metrics_of(recipe.ppo.advantages):
+        if name == added.metric.name and not added.is_on:
+            yield Conflict(f"`{name}` requires {added.needs}", (key, ("ppo", "advantages", "kind")))
 
 
 def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
