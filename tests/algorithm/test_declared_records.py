@@ -2,7 +2,6 @@
 recipes."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -66,7 +66,7 @@ def rewards(**changes: Any) -> Rewards:
 
 
 def advantages(**changes: Any) -> Advantages:
-    return replace(Advantages(GRID, GRID * 3, GRID * 2, MASK, {"kl_coef": 0.3}, {"b": 2.0, "a": 1.0}), **changes)
+    return replace(Advantages(GRID, GRID * 2, MASK, {"kl_coef": 0.3}, {"b": 2.0, "a": 1.0}, GRID * 3), **changes)
 
 
 def selection(**changes: Any) -> Selection:

@@ -25,9 +25,10 @@ ARROWS: dict[str, set[str]] = {
     "shutdown": {"clock", "errors"},
     "batch": {"model", "metric_registry", "errors"},
     "ports": {"batch"},
+    "estimators": {"recipe_table", "metric_registry"},
     "rewards": {"batch", "recipe_table", "http_client", "units", "errors"},
-    "recipe": {"rewards", "recipe_table", "metric_registry", "model", "errors"},
-    "loading": {"recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "recipe": {"estimators", "rewards", "recipe_table", "metric_registry", "model", "errors"},
+    "loading": {"recipe", "estimators", "rewards", "recipe_table", "model", "metric_registry", "errors"},
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "convert": {"batch", "model", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
@@ -76,6 +77,7 @@ ARROWS: dict[str, set[str]] = {
 # Packages that a command may import inside its function, after it has been chosen, and a recipe table inside the
 # method that builds its part of a run.
 LATE: dict[str, set[str]] = {
+    "estimators": {"ppo"},
     "rewards": {"stages"},
     "recipe": {"ppo", "stages"},
     "cli": {
@@ -97,6 +99,7 @@ FOREIGN: dict[str, set[str]] = {
     "preflight": set(),
     "machine": {"torch", "pynvml", "psutil"},
     "doctor": {"packaging"},
+    "estimators": {"pydantic", "torch"},
     "recipe": {"pydantic", "pyarrow"},
     "loading": {"pydantic", "pydantic_core", "pydantic_settings", "pyarrow"},
     "manual": {"pydantic"},

@@ -48,7 +48,7 @@ def rewards(first: float = 1.0, second: float = 2.0, *, outcomes: tuple[int, int
 
 def advantages(grid: torch.Tensor | None = None, *, kl_coef: float = 0.0) -> Advantages:
     chosen = torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 3.0]]) if grid is None else grid
-    return Advantages(chosen, chosen + 1 * MASK, chosen.clone(), MASK, {"kl_coef": kl_coef}, {})
+    return Advantages(chosen, chosen.clone(), MASK, {"kl_coef": kl_coef}, {}, returns=chosen + 1 * MASK)
 
 
 def correction(weights: torch.Tensor, mask: torch.Tensor = MASK) -> Correction:

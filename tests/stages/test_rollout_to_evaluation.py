@@ -17,10 +17,11 @@ from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
+from ppoctl.estimators.gae import Gae
+from ppoctl.estimators.monte_carlo import MonteCarlo
 from ppoctl.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, SamplingParams, TokenOutputs
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.estimators import Gae, MonteCarlo
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.generation import SampleGeneration
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage

@@ -318,11 +318,12 @@ class Played:
 
     rollouts: Rollouts
     rewards: Rewards
-    values: Values
+    values: Values | None
+    """None: the estimator trains no critic."""
     logprobs: Logprobs
     correction: Correction | None
     advantages: Advantages
-    critic_update: Update
+    critic_update: Update | None
     actor_update: Update
     tables: Mapping[str, Tensor]
     """Table of each role after its update."""
@@ -346,11 +347,12 @@ def play_step(harness: Harness) -> Played:
     prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
     rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
     rewards: Any = stages.reward.run(prompts, rollouts)
-    values: Any = stages.values.run(critic, rollouts)
+    has_critic = harness.job.recipe.ppo.advantages.trains_critic
+    values: Any = stages.values.run(critic, rollouts) if has_critic else None
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
     advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
-    critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
+    critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages) if has_critic else None
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": harness.actor.table, "critic": harness.critic.table}
     return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
@@ -371,19 +373,20 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
     found: dict[str, Any] = {
         "scores": played.rewards.scores,
         "shaped": advantages.shaped,
-        "values": played.values.values * played.rollouts.mask,
         "token_rewards": advantages.token_rewards,
         "advantages": advantages.advantages,
-        "returns": advantages.returns,
         "mask": advantages.mask,
         "next kl/coef": advantages.carry.kl_coef,
         **metrics,
     }
-    if played.values.behind is not None:
-        found["behind"] = played.values.behind
+    if played.values is not None:
+        found |= {"values": played.values.values * played.rollouts.mask, "returns": advantages.returns}
+        found |= {} if played.values.behind is None else {"behind": played.values.behind}
     token_fields = {name: getattr(played.logprobs, field) for name, field in TOKEN_FIELDS.items()}
     found |= {name: grid * played.rollouts.mask for name, grid in token_fields.items() if grid is not None}
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
+        if update is None:
+            continue
         found[f"{role} table"] = played.tables[role]
         found[f"{role} updates"] = update.updates
         found |= {f"{prefix} minibatches {name}": column for name, column in update.per_minibatch.items()}

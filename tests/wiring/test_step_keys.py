@@ -243,6 +243,23 @@ def test_advantages_have_the_kind_of_the_recipe() -> None:
     assert "returns" not in harness.differing(*found)
 
 
+@holds("ppo.advantages.scale")
+def test_group_advantages_are_scaled_as_configured() -> None:
+    kinds = [{"kind": "grpo", "scale": scale} for scale in ("group", "none")]
+    changes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3, "ppo.kl": LOSS}
+    found = [numbers(with_keys({"ppo.advantages": table, **changes})) for table in kinds]
+    assert harness.differing(*found) >= {"advantages", "actor table"}
+    assert found[0]["advantage/equal_groups_frac"] < 1
+
+
+def test_raw_rewards_are_monte_carlo_returns_without_critic() -> None:
+    kept = {"gamma": 0.9, "whiten": True}
+    found = [numbers(with_keys({"ppo.advantages": {"kind": kind, **kept}})) for kind in ("monte_carlo", "raw_reward")]
+    different = harness.differing(*found)
+    assert {"values", "returns", "critic table"} <= different
+    assert not different & {"advantages", "token_rewards", "actor table"}
+
+
 @holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
 @pytest.mark.parametrize(
     ("table", "key", "value"),

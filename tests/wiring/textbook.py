@@ -95,19 +95,24 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     gae_keys = tables["ppo"]["advantages"]
     last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
     bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
-    advantages, returns, lams = estimate_advantages(gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0))
-    if gae_keys["whiten"]:
+    has_critic = gae_keys["kind"] in ("gae", "monte_carlo")
+    if gae_keys["kind"] == "grpo":
+        of_rows, equal = relative_scores(gae_keys, shaped, valid, sampling["samples_per_prompt"])
+        advantages, numbers["advantage/equal_groups_frac"] = np.where(mask, of_rows[:, None], 0.0), equal
+    else:
+        advantages, returns, lams = estimate_advantages(
+            gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
+        )
+    if gae_keys.get("whiten"):
         unmasked = advantages[mask]
         advantages = np.where(mask, (advantages - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
     numbers |= {
         "scores": np.array([score or 0.0 for score in rollout.scores]),
         "shaped": shaped,
-        "values": values,
         **({} if by == "current" else {"logprobs": np.where(rollout.mask, old, 0.0)}),
         **({"entropy": np.where(rollout.mask, entropy, 0.0)} if by == "trainer" else {}),
         "token_rewards": rewards,
         "advantages": advantages,
-        "returns": returns,
         "mask": mask.astype(float),
         "next kl/coef": next_coef,
     }
@@ -136,7 +141,9 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         numbers |= {} if measured is None else {"kl/measured": measured}
     weights, kept, metrics = correct_mismatch(tables["ppo"], actor, rollout)
     numbers |= metrics
-    numbers |= critic_update(tables, rollout, values, returns, mask)
+    if has_critic:
+        numbers |= {"values": values, "returns": returns}
+        numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
     numbers |= actor_update(
@@ -203,7 +210,7 @@ def estimate_advantages(
     keys: Tables, rewards: Array, values: Array, mask: Array, bootstrap: Array
 ) -> tuple[Array, Array, Array]:
     """Return advantages, returns, and the policy's lambda of each row."""
-    if keys["kind"] == "monte_carlo":
+    if keys["kind"] in ("monte_carlo", "raw_reward"):
         _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
     lams = np.full(len(mask), keys["gae_lambda"])
@@ -213,6 +220,20 @@ def estimate_advantages(
     advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, bootstrap)
     _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), bootstrap)
     return advantages, returns, lams
+
+
+def relative_scores(keys: Tables, scores: Array, valid: Array, samples: int) -> tuple[Array, float]:
+    """Return the advantage of each response relative to the others of its prompt (Shao et al. 2024, arXiv:2402.03300,
+    section 4.1.2; not scaled: arXiv:2503.20783), and the fraction of prompts without two different scores."""
+    advantages, equal = np.zeros(len(scores)), []
+    for first in range(0, len(scores), samples):
+        rows = [row for row in range(first, first + samples) if valid[row]]
+        of_group = scores[rows]
+        equal.append(len(rows) < 2 or bool((of_group == of_group[0]).all()))
+        if not equal[-1]:
+            divisor = of_group.std(ddof=1) + 1e-6 if keys["scale"] == "group" else 1.0
+            advantages[rows] = (of_group - of_group.mean()) / divisor
+    return advantages, float(np.mean(equal))
 
 
 def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> tuple[Array, Array]:

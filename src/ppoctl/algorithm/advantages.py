@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.kl_use import NO_REFERENCE, kl_use, reported_kl
 from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.estimators.kinds import metrics_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.shaping import NoMoments
 
@@ -37,25 +38,18 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             *_of_truncated(recipe),
             *reported_kl(recipe, in_update=False),
             _measured_kl(recipe),
+            *_of_estimators(recipe),
         )  # fmt: skip
 
     def optional(self, recipe: Recipe) -> dict[str, bool]:
-        return {"returns": True, "shaped": True, "kl_coef": kl_use(recipe).adapts}
+        return {"returns": recipe.ppo.advantages.trains_critic, "shaped": True, "kl_coef": kl_use(recipe).adapts}
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage
-        from ppoctl.stages.estimators import Gae, MonteCarlo
-
-        table = recipe.ppo.advantages
-        if table.kind == "monte_carlo":
-            est = MonteCarlo(table.gamma)
-        else:
-            lam_value = table.gae_lambda if table.gae_lambda_value is None else table.gae_lambda_value
-            est = Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
         return AdvantagesStage(
             reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
-            estimator=est,
+            estimator=recipe.ppo.advantages.estimator(),
             whitened=recipe.ppo.advantages.whiten,
             truncated=recipe.ppo.truncated,
             penalty=recipe.ppo.kl.build(),
@@ -92,6 +86,11 @@ def _measured_kl(recipe: Recipe) -> ReportedMetric:
     use = kl_use(recipe)
     fixed = ("requires an adaptive coefficient, but it is fixed", (("ppo", "kl", "adaptive"),))
     return ReportedMetric(metrics.KL_MEASURED, use.adapts, *(fixed if use.is_on else NO_REFERENCE))
+
+
+def _of_estimators(recipe: Recipe) -> Iterator[ReportedMetric]:
+    for each in metrics_of(recipe.ppo.advantages):
+        yield ReportedMetric(each.metric, each.is_on, f"requires {each.needs}", (("ppo", "advantages", "kind"),))
 
 
 ADVANTAGES = AdvantagesSpec("advantages")

@@ -212,12 +212,13 @@ class Advantages(Record["Advantages"]):
     kind: ClassVar[str] = "advantages"
 
     advantages: Float[Tensor, "B R"]
-    returns: Float[Tensor, "B R"]
     token_rewards: Float[Tensor, "B R"]
     mask: Bool[Tensor, "B R"]
     """Tokens to train on: the rollouts' mask without the rows that have no reward."""
     carry_out: dict[str, float]
     summary: dict[str, float]
+    returns: Float[Tensor, "B R"] | None = None
+    """Returns that the critic learns; None: no critic learns."""
     shaped: Float[Tensor, " B"] | None = None
     """Reward of each response after reward shaping, before any KL penalty; 0 without a score. None: not stored."""
     kl_coef: float | None = None
@@ -225,7 +226,7 @@ class Advantages(Record["Advantages"]):
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
-            require(not bool(getattr(self, name)[~self.mask].any()), f"masked-out {name} are 0")
+            require((x := getattr(self, name)) is None or not bool(x[~self.mask].any()), f"masked-out {name} are 0")
 
     @property
     def carry(self) -> Carry:

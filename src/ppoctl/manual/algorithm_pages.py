@@ -20,7 +20,7 @@ its effect. In a terminal:
 The entries are in the order of processing: generation, reward, advantages, losses, schedules. An entry
 named `KEY = "value"` describes one value of the key; an entry named `TABLE by KEY` describes the form of the table
 that contains KEY. A key with the default `absent` may be left out; its row describes what happens then. `make docs`
-generates this page from the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`.
+generates this page from the docstrings in `src/ppoctl/recipe`, `src/ppoctl/estimators` and `src/ppoctl/rewards`.
 
 Formulas use the names of keys, and these symbols:
 

@@ -1,7 +1,7 @@
 """Recipe tables of PPO as a whole and of a trained role (optimizer, batching).
 
-The tables inside `[ppo]` are in the modules `advantages`, `kl`, `losses` and `correction`, and the table of the
-optimizer is in `optimizer`. Import all of these classes from `schema`.
+The tables inside `[ppo]` are in the modules `kl`, `losses` and `correction` and in the package `estimators`, and the
+table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
 """
 
 from functools import partial
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from ppoctl.recipe.advantages import AdvantagesTable, GaeAdvantages
+from ppoctl.estimators.gae import GaeAdvantages
+from ppoctl.estimators.kinds import AdvantagesTable
 from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable

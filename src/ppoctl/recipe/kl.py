@@ -72,7 +72,7 @@ Adaptive = Annotated[
     Discriminator(_target),
 ]
 
-Estimator = Literal["k1", "k2", "k3", "abs", "full"]
+KlEstimatorName = Literal["k1", "k2", "k3", "abs", "full"]
 
 
 class NoKl(Table):
@@ -97,7 +97,7 @@ class KlInReward(Table):
 
     place: Annotated[Literal["reward"], RESULTS]
     """The penalty is subtracted from the reward of each token."""
-    estimator: Annotated[Estimator, RESULTS] = "k1"
+    estimator: Annotated[KlEstimatorName, RESULTS] = "k1"
     """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d; k2: d^2 / 2;
     k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, which is a distance but not a KL (verl's). full: not an estimate
     but the exact KL(actor, reference) over the vocabulary; the actor's distribution is filtered, the reference's
@@ -133,7 +133,7 @@ class KlInLoss(Table):
 
     place: Annotated[Literal["loss"], RESULTS]
     """The penalty is added to the policy loss."""
-    estimator: Annotated[Estimator, RESULTS] = "k3"
+    estimator: Annotated[KlEstimatorName, RESULTS] = "k3"
     """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d, whose gradient
     is 0 on average, so that k1 requires a `gradient` other than "estimator"; k2: d^2 / 2; k3: exp(-d) - 1 + d (all
     Schulman's); abs: |d|, which is a distance but not a KL (verl's). full: not an estimate but the exact KL(actor,

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ppoctl.recipe.advantages import GaeAdvantages as GaeAdvantages
-from ppoctl.recipe.advantages import MonteCarloAdvantages as MonteCarloAdvantages
+from ppoctl.estimators.gae import GaeAdvantages as GaeAdvantages
+from ppoctl.estimators.grpo import GrpoAdvantages as GrpoAdvantages
+from ppoctl.estimators.monte_carlo import MonteCarloAdvantages as MonteCarloAdvantages
+from ppoctl.estimators.raw_reward import RawRewardAdvantages as RawRewardAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppoctl import metric_registry
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
 from ppoctl.errors import RewardError
+from ppoctl.ppo.estimator import Estimator, EstimatorInputs
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import bootstrapped
-from ppoctl.stages.estimators import Estimator
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
 from ppoctl.stages.shaping import ShapedRewards, ShapingStep, apply_shaping
@@ -31,8 +32,9 @@ class AdvantagesStage:
     name: str = "advantages"
 
     def run(
-        self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
+        self, rollouts: Rollouts, rewards: Rewards, values: Values | None, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
+        """Return the advantages. `values` is None if the step has no critic."""
         shaped = apply_shaping(rewards, rollouts, carry, self.reward_steps)
         mask, metrics = self._training_mask(shaped)
         kl = penalised(self.penalty, logprobs, mask, shaped.carry)
@@ -41,10 +43,20 @@ class AdvantagesStage:
             token_rewards = token_rewards - kl.in_reward
         bootstrapped_rewards = token_rewards
         if self.truncated == "bootstrap":
+            assert values is not None, "bootstrap values come from a critic, and the step has none"
             bootstrap = bootstrap_values(values).where(shaped.valid, 0.0)
             bootstrapped_rewards = bootstrapped(token_rewards, bootstrap, mask, gamma=self.estimator.gamma)
             metrics[metric_registry.ADVANTAGE_BOOTSTRAP_MEAN.name] = shaped.mean(bootstrap)
-        estimate = self.estimator(bootstrapped_rewards, values.values, mask)
+        estimate = self.estimator(
+            EstimatorInputs(
+                token_rewards=bootstrapped_rewards,
+                values=None if values is None else values.values,
+                mask=mask,
+                scores=shaped.per_response,
+                valid=shaped.valid,
+                groups=_groups(rollouts.prompt_ids),
+            )
+        )
         raw = estimate.advantages
         carry = replace(
             shaped.carry,
@@ -77,6 +89,12 @@ class AdvantagesStage:
                 hint="ppoctl resume RUN --set ppo.truncated=terminal",
             )
         return mask, {metric_registry.ADVANTAGE_FILTERED_FRAC.name: shaped.mean(shaped.truncated.float())}
+
+
+def _groups(prompt_ids: list[str]) -> Int[Tensor, " B"]:
+    """Return the index of the prompt of each row, by first occurrence. A prompt that occurs twice is one group."""
+    indices = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompt_ids))}
+    return torch.tensor([indices[prompt] for prompt in prompt_ids])
 
 
 def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry) -> dict[str, float]:

@@ -39,14 +39,15 @@ class CriticUpdateStage(UpdateStage):
     name: str = "critic_update"
 
     def run(self, critic: State, rollouts: Rollouts, values: Values, advantages: Advantages) -> Update:
-        errors = ClippedErrors(values.values, advantages.returns, self.clip)
+        returns = returns_of(advantages)
+        errors = ClippedErrors(values.values, returns, self.clip)
         objective = Terms((Term(errors, advantages.mask, coef=self.scale, aggregation=self.aggregation),))
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
         diagnostics = [
             value_diagnostics(
                 result.outputs.primary,
                 values.values[minibatch.rows],
-                advantages.returns[minibatch.rows],
+                returns[minibatch.rows],
                 advantages.mask[minibatch.rows],
                 clip=self.clip,
             )
@@ -63,9 +64,17 @@ class CriticUpdateStage(UpdateStage):
     def _before_the_update(self, values: Values, advantages: Advantages) -> dict[str, float]:
         """Return explained variance and related metrics over all tokens of the step, from the values before the
         update."""
-        metrics = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
+        returns = returns_of(advantages)
+        metrics = value_diagnostics(values.values, values.values, returns, advantages.mask, clip=self.clip)
         names = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
         return {metric_registry.named("value", name): metrics[name] for name in names}
+
+
+def returns_of(advantages: Advantages) -> Float[Tensor, "B R"]:
+    """Return the returns, which the critic learns. If they are missing, the step function trains a critic with an
+    estimator that has none."""
+    assert advantages.returns is not None, "the critic learns returns, which the estimator did not compute"
+    return advantages.returns
 
 
 def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Advantages) -> float:
@@ -77,4 +86,4 @@ def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Ad
     seen = values.values.clone()
     for minibatch, result in trained.steps:
         seen[minibatch.rows] = result.outputs.primary.to(seen)
-    return float(explained_variance(seen, advantages.returns, advantages.mask))
+    return float(explained_variance(seen, returns_of(advantages), advantages.mask))

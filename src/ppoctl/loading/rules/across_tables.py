@@ -14,6 +14,7 @@ from ppoctl.loading.explain import shown
 from ppoctl.loading.problems import Conflict, Problem, rules_of
 from ppoctl.loading.rules.correction import CORRECTION_RULES
 from ppoctl.loading.rules.critic import CRITIC_RULES
+from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
@@ -170,6 +171,7 @@ RULES = (
     *SCHEDULE_RULES,
     *KL_RULES,
     *LOSS_RULES,
+    *ESTIMATOR_RULES,
     *CORRECTION_RULES,
     *CRITIC_RULES,
     *METRIC_RULES,

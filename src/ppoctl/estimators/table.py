@@ -1,0 +1,35 @@
+"""Base class of the recipe tables of advantage estimators.
+
+The recipe imports these tables, so torch is imported only when an estimator runs. A key that several kinds have is
+written in each of their tables, so that the order of keys in recipes and pages is the order of the table.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl.metric_registry import Metric
+from ppoctl.recipe_table import Table
+
+if TYPE_CHECKING:
+    from ppoctl.ppo.estimator import Estimator
+
+
+class EstimatorTable(Table):
+    """Keys of one kind of estimator. Each kind adds `kind`, with its own literal."""
+
+    trains_critic: ClassVar[bool]
+    """Whether the estimate has returns, which a critic learns."""
+    reads_values: ClassVar[bool]
+    """Whether the estimator reads the critic's values."""
+    metrics: ClassVar[Mapping[Metric, str]] = {}
+    """Metrics that the estimator adds to the stage `advantages`, each with the setting that it requires, as the end
+    of a sentence."""
+
+    def reports(self, metric: Metric) -> bool:
+        """Return whether the estimator reports one of its metrics with these settings."""
+        return metric in self.metrics
+
+    @abstractmethod
+    def estimator(self) -> "Estimator":
+        """Return the estimator with the settings of the table."""
