@@ -28,15 +28,16 @@ ARROWS: dict[str, set[str]] = {
     "estimators": {"recipe_table", "metric_registry"},
     "rewards": {"batch", "recipe_table", "http_client", "units", "errors"},
     "recipe": {"estimators", "rewards", "recipe_table", "metric_registry", "model", "errors"},
-    "loading": {"recipe", "estimators", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "loading": {"algorithm", "recipe", "estimators", "rewards", "recipe_table", "model", "metric_registry", "errors"},
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
+    "algorithm": {"batch", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors"},
     "convert": {"batch", "model", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
     "stages": {"ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors"},
     "store": {"ports", "batch", "activity", "clock", "units", "errors"},
-    "loop": {"store", "batch", "recipe", "metric_registry", "errors"},
+    "loop": {"algorithm", "store", "batch", "recipe", "metric_registry", "errors"},
     "plan": {
-        "loop", "store", "convert", "ppo", "rewards", "recipe", "recipe_table", "machine", "model", "errors",
+        "algorithm", "batch", "store", "convert", "rewards", "recipe", "recipe_table", "machine", "model", "errors",
     },
     "slurm": {"loading", "recipe", "store", "clock", "errors"},
     "tracking": {"store", "batch", "recipe", "activity", "clock", "machine", "metric_registry", "errors"},
@@ -56,13 +57,13 @@ ARROWS: dict[str, set[str]] = {
     },
     "doctor": {"preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
     "wire": {
-        "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray", "engines.device_sharing",
-        "engines.vllm", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports", "batch", "ppo",
+        "algorithm", "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray", "engines.device_sharing",
+        "engines.vllm", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports", "batch",
         "recipe", "model", "activity", "machine", "errors",
     },
     "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
     "runs": {
-        "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards", "shutdown",
+        "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards", "shutdown",
         "slurm", "stages", "store", "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units",
         "errors",
     },
@@ -77,6 +78,7 @@ ARROWS: dict[str, set[str]] = {
 # Packages that a command may import inside its function, after it has been chosen, and a recipe table inside the
 # method that builds its part of a run.
 LATE: dict[str, set[str]] = {
+    "algorithm": {"ports", "stages"},
     "estimators": {"ppo"},
     "rewards": {"stages"},
     "recipe": {"ppo", "stages"},

@@ -1,0 +1,138 @@
+"""Traces: what a step function calls is found without running it, and a step function that depends on a value that a
+stage computes is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.step_functions import TWO_ROUNDS
+from ppoctl.algorithm.advantages import ADVANTAGES
+from ppoctl.algorithm.choose import ALL_STEP_FUNCTIONS, missing, reported_at, trace_at, traces, updated_role
+from ppoctl.algorithm.forward import LOGPROBS, VALUES
+from ppoctl.algorithm.generation import REWARD, ROLLOUT
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
+from ppoctl.algorithm.updates import ACTOR_UPDATE
+from ppoctl.batch.fields import FIELDS
+from ppoctl.recipe.roles import POLICY
+from ppoctl.store.outline import Outlines, outlines_of
+from ppoctl.store.run_paths import RunPaths
+from store import fixture_runs
+
+
+def test_trace_lists_stages_inputs_and_trained_roles() -> None:
+    found = trace(PPO)
+    assert [(entry.name, entry.reads, entry.trains) for entry in found.outline.stages] == [
+        ("rollout", ("actor", "prompts"), None),
+        ("reward", ("prompts", "rollout"), None),
+        ("values", ("critic", "rollout"), None),
+        ("logprobs", ("actor", "rollout"), None),
+        ("advantages", ("rollout", "reward", "values", "logprobs", "carry"), None),
+        ("critic_update", ("critic", "rollout", "values", "advantages"), "critic"),
+        ("actor_update", ("actor", "rollout", "logprobs", "advantages"), "actor"),
+    ]
+    assert found.roles == ("actor", "critic")
+    assert found["rollout.7"] is ROLLOUT
+    with pytest.raises(KeyError):
+        found["correction"]
+
+
+def test_every_step_function_generates_with_the_policy() -> None:
+    for function in ALL_STEP_FUNCTIONS:
+        for recipe in (fake_recipe(), fake_recipe(ppo={"minibatch_seqs": 4, "old_logprobs": "sampler"})):
+            passes = [each for stage in trace(function).stages for each in stage.passes(recipe)]
+            assert {each.model for each in passes if each.kind == "generate"} == {POLICY}
+            roles = {*trace(function).roles, "reference", ""}
+            assert {each.model for each in passes} <= roles, function.name
+
+
+def test_every_stage_has_a_known_kind_of_record() -> None:
+    for function in ALL_STEP_FUNCTIONS:
+        assert {stage.kind for stage in trace(function).stages} <= FIELDS.keys()
+
+
+def test_rows_of_a_second_round_follow_its_rollout() -> None:
+    entries = {entry.name: entry for entry in trace(TWO_ROUNDS).outline.stages}
+    assert all(entry.rows is None and entry.at_most == 1 and entry.loop == 0 for entry in entries.values())
+    assert entries["actor_update"].reads == ("actor", "rollout.2", "logprobs.2", "advantages.2")
+
+
+def _of(body: Any) -> StepFunction:
+    def run(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+        rollouts = run_stage(ROLLOUT, inputs.states["actor"], inputs.prompts)
+        rewards = run_stage(REWARD, inputs.prompts, rollouts)
+        body(run_stage, inputs, rollouts, rewards)
+        return StepOutputs({}, inputs.carry, ((rollouts, rewards),))
+
+    return StepFunction("tried", run)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda run_stage, inputs, rollouts, rewards: 1 if rewards.all_equal else 2,
+        lambda run_stage, inputs, rollouts, rewards: rewards.scores > 0,
+        lambda run_stage, inputs, rollouts, rewards: rewards == rollouts,
+        lambda run_stage, inputs, rollouts, rewards: len(rollouts.texts),
+        lambda run_stage, inputs, rollouts, rewards: list(rewards.scores),
+        lambda run_stage, inputs, rollouts, rewards: float(inputs.carry.kl_coef),
+    ],
+    ids=["if", "greater", "equal", "len", "iter", "float"],
+)
+def test_step_function_that_reads_a_computed_value_is_refused(body: Any) -> None:
+    with pytest.raises(TypeError, match=r"a step function reads a value that `\w+` computes; only `Round.last` may"):
+        trace(_of(body))
+
+
+def test_records_with_different_rows_are_refused() -> None:
+    def body(run_stage: RunStage, inputs: StepInputs, rollouts: Any, rewards: Any) -> None:
+        second = run_stage(replace(ROLLOUT, name="rollout.2"), inputs.states["actor"], inputs.prompts)
+        run_stage(
+            ADVANTAGES, second, rewards, None, run_stage(LOGPROBS, inputs.states["actor"], second), inputs.carry
+        )
+
+    message = r"stage `advantages` receives records with different rows: those of \['rollout', 'rollout.2'\]"
+    with pytest.raises(TypeError, match=message):
+        trace(_of(body))
+
+
+@pytest.mark.parametrize("name", list(fixture_runs.STOPS))
+def test_recorded_outlines_of_a_fixture_run_equal_the_traces_of_its_recipe(name: str, tmp_path: Path) -> None:
+    recorded = outlines_of(RunPaths(fixture_runs.bring(name, tmp_path)))
+    found = traces(fixture_runs.recipe())
+    assert recorded == Outlines({steps.start: each.outline for steps, each in found.items()})
+    assert list(found) == [range(1, 2), range(2, 4)]
+
+
+def test_metrics_are_reported_at_the_steps_of_their_stages() -> None:
+    recipe = fake_recipe(steps=1_000_000, ppo={"minibatch_seqs": 4, "critic_only_steps": 2})
+    assert reported_at(recipe, "value/loss") == [range(1, 3), range(3, 1_000_001)]
+    assert reported_at(recipe, "policy/loss") == [range(3, 1_000_001)]
+    assert reported_at(recipe, "time/actor_update_s") == [range(3, 1_000_001)]
+    assert [updated_role(recipe, name) for name in ("policy/loss", "value/loss", "reward/score_mean")] == [
+        "actor",
+        "critic",
+        None,
+    ]
+
+
+def test_metric_of_a_stage_that_no_step_runs_names_the_stage() -> None:
+    recipe = fake_recipe(ppo={"minibatch_seqs": 4, "advantages": {"kind": "grpo"}}, critic=None)
+    lacking = missing(recipe, "value/explained_variance")
+    assert lacking is not None
+    assert lacking.needs == "belongs to the stage `critic_update`, which no step of this recipe runs"
+    time = missing(recipe, "time/values_s")
+    assert time is not None
+    assert "`values`" in time.needs
+    assert missing(recipe, "policy/loss") is None
+    assert {stage.name for stage in trace_at(recipe, 1).stages} == {
+        ROLLOUT.name,
+        REWARD.name,
+        LOGPROBS.name,
+        ADVANTAGES.name,
+        ACTOR_UPDATE.name,
+    }
+    assert VALUES not in trace_at(recipe, 1).stages
