@@ -21,6 +21,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.outline import EVAL, outlines_of
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import recorded_reward_digest
@@ -111,8 +112,8 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
     """Whether the step is unfinished and its committed stages read no changed key."""
     if is_done(paths, step):
         return False
-    names = (*outlines_of(paths).at(step).names, EVAL)
-    committed = {name: manifests.read(paths.stage(step, name)) for name in names}
+    names = (stage.name for stage in stages_present(paths, step, outlines_of(paths).at(step)))
+    committed = {name: manifests.read(paths.stage(step, name)) for name in (*names, EVAL)}
     scored_by = recorded_reward_digest(paths)
     return all(
         item is None or item.fingerprint == stage_fingerprint(name, recipe, scored_by)

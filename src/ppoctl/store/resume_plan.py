@@ -16,6 +16,7 @@ from ppoctl.store.journal import REPAIRED, read_lines
 from ppoctl.store.ledger import end_of_blocks
 from ppoctl.store.outline import EVAL, Outline, outlines_of
 from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -148,18 +149,19 @@ def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[Resu
 
 
 def _step_items(paths: RunPaths, step: int, outline: Outline, *, is_last: bool) -> list[ResumeItem]:
-    """Return items for the step's stages, in the order of its outline.
+    """Return items for the step's stages, in the order in which they run.
 
     An absent stage is missing if a later stage of the step or a later step exists. An absent evaluation is never
     missing, since not every step has one.
     """
-    stages = (*outline.names, EVAL)
+    present = stages_present(paths, step, outline)
+    stages = (*(stage.name for stage in present), EVAL)
+    updates = {stage.name for stage in present if stage.entry.trains is not None}
     by_stage = {
-        stage: _item(paths, paths.stage(step, stage), "replayed" if outline.is_update(stage) else "recalled", "run")
+        stage: _item(paths, paths.stage(step, stage), "replayed" if stage in updates else "recalled", "run")
         for stage in stages
     }
-    present = [number for number, stage in enumerate(stages) if by_stage[stage].action != "run"]
-    last_present = max(present, default=-1)
+    last_present = max((number for number, stage in enumerate(stages) if by_stage[stage].action != "run"), default=-1)
     items: list[ResumeItem] = []
     for number, stage in enumerate(stages):
         item = by_stage[stage]
