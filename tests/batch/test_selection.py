@@ -106,7 +106,14 @@ def test_values_of_a_whole_record_are_those_of_the_first_selected_round() -> Non
     assert values.stamp == "critic@0:abc"
     masks = [grid != 0 for grid in grids]
     both = [
-        Advantages(grid, grid, grid, mask, {"kl_coef": 0.5 + at}, {"advantage/raw_mean": 1.0})
+        Advantages(
+            advantages=grid,
+            returns=grid,
+            token_rewards=grid,
+            mask=mask,
+            carry_out={"kl_coef": 0.5 + at},
+            summary={"advantage/raw_mean": 1.0},
+        )
         for at, (grid, mask) in enumerate(zip(grids, masks, strict=True))
     ]
     taken = take(TWICE, both)

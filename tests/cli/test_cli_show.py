@@ -27,6 +27,7 @@ from ppoctl.store import sample_list as lists
 from ppoctl.store.manifest import require
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.sample_join import JoinedRecords
 from ppoctl.store.sample_list import Before, SampleFilter, flips, ordered
 from ppoctl.store.samples import SampleRow, StepRecords, spans
 from ppoctl.store.stage_runner import load_record
@@ -106,17 +107,23 @@ def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: RunCli)
 
 def test_kl_is_the_recorded_full_kl_or_the_logprob_gap_to_reference(root: Path) -> None:
     records = StepRecords.read(RunPaths(root), 3)  # in the first step the actor equals the reference
-    assert records.logprobs is not None
-    length, fields = int(records.rollouts["lengths"][2]), records.logprobs.fields
+    rollouts, logprobs = (record_file.read(RunPaths(root), 3, name) for name in ("rollout", "logprobs"))
+    assert rollouts is not None
+    assert logprobs is not None
+    length, fields = int(rollouts["lengths"][2]), logprobs.fields
+
+    def with_fields(changed: dict[str, Any]) -> StepRecords:
+        count = records.num_seqs
+        places = tuple((record_file.PlainRecord("logprobs", changed), row) for row in range(count))
+        return replace(records, logprobs=JoinedRecords(places))
+
     assert records.kl(2) == pytest.approx((fields["actor"] - fields["reference"])[2, :length].tolist())
     without = {name: value for name, value in fields.items() if name != "actor"}  # as if the update had used its own
-    without_actor = replace(records, logprobs=replace(records.logprobs, fields=without))
-    assert without_actor.kl(2) == pytest.approx(
-        (records.rollouts["sampler_logprobs"] - fields["reference"])[2, :length].tolist()
+    assert with_fields(without).kl(2) == pytest.approx(
+        (rollouts["sampler_logprobs"] - fields["reference"])[2, :length].tolist()
     )
-    whole = replace(records, logprobs=replace(records.logprobs, fields={"full_kl": fields["actor"] * 0 + 0.5}))
-    assert whole.kl(2) == [0.5] * length
-    assert replace(records, logprobs=replace(records.logprobs, fields={})).kl(2) is None
+    assert with_fields({"full_kl": fields["actor"] * 0 + 0.5}).kl(2) == [0.5] * length
+    assert with_fields({}).kl(2) is None
 
 
 def test_best_and_worst_are_chosen_after_filtering(ask: RunCli) -> None:
@@ -147,14 +154,14 @@ def test_list_has_a_line_per_sample(ask: RunCli) -> None:
 def test_mean_advantage_is_over_unmasked_tokens(root: Path, ask: RunCli) -> None:
     records = StepRecords.read(RunPaths(root), 3)
     [row] = listed(ask, "--list", "--limit", 1)
-    assert records.advantages is not None
-    whole = records.advantages["advantages"][0, : row["tokens"]]
+    whole = records.advantages.value("advantages", 0)[: row["tokens"]]
     assert row["advantage"] == pytest.approx(float(whole.mean()))
-    records.advantages["mask"][0, 1:] = False
+    records.advantages.value("mask", 0)[1:] = False
     assert records.row(0).advantage == pytest.approx(float(whole[0]))
-    records.advantages["mask"][0] = False
+    records.advantages.value("mask", 0)[:] = False
     assert records.row(0).advantage is None
-    assert replace(records, advantages=None, rewards=None).row(0).outcome == "not scored"
+    nothing = JoinedRecords((None,) * records.num_seqs)
+    assert replace(records, advantages=nothing, rewards=nothing).row(0).outcome == "not scored"
 
 
 def test_damaged_record_is_named_and_not_shown(

@@ -57,13 +57,15 @@ ARROWS: dict[str, set[str]] = {
     },
     "doctor": {"preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
     "wire": {
-        "algorithm", "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray", "engines.device_sharing",
+        "algorithm", "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray",
+        "engines.device_sharing",
         "engines.vllm", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports", "batch",
         "recipe", "model", "activity", "machine", "errors",
     },
     "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
     "runs": {
-        "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards", "shutdown",
+        "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards",
+        "shutdown",
         "slurm", "stages", "store", "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units",
         "errors",
     },

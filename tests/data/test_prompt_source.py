@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppoctl.batch.carry import Carry
 from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
@@ -26,6 +28,18 @@ def source(num_rows: int, prompts_per_step: int, seed: int = 42) -> PromptSource
 
 def ids(prompts: PromptSource, step: int) -> list[str]:
     return [row.id for row in prompts.prompts_for(step).rows]
+
+
+def test_rounds_use_consecutive_batches_without_a_gap_or_a_repeat() -> None:
+    """Steps of 1, 3, 1 and 2 rounds use the prompts of seven steps of one round."""
+    prompts, carry, used = source(40, 4), Carry(), []
+    for step, rounds in enumerate((1, 3, 1, 2), start=1):
+        batches = [prompts.prompts_for(step, carry.batch(step, number)) for number in range(1, rounds + 1)]
+        assert {batch.step for batch in batches} == {step}
+        used += [batch.rows for batch in batches]
+        carry = replace(carry, further_rounds=carry.further_rounds + rounds - 1)
+    assert used == [prompts.prompts_for(step).rows for step in range(1, 8)]
+    assert carry.as_dict() == {"further_rounds": 3}
 
 
 def test_prompts_of_a_step_do_not_depend_on_call_order() -> None:

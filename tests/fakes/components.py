@@ -119,8 +119,9 @@ class CountingPrompts:
     def __init__(self, prompts_per_step: int) -> None:
         self.prompts_per_step = prompts_per_step
 
-    def prompts_for(self, step: int) -> Prompts:
-        return _prompts(step, range((step - 1) * self.prompts_per_step, step * self.prompts_per_step))
+    def prompts_for(self, step: int, batch: int | None = None) -> Prompts:
+        first = (step - 1 if batch is None else batch) * self.prompts_per_step
+        return _prompts(step, range(first, first + self.prompts_per_step))
 
     def evaluation_sets(self) -> dict[str, Prompts]:
         return {"held": _prompts(0, range(100, 104))}

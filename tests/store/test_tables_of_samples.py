@@ -3,12 +3,16 @@
 import numpy as np
 
 from ppoctl.store.arrow_tables import as_table
+from ppoctl.store.record_file import PlainRecord
+from ppoctl.store.sample_join import JoinedRecords
 from ppoctl.store.samples import StepRecords
 
 
 def test_each_row_has_its_own_prompt() -> None:
     rollouts = {"prompt_tokens": np.array([5, 6, 7, 8, 9, 4]), "prompt_lengths": np.array([2, 1, 3])}
-    records = StepRecords(1, rollouts, None, None, None, None)
+    record, nothing = PlainRecord("rollouts", rollouts), JoinedRecords((None,) * 3)
+    joined = JoinedRecords(tuple((record, row) for row in range(3)))
+    records = StepRecords(1, (1, 1, 1), joined, nothing, nothing, nothing, nothing)
     assert [records.prompt_tokens(row) for row in range(3)] == [[5, 6], [7], [8, 9, 4]]
 
 

@@ -261,8 +261,9 @@ class Riddles:
         self.prompts_per_step = prompts_per_step
         self.first_held = 100
 
-    def prompts_for(self, step: int) -> Prompts:
-        return prompts(step, range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step))
+    def prompts_for(self, step: int, batch: int | None = None) -> Prompts:
+        first = (step if batch is None else batch + 1) * self.prompts_per_step
+        return prompts(step, range(first, first + self.prompts_per_step))
 
     def evaluation_sets(self) -> dict[str, Prompts]:
         return {"held": prompts(0, range(self.first_held, self.first_held + 3)), "far": prompts(0, range(200, 205))}

@@ -30,11 +30,20 @@ class Carry:
     kl_first_coef: float = 0.0
     """The recipe's `coef` when the adaptive KL coefficient began; 0: the coefficient is fixed, or the first
     coefficient was not stored."""
+    further_rounds: float = 0.0
+    """Number of batches of prompts that all steps so far used in addition to one per step."""
 
     def as_dict(self) -> dict[str, float]:
         """Return the fields that differ from their defaults."""
         with_defaults = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
         return {name: value for name, (value, default) in with_defaults.items() if value != default}
+
+    def batch(self, step: int, number: int = 1) -> int:
+        """Return the batch of prompts of a round of the next step: its number over the run, from 0.
+
+        `step` is the step after this carry, and `number` is the round, both counted from 1.
+        """
+        return step - 1 + int(self.further_rounds) + number - 1
 
     @property
     def identity(self) -> str:

@@ -95,6 +95,7 @@ def _columns(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips) -> list[C
     several = form.says_step or len({row.step for row in rows}) > 1
     columns: list[Column] = [("step", lambda row: row.step)] if several else []
     columns += [("row", lambda row: row.row)]
+    columns += [("round", lambda row: row.round)] if any(row.round > 1 for row in rows) else []
     columns += [("set", lambda row: render.printable(row.set))] if any(row.set for row in rows) else []
     columns += [
         ("prompt", lambda row: render.printable(row.prompt_id)),
@@ -133,7 +134,8 @@ def _as_json(row: "SampleRow", flipped: _Flips, form: Form) -> dict[str, Any]:
     question = (row.set, row.prompt_id)
     flip = {"flip": flipped.by_question.get(question)} if form.sort == "flipped" else {}
     before = flipped.before.get(question)
-    return {**vars(row), **flip, **({} if before is None else {"before": vars(before)})}
+    fields = {name: value for name, value in vars(row).items() if name != "round" or value > 1}
+    return {**fields, **flip, **({} if before is None else {"before": vars(before)})}
 
 
 def _spans(steps: Sequence[int]) -> str:

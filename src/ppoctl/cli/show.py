@@ -189,9 +189,10 @@ def _manifests(paths: "RunPaths", step: int) -> dict[str, Any]:
 
     from ppoctl.store import manifest as manifests
     from ppoctl.store.outline import EVAL, outlines_of
+    from ppoctl.store.rounds import stages_present
 
-    names = (*outlines_of(paths).at(step).names, EVAL)
-    found = {stage: manifests.read(paths.stage(step, stage)) for stage in names}
+    names = (stage.name for stage in stages_present(paths, step, outlines_of(paths).at(step)))
+    found = {stage: manifests.read(paths.stage(step, stage)) for stage in (*names, EVAL)}
     shown = {stage: asdict(item) for stage, item in found.items() if item is not None}
     if not shown:
         raise RecipeError(f"step {step} of `{paths.root}` has no artifacts", hint=f"ls {quoted(paths.steps)}")

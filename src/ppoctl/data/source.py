@@ -1,7 +1,8 @@
-"""Prompts of each step. They are a pure function of (seed, step), so that a resumed run needs no loader state.
+"""Prompts of each step. They are a pure function of seed and batch, so that a resumed run needs no loader state.
 
 prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: another one | ...
-step s (from 1) uses positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, also across epochs
+batch b (from 0) has positions b * prompts_per_step ... (b + 1) * prompts_per_step - 1, also across epochs
+step s (from 1) uses batch s - 1; if steps have several rounds, `Carry.batch` gives the batch of each round
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,16 +78,16 @@ class PromptSource:
         """Order of the rows of the training set."""
         return Order(self.shares or (SourceShare(len(self.train)),), self.seed)
 
-    def prompts_for(self, step: int) -> Prompts:
-        """Return the prompts of one step, counted from 1.
+    def prompts_for(self, step: int, batch: int | None = None) -> Prompts:
+        """Return a batch of prompts for one step, counted from 1. Without `batch`, every step uses one batch.
 
-        Ids are unique within a step. A prompt may occur twice, because an epoch ends within the step or because of
+        Ids are unique within a batch. A prompt may occur twice, because an epoch ends within the batch or because of
         the weight of its source. Such a prompt has the ids `ID` and `ID#2`.
         """
         assert step >= 1, "steps count from 1"
         order, chosen = self.order, list[Prompt]()
         seen: dict[str, int] = {}
-        first = (step - 1) * self.prompts_per_step
+        first = (step - 1 if batch is None else batch) * self.prompts_per_step
         for position in range(first, first + self.prompts_per_step):
             prompt = self.train[order.row(position)]
             seen[prompt.id] = times = seen.get(prompt.id, 0) + 1

@@ -57,6 +57,14 @@ class Health(Protocol):
     def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool: ...
 
 
+class PromptsOf(Protocol):
+    """Source of prompts."""
+
+    def __call__(self, step: int, batch: int | None = None) -> Prompts:
+        """Return a batch of prompts for a step, by default batch `step - 1`. Batches count from 0 over the run."""
+        ...
+
+
 @dataclass(frozen=True)
 class RunContext:
     """Everything that the loop needs, constructed by `wire`."""
@@ -79,7 +87,7 @@ class RunContext:
     outlines: Outlines
     build: Callable[[int, StageSpec[Any]], Stage[Any]]
     """(step, spec) -> stage. A setting that was changed during the run holds from the step of the change on."""
-    prompts: Callable[[int], Prompts]
+    prompts: PromptsOf
     notify: Callable[[str], None]
 
 
@@ -143,7 +151,7 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
         outputs = job.step_function(step).run(running_step(job, step), inputs_of(job, step, states, carry))
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
-        carry = outputs.carry
+        carry = replace(outputs.carry, further_rounds=carry.further_rounds + outputs.rounds - 1)
         # The ledger is written before the save, because the save stores the size of the ledger after this step.
         job.ledger.record(step, outputs.samples, _used_by(outputs))
         _evaluate(job, step, states[job.policy])
@@ -154,7 +162,11 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
 
 def inputs_of(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> StepInputs:
     """Return the inputs of a step."""
-    return StepInputs(states, carry, lambda _: job.prompts(step), partial(recalled, job.paths, step - 1))
+
+    def prompts_of(number: int) -> Prompts:
+        return job.prompts(step, carry.batch(step, number))
+
+    return StepInputs(states, carry, prompts_of, partial(recalled, job.paths, step - 1))
 
 
 def running_step(job: RunContext, step: int) -> RunningStep:

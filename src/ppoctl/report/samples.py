@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl.report.formatting import rounded
 from ppoctl.report.run_reader import ReadRun
-from ppoctl.store import eval_samples
-from ppoctl.store import manifest as manifests
+from ppoctl.store import eval_samples, samples
 from ppoctl.store.outline import EVAL
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ MOST_CHARACTERS = 6000
 
 def kept_steps(run: ReadRun, count: int) -> list[int]:
     """Return `count` of the steps whose rollouts are kept: the first, the last, and evenly spaced steps between."""
-    found = [s for s in run.paths.committed_steps() if manifests.read(run.paths.stage(s, "rollout")) is not None]
+    found = samples.steps_with_rollouts(run.paths)
     if count >= len(found):
         return found
     if count <= 1:

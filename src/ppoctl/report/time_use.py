@@ -10,6 +10,7 @@ from ppoctl.clock import duration
 from ppoctl.report.formatting import rounded, share
 from ppoctl.report.run_reader import ReadRun
 from ppoctl.store.outline import EVAL
+from ppoctl.store.rounds import stages_in_rounds
 from ppoctl.store.time_use import attempt_times
 
 Json = dict[str, Any]
@@ -20,7 +21,11 @@ BARS = 120
 
 def stages_of(run: ReadRun) -> list[str]:
     """Return the stages that the run has committed, in the order of the recorded stage lists (outlines)."""
-    names = [name for outline in run.outlines.by_start.values() for name in outline.names]
+    names = [
+        stage.name
+        for outline in run.outlines.by_start.values()
+        for stage in stages_in_rounds(outline, {entry.loop: entry.at_most for entry in outline.stages})
+    ]
     done = {str(line["stage"]) for line in run.stage_lines}
     return [name for name in dict.fromkeys([*names, EVAL]) if name in done]
 

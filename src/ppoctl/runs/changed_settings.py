@@ -23,6 +23,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.outline import outlines_of
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import recorded_reward_digest
@@ -112,7 +113,8 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
     """Whether the step is unfinished and its committed stages read no changed key."""
     if is_done(paths, step):
         return False
-    committed = {name: manifests.read(paths.stage(step, name)) for name in outlines_of(paths).at(step).names}
+    present = stages_present(paths, step, outlines_of(paths).at(step))
+    committed = {stage.name: manifests.read(paths.stage(step, stage.name)) for stage in present}
     now, scored_by = trace_at(recipe, step), recorded_reward_digest(paths)
     return all(
         name in now and item.fingerprint == now[name].fingerprint(recipe, scored_by)

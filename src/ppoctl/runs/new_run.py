@@ -19,6 +19,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs, resume_command
 from ppoctl.store.outline import outlines_of
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import saved_by
 from ppoctl.wire.outlines import as_recorded
@@ -106,10 +107,10 @@ def holds_only_rollouts(paths: RunPaths) -> bool:
         return False
     outlines = outlines_of(paths)
     later = (
-        paths.stage(step, name)
+        paths.stage(step, stage.name)
         for step in paths.committed_steps()
-        for name in outlines.at(step).names
-        if not generates_or_scores(name)
+        for stage in stages_present(paths, step, outlines.at(step))
+        if not generates_or_scores(stage.name)
     )
     return all(manifests.read(folder) is None for folder in later)
 

@@ -60,16 +60,16 @@ def require_row(row: int, count: int) -> None:
 
 def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
     sample, rollouts, rewards = records.row(row), records.rollouts, records.rewards
-    tokens: list[int] = rollouts["tokens"][row, : sample.tokens].tolist()
+    tokens: list[int] = rollouts.value("tokens", row)[: sample.tokens].tolist()
     return ShownSample(
         step=records.step,
         row=row,
         prompt_id=sample.prompt_id,
         sample=sample.sample,
-        stamp=rollouts["stamps"][row],
+        stamp=rollouts.value("stamps", row),
         prompt=text.text(records.prompt_tokens(row)),
         response=sample.response,
-        answer="" if rewards is None else rewards["truths"][row] or "",
+        answer=rewards.value("truths", row) or "",
         finish=sample.finish,
         outcome=sample.outcome,
         score=sample.score,

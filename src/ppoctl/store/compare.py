@@ -69,8 +69,8 @@ def _lost(mine: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tu
 
 
 def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | None:
-    keys = ("step", "prompt", "sample", *COMPARED)
-    what = {key: (mine[key], other[key]) for key in keys if mine[key] != other[key]}
+    keys = ("step", "round", "prompt", "sample", *COMPARED)
+    what = {key: (mine.get(key), other.get(key)) for key in keys if mine.get(key) != other.get(key)}
     return Difference(int(mine["step"]), mine["prompt"], int(mine["sample"]), what) if what else None
 
 

@@ -19,6 +19,7 @@ from ppoctl.store.manifest import Manifest
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -143,7 +144,8 @@ def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[s
     again: list[dict[str, Any]] = []
     outlines = outlines_of(paths)
     for step in paths.committed_steps():
-        for stage in (*outlines.at(step).names, EVAL):
+        names = (stage.name for stage in stages_present(paths, step, outlines.at(step)))
+        for stage in (*names, EVAL):
             manifest = _readable(paths.stage(step, stage))
             if manifest is not None and last.get((step, stage)) != manifest.identity:
                 again.append({"seq": seq + len(again) + 1, **stage_line(manifest)})

@@ -42,10 +42,15 @@ class Ledger:
     def record(self, step: int, samples: "Sequence[tuple[Rollouts, Rewards]]", used_by: dict[str, str]) -> None:
         """Append the samples of a finished step, round by round, unless the ledger already has them.
 
+        From round 2 on, a line has the field `round`: a prompt may occur in several rounds.
         `used_by` maps each role to the lineage of its state after the update.
         """
         count = sum(rollouts.num_seqs for rollouts, _ in samples)
-        lines = [line for records in samples for line in _sample_lines(step, *records, used_by, of=count)]
+        lines = [
+            {"step": step, "of": count, "used_by": used_by, **({"round": number} if number > 1 else {}), **line}
+            for number, records in enumerate(samples, start=1)
+            for line in _sample_lines(*records)
+        ]
         lines[-1]["end_of_step"] = True
         block = b"".join(map(sealed_line, lines))
         with opened(self._path) as file:
@@ -102,9 +107,7 @@ def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any
             block = []
 
 
-def _sample_lines(
-    step: int, rollouts: "Rollouts", rewards: "Rewards", used_by: dict[str, str], *, of: int
-) -> list[dict[str, Any]]:
+def _sample_lines(rollouts: "Rollouts", rewards: "Rewards") -> list[dict[str, Any]]:
     """Return one JSON-serialisable line per sample, in row order."""
     lines: list[dict[str, Any]] = []
     for row in range(rollouts.num_seqs):
@@ -112,8 +115,6 @@ def _sample_lines(
         outcome = REWARD_OUTCOMES[int(rewards.outcomes[row])]
         lines.append(
             {
-                "step": step,
-                "of": of,
                 "prompt": rollouts.prompt_ids[row],
                 "sample": rollouts.sample_indices[row],
                 "seed": int(rollouts.seeds[row]),
@@ -123,7 +124,6 @@ def _sample_lines(
                 "finish": FINISH_REASONS[int(rollouts.finish[row])],
                 "outcome": outcome,
                 "score": float(rewards.scores[row]) if outcome == "ok" else None,
-                "used_by": used_by,
             }
         )
     return lines

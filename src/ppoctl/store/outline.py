@@ -64,8 +64,15 @@ class Outline:
         """Roles that are read, in the order of their first use, then roles that are only trained."""
         trained = {stage.trains for stage in self.stages}
         made = {"prompts", "carry", *self.names}
-        read = [name for stage in self.stages for name in stage.reads if name not in made]
+        reads = (name for stage in self.stages for name in stage.reads)
+        read = [name for name in reads if name not in made and not name.endswith(PREVIOUS)]
         return tuple(dict.fromkeys([*read, *sorted(role for role in trained if role is not None)]))
+
+    @property
+    def reads_before(self) -> frozenset[str]:
+        """Stages of the step before whose records the step reads."""
+        reads = (name for stage in self.stages for name in stage.reads)
+        return frozenset(name.removesuffix(PREVIOUS) for name in reads if name.endswith(PREVIOUS))
 
     def __getitem__(self, name: str) -> OutlineEntry:
         """Return the entry of a stage. Raises KeyError if the step function has no such stage."""
@@ -74,10 +81,6 @@ class Outline:
     def training(self, role: str) -> OutlineEntry | None:
         """Return the entry that trains the role; None if no stage trains it."""
         return next((stage for stage in self.stages if stage.trains == role), None)
-
-    def is_update(self, name: str) -> bool:
-        """Return whether the stage trains a role: a resume replays such a stage instead of reusing its record."""
-        return any(stage.name == name and stage.trains is not None for stage in self.stages)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class Outlines:
     def roles(self) -> tuple[str, ...]:
         """All roles of the run; each has saved states."""
         return tuple(dict.fromkeys(role for outline in self.by_start.values() for role in outline.roles))
+
+    @property
+    def reaches_back(self) -> int:
+        """Number of steps before its own whose records a step reads: 0 or 1."""
+        return max((int(bool(outline.reads_before)) for outline in self.by_start.values()), default=0)
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON form that `from_json` reads."""

@@ -14,8 +14,9 @@ from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import REPAIRED, read_lines
 from ppoctl.store.ledger import end_of_blocks
-from ppoctl.store.outline import EVAL, Outline, outlines_of
+from ppoctl.store.outline import EVAL, Outline, Outlines, outlines_of
 from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -73,6 +74,7 @@ def plan_resume(paths: RunPaths) -> ResumePlan:
     start = (saved_steps(paths, roles) or [0])[-1]
     items = _lines_items(paths, roles if start else (), start)
     items += _state_items(paths, roles, start)
+    items += _items_before(paths, outlines, start) if start else []
     steps = [step for step in paths.committed_steps() if step > start and paths.has_committed(step)]
     if steps:
         last = max(steps)
@@ -147,19 +149,27 @@ def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[Resu
     return items
 
 
+def _items_before(paths: RunPaths, outlines: Outlines, start: int) -> list[ResumeItem]:
+    """Return items for the records of step `start` that the next step reads."""
+    stages = stages_present(paths, start, outlines.at(start))
+    read = outlines.at(start + 1).reads_before
+    return [_item(paths, paths.stage(start, stage.name), "recalled") for stage in stages if stage.entry.name in read]
+
+
 def _step_items(paths: RunPaths, step: int, outline: Outline, *, is_last: bool) -> list[ResumeItem]:
-    """Return items for the step's stages, in the order of its outline.
+    """Return items for the step's stages, in the order in which they run.
 
     An absent stage is missing if a later stage of the step or a later step exists. An absent evaluation is never
     missing, since not every step has one.
     """
-    stages = (*outline.names, EVAL)
+    present = stages_present(paths, step, outline)
+    stages = (*(stage.name for stage in present), EVAL)
+    updates = {stage.name for stage in present if stage.entry.trains is not None}
     by_stage = {
-        stage: _item(paths, paths.stage(step, stage), "replayed" if outline.is_update(stage) else "recalled", "run")
+        stage: _item(paths, paths.stage(step, stage), "replayed" if stage in updates else "recalled", "run")
         for stage in stages
     }
-    present = [number for number, stage in enumerate(stages) if by_stage[stage].action != "run"]
-    last_present = max(present, default=-1)
+    last_present = max((number for number, stage in enumerate(stages) if by_stage[stage].action != "run"), default=-1)
     items: list[ResumeItem] = []
     for number, stage in enumerate(stages):
         item = by_stage[stage]

@@ -3,7 +3,7 @@
 The last healthy states are kept, and the artifacts that a run requires to continue from a kept state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.outline import Outlines
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -46,8 +47,9 @@ class Retention:
     States older than the last `keep_last` healthy saved steps are deleted. A step that was saved only because the run
     was stopped does not count as one of these steps: its states are deleted when later states are saved. Step folders
     up to the oldest kept state are deleted, but the rollouts of every `keep_rollouts_every_steps`-th step are kept
-    for inspection. Each process handles a folder once, so that the time of a step does not grow with the length of
-    the run.
+    for inspection. A step with kept states, and a step before kept rollouts, keeps the records that the next step
+    reads. Each process handles a folder once (the folder of the oldest kept state twice, if the next step reads its
+    records), so that the time of a step does not grow with the length of the run.
     """
 
     attempt: Attempt
@@ -69,9 +71,12 @@ class Retention:
         if self.keep_last is not None:
             self._drop_states([step for step in stopped_at if step < max(kept, default=0)], before=oldest_kept)
         retired = [step for step in range(self._retired + 1, oldest_kept + 1) if paths.step(step).is_dir()]
+        saved = saved_steps(paths, self.outlines.roles) if retired and self.outlines.reaches_back else []
         for step in retired:
-            self._retire(step)
-        self._retired = max(self._retired, oldest_kept)
+            is_read = step in saved or self._is_inspected(step + 1)
+            self._retire(step, self.outlines.at(step + 1).reads_before if is_read else frozenset())
+        # The states of the oldest kept step are deleted later, and then the records that the next step reads.
+        self._retired = max(self._retired, oldest_kept - self.outlines.reaches_back)
         return retired
 
     def _newest_healthy(self, count: int) -> tuple[list[int], list[int]]:
@@ -115,11 +120,16 @@ class Retention:
             if manifest is not None and manifest.step <= saved:
                 self.attempt.remove(folder)
 
-    def _retire(self, step: int) -> None:
+    def _is_inspected(self, step: int) -> bool:
+        """Whether the rollouts of the step are kept for inspection."""
         every = self.keep_rollouts_every_steps
-        is_kept = every > 0 and step % every == 0
-        for stage in self.outlines.at(step).stages:
-            if not is_kept or stage.trains is not None:
+        return every > 0 and step % every == 0
+
+    def _retire(self, step: int, read_later: Collection[str]) -> None:
+        """Delete the records of a step that are not kept. `read_later` are the stages that the next step reads."""
+        is_kept = self._is_inspected(step)
+        for stage in stages_present(self.attempt.paths, step, self.outlines.at(step)):
+            if stage.entry.name not in read_later and (not is_kept or stage.entry.trains is not None):
                 self.attempt.remove(self.attempt.paths.stage(step, stage.name))
         for folder in self.attempt.paths.all_parts(step):
             self.attempt.remove(folder)

@@ -5,16 +5,15 @@ Imports numpy but not torch. The texts of prompts are not included, because deco
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store import record_file
-from ppoctl.store.outline import EVAL
-from ppoctl.store.record_file import PlainRecord
+from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.sample_join import REWARD, JoinedRecords, StepJoin
 
 ADVANTAGES = "advantages"
 """Stage after which all columns of a list of samples are known."""
@@ -26,7 +25,7 @@ class SampleRow:
 
     step: int
     row: int
-    """Index in the records of the step, from 0."""
+    """Number of the sample in its step, from 0; for one round, the row of its records."""
     set: str
     """Evaluation set and mode, such as `heldout/greedy`; empty: a training sample."""
     prompt_id: str
@@ -36,20 +35,25 @@ class SampleRow:
     tokens: int
     finish: str
     advantage: float | None
-    """Mean advantage of the unmasked tokens; None: all tokens are masked out, or the stage has not run yet."""
+    """Mean advantage of the unmasked tokens; None: all tokens are masked out, the sample was not selected, or the
+    stage has not run yet."""
     response: str
+    round: int = 1
+    """Round of the step in which the sample was generated."""
 
 
 @dataclass(frozen=True)
 class StepRecords:
-    """The records of a step; None for stages that are not committed."""
+    """The records of a step, joined by sample. Samples of several rounds are numbered one round after another."""
 
     step: int
-    rollouts: PlainRecord
-    rewards: PlainRecord | None
-    values: PlainRecord | None
-    logprobs: PlainRecord | None
-    advantages: PlainRecord | None
+    rounds: tuple[int, ...]
+    """Round of each sample."""
+    rollouts: JoinedRecords
+    rewards: JoinedRecords
+    values: JoinedRecords
+    logprobs: JoinedRecords
+    advantages: JoinedRecords
 
     @staticmethod
     def read(paths: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
@@ -57,32 +61,37 @@ class StepRecords:
 
         Raises RecipeError if the step has no rollouts, and the errors of `record_file.read`.
         """
-        rollouts = record_file.read(paths, step, "rollout")
-        if rollouts is None:
+        join = StepJoin.of(paths, step, outlines_of(paths))
+        if not join.samples:
             raise no_rollouts(paths, step)
-        rewards, advantages = (record_file.read(paths, step, name) for name in ("reward", ADVANTAGES))
-        names = ("values", "logprobs")
-        values, logprobs = (record_file.read(paths, step, name) if per_token else None for name in names)
-        return StepRecords(step, rollouts, rewards, values, logprobs, advantages)
+        nothing = JoinedRecords((None,) * len(join.samples))
+        return StepRecords(
+            step,
+            rounds=join.rounds,
+            rollouts=join.rollouts(),
+            rewards=join.joined(REWARD),
+            values=join.joined("values") if per_token else nothing,
+            logprobs=join.joined("logprobs") if per_token else nothing,
+            advantages=join.joined(ADVANTAGES),
+        )
 
     @property
     def num_seqs(self) -> int:
-        return len(self.rollouts["lengths"])
+        return len(self.rollouts.places)
 
-    def per_token(self, record: PlainRecord | None, name: str, row: int) -> list[float] | None:
+    def per_token(self, records: JoinedRecords, name: str, row: int) -> list[float] | None:
         """Return a field's value for each token of a response; None if the field is not recorded."""
-        grid = None if record is None else record.get(name)
-        return None if grid is None else [float(value) for value in grid[row, : self.rollouts["lengths"][row]]]
+        values = records.value(name, row)
+        return None if values is None else [float(value) for value in values[: self.rollouts.value("lengths", row)]]
 
     def prompt_tokens(self, row: int) -> list[int]:
         """Return the token ids of a response's prompt."""
-        end = self._prompt_ends[row]
-        ids: list[int] = self.rollouts["prompt_tokens"][end - self.rollouts["prompt_lengths"][row] : end].tolist()
+        place = self.rollouts.places[row]
+        assert place is not None
+        rollouts, number = place
+        end = int(rollouts["prompt_lengths"][: number + 1].sum())
+        ids: list[int] = rollouts["prompt_tokens"][end - rollouts["prompt_lengths"][number] : end].tolist()
         return ids
-
-    @cached_property
-    def _prompt_ends(self) -> Any:
-        return self.rollouts["prompt_lengths"].cumsum()
 
     def kl(self, row: int) -> list[float] | None:
         """Return KL(actor || reference) of each token; None if the reference log-probs are not recorded.
@@ -101,37 +110,40 @@ class StepRecords:
 
     def row(self, row: int) -> SampleRow:
         """Return the row of one response."""
-        rollouts, rewards = self.rollouts, self.rewards
-        outcome = "not scored" if rewards is None else REWARD_OUTCOMES[int(rewards["outcomes"][row])]
-        score = float(rewards["scores"][row]) if rewards is not None and outcome == "ok" else None
+        rollouts, code = self.rollouts, self.rewards.value("outcomes", row)
+        outcome = "not scored" if code is None else REWARD_OUTCOMES[int(code)]
         return SampleRow(
             step=self.step,
             row=row,
             set="",
-            prompt_id=rollouts["prompt_ids"][row],
-            sample=rollouts["sample_indices"][row],
-            score=score,
+            prompt_id=rollouts.value("prompt_ids", row),
+            sample=rollouts.value("sample_indices", row),
+            score=float(self.rewards.value("scores", row)) if outcome == "ok" else None,
             outcome=outcome,
-            tokens=int(rollouts["lengths"][row]),
-            finish=FINISH_REASONS[int(rollouts["finish"][row])],
+            tokens=int(rollouts.value("lengths", row)),
+            finish=FINISH_REASONS[int(rollouts.value("finish", row))],
             advantage=self._mean_advantage(row),
-            response=rollouts["texts"][row],
+            response=rollouts.value("texts", row),
+            round=self.rounds[row],
         )
 
     def rows(self) -> list[SampleRow]:
-        """Return the rows of all responses, in the order of the record."""
+        """Return the rows of all responses, in the order of generation."""
         return [self.row(row) for row in range(self.num_seqs)]
 
     def _mean_advantage(self, row: int) -> float | None:
-        if self.advantages is None:
+        advantages = self.advantages.value("advantages", row)
+        if advantages is None:
             return None
-        unmasked = self.advantages["advantages"][row][self.advantages["mask"][row]]
+        unmasked = advantages[self.advantages.value("mask", row)]
         return float(unmasked.mean()) if len(unmasked) else None
 
 
 def steps_with_rollouts(paths: RunPaths) -> list[int]:
     """Return the steps whose rollouts exist, oldest first."""
-    return [step for step in paths.committed_steps() if manifests.read(paths.stage(step, "rollout")) is not None]
+    outlines = outlines_of(paths)
+    joins = (StepJoin.of(paths, step, outlines) for step in paths.committed_steps())
+    return [join.step for join in joins if manifests.read(join.folder(join.generated[0])) is not None]
 
 
 def last_step(paths: RunPaths) -> int:

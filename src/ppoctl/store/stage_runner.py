@@ -131,7 +131,7 @@ class StepRunner:
             attempt=self.runner.attempt.number,
             figures=record.metrics(),
             versions=self.runner.versions,
-            extra={"clocked": record.timing_metrics()},
+            extra={"clocked": record.timing_metrics(), **record.manifest_fields()},
         )
         folder = self.runner.paths.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}

@@ -13,9 +13,11 @@ from ppoctl.ports import Actor, Generator, Scorer, Trainer
 
 @runtime_checkable
 class PromptsByStep(Protocol):
-    """Source of prompts: a pure function of (seed, step)."""
+    """Source of prompts: a pure function of seed, step and batch."""
 
-    def prompts_for(self, step: int) -> Prompts: ...
+    def prompts_for(self, step: int, batch: int | None = None) -> Prompts:
+        """Return a batch of prompts for a step, by default batch `step - 1`. Batches count from 0 over the run."""
+        ...
 
     def evaluation_sets(self) -> Mapping[str, Prompts]: ...
 
