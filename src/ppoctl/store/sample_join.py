@@ -82,15 +82,14 @@ class StepJoin:
     def joined(self, stage: str) -> JoinedRecords:
         """Return the records of a stage.
 
-        If several rows are of the same sample, the first row of the last round counts. Raises the errors of
+        If several rows are of the same sample, the last row of the last round counts. Raises the errors of
         `record_file.read`.
         """
         places: dict[SampleKey, tuple[PlainRecord, int]] = {}
         for each in self._named(stage):
             record = self._record(each.name)
             if record is not None:
-                rows = list(enumerate(self._keys(self._defining(each))))
-                places |= {key: (record, row) for row, key in reversed(rows)}
+                places |= {key: (record, row) for row, key in enumerate(self._keys(self._defining(each)))}
         return JoinedRecords(tuple(places.get(key) for key in self.samples))
 
     def _named(self, stage: str) -> list[StageInRound]:
