@@ -1,6 +1,7 @@
 """Advantages relative to the group: by hand, and independent of padding, order and other groups."""
 
 import math
+from itertools import permutations
 
 import pytest
 import torch
@@ -89,6 +90,15 @@ def test_order_of_rows_does_not_change_a_bit(scaled: bool, seed: int) -> None:
     found, same = group_advantages(scores[order], valid[order], groups[order], mask[order], scaled=scaled)
     assert torch.equal(found, expected[order])
     assert same == fraction
+
+
+@pytest.mark.parametrize("order", [*permutations(range(4))])
+def test_mean_is_rounded_once_in_any_order(order: tuple[int, ...]) -> None:
+    # The mean is (2^60 + 1 - 2^60 + 3) / 4 = 1; a running sum in float64 would lose the small scores.
+    scores, valid, mask = torch.tensor([2.0**60, 1.0, -(2.0**60), 3.0]), torch.ones(4) > 0, torch.ones(4, 1) > 0
+    rows = list(order)
+    found, _ = group_advantages(scores[rows], valid, torch.zeros(4, dtype=torch.int64), mask, scaled=False)
+    EXACT.check(found[:, 0], torch.tensor([2.0**60, 0.0, -(2.0**60), 2.0])[rows])
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
@@ -13,16 +13,10 @@ from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
 
-ESTIMATORS: tuple[type[EstimatorTable], ...] = (
-    GaeAdvantages,
-    MonteCarloAdvantages,
-    GrpoAdvantages,
-    RawRewardAdvantages,
-)
-
 AdvantagesTable = Annotated[
     GaeAdvantages | MonteCarloAdvantages | GrpoAdvantages | RawRewardAdvantages, Field(discriminator="kind")
 ]
+ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])
 
 
 @dataclass(frozen=True)
