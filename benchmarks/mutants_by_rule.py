@@ -48,7 +48,7 @@ REASONS = ROOT / "benchmarks" / "mutants" / "by_rule_survivors.toml"
 LIMIT_S = 300
 FILES = (
     *(f"stages/{path.name}" for path in sorted((PACKAGE / "stages").glob("[a-z]*.py"))),
-    "wire/stages.py",
+    "algorithm/updates.py",
     "wire/run_context.py",
     *(f"estimators/{path.name}" for path in sorted((PACKAGE / "estimators").glob("[a-z]*.py"))),
     "recipe/losses.py",

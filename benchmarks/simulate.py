@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl import units
+from ppoctl.algorithm.choose import trace_at
 from ppoctl.cli import render
 from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
@@ -201,6 +202,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
     batch = world.batch
     recorded_calls = calls(recipe, batch)
     put = sum(call.bytes for call in recorded_calls)
+    records = records_of(trace_at(recipe, recipe.steps), recipe, batch)
     buckets = bucket_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
@@ -210,7 +212,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
         sequences=batch.sequences,
         data_ranks=world.actor.data,
         engines=world.engines,
-        driver_bytes=driver_bytes(batch).peak,
+        driver_bytes=driver_bytes(batch, records).peak,
         object_bytes=put,
         sent_bytes=put * (world.nodes - 1),
         sent_weights_bytes=sum(buckets) * _copies_sent(recipe, world),
@@ -224,7 +226,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
         critic_update_s=_update_seconds(recipe, shape, world, "critic", units),
         actor_update_s=_update_seconds(recipe, shape, world, "actor", units),
         data_s=_data_seconds(recorded_calls, world, units),
-        commit_s=sum(records_of(batch).values()) * committed,
+        commit_s=sum(records.values()) * committed,
         save_s=0.0,
     )
     return replace(step, save_s=_save_seconds(recipe, shape, world, step.step_s, units))

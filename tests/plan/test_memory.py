@@ -728,7 +728,8 @@ def test_vllm_reward_model_adds_kv_cache(smallest: Path) -> None:
 
 def test_estimate_without_reward_model_is_unchanged(smallest: Path) -> None:
     memory = _estimate(smallest, gpu_gib=80.0)
-    assert memory.schedule == schedule_of(trace(PPO), fake_recipe())
+    without_kl = fake_recipe(ppo={"epochs": 2, "minibatch_seqs": 4})
+    assert memory.schedule == schedule_of(trace(PPO), without_kl)
     assert memory.scoring == {}
 
 

@@ -4,15 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.algorithm.choose import step_function_at
+from ppoctl.algorithm.forward import ValuesSpec
+from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.updates import ValueUpdateSpec
 from ppoctl.batch.fields import RecordField
 from ppoctl.cli import plan as screen
 from ppoctl.cli.plan_summary import print_summary
+from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.loading.load import load
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.memory import driver
 from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate_here
-from ppoctl.plan.run_plan import plan
+from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe, TrainedTable
 
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
@@ -35,13 +41,35 @@ def with_critic(file: Path, *sets: str, model: Path = MODEL) -> Recipe:
 
 
 def without_critic(file: Path, *sets: str, model: Path = MODEL) -> Recipe:
-    return with_critic(file, *sets, model=model).model_copy(update={"critic": None})
+    recipe = with_critic(file, *sets, model=model)
+    ppo = recipe.ppo.model_copy(update={"advantages": RawRewardAdvantages(kind="raw_reward")})
+    return recipe.model_copy(update={"critic": None, "ppo": ppo})
 
 
 def with_judge(file: Path, *sets: str) -> Recipe:
     """The third role has the keys of the critic."""
     recipe = with_critic(file, *sets)
     return WithJudge.model_construct(**dict(recipe), judge=recipe.critic)
+
+
+def _two_critics(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+    """PPO, and a second role that learns the same returns."""
+    outputs = PPO.run(run_stage, inputs)
+    rollouts, rewards = outputs.samples[0]
+    values = run_stage(ValuesSpec("judge_values", role="judge"), inputs.states["judge"], rollouts)
+    update = ValueUpdateSpec("judge_update", role="judge")
+    judge = run_stage(update, inputs.states["judge"], rollouts, values, rewards)
+    return StepOutputs({**outputs.states, "judge": judge}, outputs.carry, outputs.samples)
+
+
+def planned(recipe: Recipe) -> Plan:
+    """Return the plan, with two critics if the recipe has two."""
+    three = StepFunction("two_critics", _two_critics)
+
+    def choose(each: Recipe, step: int) -> StepFunction:
+        return three if isinstance(each, WithJudge) else step_function_at(each, step)
+
+    return plan(recipe, choose=choose)
 
 
 def all_items(memory: Memory) -> set[tuple[str, str]]:
@@ -56,7 +84,8 @@ def test_plan_of_recipe_without_critic_counts_only_policy(smallest: Path) -> Non
     assert alone.as_dict()["roles"].keys() == {"actor"}
     assert alone.processes == {"actor": 1, "generator": 1}
     assert "critic's loss" in both.algorithm
-    assert alone.algorithm == {name: text for name, text in both.algorithm.items() if name != "critic's loss"}
+    same = {name: text for name, text in both.algorithm.items() if name not in ("critic's loss", "advantages")}
+    assert alone.algorithm == {**same, "advantages": "raw_reward: gamma 1, whiten"}
     assert alone.critic_start is None
 
     state = both.storage.state_bytes["actor"]
@@ -105,15 +134,14 @@ def test_object_store_without_critic_holds_two_calls_of_policy(smallest: Path) -
 
 
 def test_plan_of_three_roles_counts_each(smallest: Path) -> None:
-    alike = "critic.optimizer={lr=1e-6}", "actor.optimizer={lr=1e-6}"
-    two, three = plan(with_critic(smallest, *alike)), plan(with_judge(smallest, *alike))
+    alike = ["critic.optimizer={lr=1e-5}"]
+    two, three = plan(with_critic(smallest, *alike)), planned(with_judge(smallest, *alike))
     assert three.roles == {**two.roles, "judge": two.roles["critic"]}
     assert three.processes == {"actor": 1, "critic": 1, "judge": 1, "generator": 1}
     assert three.algorithm["judge's loss"] == two.algorithm["critic's loss"]
 
     states = three.storage.state_bytes
-    assert list(states) == ["actor", "critic", "judge"]
-    assert {role: states[role] for role in ("actor", "critic")} == two.storage.state_bytes
+    assert states == {**two.storage.state_bytes, "judge": two.storage.state_bytes["critic"]}
     assert three.storage.states_bytes == 4 * sum(states.values())
     assert two.work is not None
     assert three.work is not None
@@ -123,8 +151,7 @@ def test_plan_of_three_roles_counts_each(smallest: Path) -> None:
 
     assert two.memory is not None
     assert three.memory is not None
-    assert list(three.memory.roles) == ["actor", "critic", "judge"]
-    assert {role: three.memory.roles[role] for role in ("actor", "critic")} == two.memory.roles
+    assert three.memory.roles == {**two.memory.roles, "judge": two.memory.roles["critic"]}
     assert {("judge", f"judge {part}") for part in ("weights", "gradients", "optimizer")} < all_items(three.memory)
 
 
@@ -134,14 +161,14 @@ def test_screen_has_one_column_for_each_role(smallest: Path, capsys: pytest.Capt
         (with_critic(smallest), ["actor", "critic"]),
         (with_judge(smallest), ["actor", "critic", "judge"]),
     ):
-        planned = plan(recipe)
-        screen.print_full(recipe, planned)
+        found = planned(recipe)
+        screen.print_full(recipe, found)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert lines[lines.index(["updates"]) + 1] == roles
         assert ["of", "the", "largest", "rank", *roles] in lines
         [total] = [line for line in lines if line[:4] == ["optimizer", "steps", "in", "total"]]
-        assert total[4:] == [str(role.updates_total) for role in planned.roles.values()]
-        print_summary(planned, on_gpus=False)
+        assert total[4:] == [str(role.updates_total) for role in found.roles.values()]
+        print_summary(found, on_gpus=False)
         [updates] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  updates ")]
         assert [part.split()[0] for part in updates.removeprefix("  updates ").split(", ")] == roles
 

@@ -92,7 +92,7 @@ class AdvantagesStage:
 
 
 def _groups(prompt_ids: list[str]) -> Int[Tensor, " B"]:
-    """Return the index of the prompt of each row, by first occurrence. A prompt that occurs twice is one group."""
+    """Return the index of the prompt of each row, by first occurrence."""
     indices = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompt_ids))}
     return torch.tensor([indices[prompt] for prompt in prompt_ids])
 
