@@ -7,10 +7,11 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import BuiltStages, Witness, open_run
+from ppoctl.algorithm.choose import step_function_at
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines
-from ppoctl.wire.run_context import _valid_from
+from ppoctl.wire.run_context import StepsOfRun
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 
@@ -43,8 +44,9 @@ def test_critic_lambda_defaults_to_the_policy_lambda(critics: float | None, lam_
 
 
 def test_recipe_applies_from_its_start_step() -> None:
-    by_start = {1: "first", 3: "second"}
-    assert [by_start[_valid_from(by_start, step)] for step in (0, 1, 2, 3, 9)] == ["first"] * 3 + ["second"] * 2
+    parts: Any = None
+    steps = StepsOfRun({1: fake_recipe(), 3: fake_recipe(seed=9)}, parts, step_function_at)
+    assert [steps.valid_from(step) for step in (0, 1, 2, 3, 9)] == [1] * 3 + [3] * 2
 
 
 def test_evaluation_uses_the_recipe_of_its_step(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a recipe computes the KL from the reference. Every other module asks `kl_use`."""
+"""Use of the KL from the reference: the stages that compute it. Every other module asks `kl_use`."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class KlUse:
 
 
 def kl_use(recipe: Recipe) -> KlUse:
-    """Return where the KL of the recipe's penalty is computed."""
+    """Return the stages that compute the KL of the recipe's penalty."""
     kl = recipe.ppo.kl
     if isinstance(kl, NoKl):
         return KlUse()
@@ -43,7 +43,7 @@ def kl_use(recipe: Recipe) -> KlUse:
 
 
 NO_REFERENCE = ("requires a reference, but none is loaded", (("ppo", "kl", "place"),))
-"""What a metric of the KL from the reference needs, and the key that would change this."""
+"""Text and key of a conflict: a metric of the KL from the reference, in a recipe without a reference."""
 
 
 def reported_kl(recipe: Recipe, *, in_update: bool) -> tuple[ReportedMetric, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ppoctl.store.stage_runner import Stage
 
 Result = TypeVar("Result", covariant=True)
-"""What a step function receives from a stage: a record, or the state after an update."""
+"""Result of a stage, as a step function receives it: a record, or the state after an update."""
 
 SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
 """Keys of reward shaping. Changing them does not require scoring again."""
@@ -56,7 +56,7 @@ class ReportedMetric:
     is_on: bool = True
     """Whether the stage reports the metric under the settings of the recipe."""
     needs: str = ""
-    """What is missing if it does not, as the end of a sentence that begins with the name of the metric."""
+    """The missing setting, as the end of a sentence that begins with the name of the metric."""
     keys: tuple[KeyPath, ...] = ()
     """Keys that would change this."""
     hint: str | None = None

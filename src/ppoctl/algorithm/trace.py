@@ -56,7 +56,7 @@ class StepOutputs:
 
 
 class RunStage(Protocol):
-    """What a step function receives: the stages of a run, of a replay, or of a trace."""
+    """Runner of stages that a step function receives: of a run, of a replay, or of a trace."""
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
         """Return the result of the stage. An input is None if the algorithm does not have it."""
@@ -129,7 +129,7 @@ class Trace:
 
     @cached_property
     def outline(self) -> Outline:
-        """What a run directory records of the trace."""
+        """The part of the trace that a run directory records."""
         return Outline(self.step_function, tuple(call.entry for call in self.calls))
 
     @property
@@ -209,7 +209,7 @@ class _AbstractStates(dict[str, Any]):
 
 @dataclass
 class _Tracer:
-    """`run_stage` that records the calls. Of each loop it runs one round."""
+    """`run_stage` that records the calls. It runs one round of each loop."""
 
     calls: list[StageCall] = field(default_factory=list)
     loops: int = 0

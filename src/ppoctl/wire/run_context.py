@@ -1,8 +1,8 @@
 """Construction of the run context from components, recipes and run directory."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
@@ -49,6 +49,39 @@ class RunHooks:
     """Folders of saved states whose files were compared with the manifest of the folder when the run was opened."""
 
 
+@dataclass(frozen=True)
+class StepsOfRun:
+    """Step function and stages of each step, from the recipe that is valid at the step."""
+
+    recipes: Mapping[int, Recipe]
+    """First step of a recipe -> the recipe."""
+    parts: StageParts
+    choose: StepFunctionAt
+    _built: dict[tuple[int, StageSpec[Any]], Stage[Any]] = field(default_factory=dict)
+
+    def valid_from(self, step: int) -> int:
+        """Return the first step of the recipe that is valid at this step. Step 0 has the recipe of step 1."""
+        return max(start for start in self.recipes if start <= max(step, 1))
+
+    def function(self, step: int) -> StepFunction:
+        """Return the step function of a step."""
+        return self.choose(self.recipes[self.valid_from(step)], step)
+
+    def build(self, step: int, spec: StageSpec[Any]) -> Stage[Any]:
+        """Return the stage of a step. Each recipe builds a stage once."""
+        key = self.valid_from(step), spec
+        if key not in self._built:
+            self._built[key] = spec.build(self.recipes[key[0]], self.parts)
+        return self._built[key]
+
+
+def _replay(steps: StepsOfRun, paths: RunPaths, outlines: Outlines, step: int, role: str, parent: State) -> Update:
+    """Run a recorded update again from the committed records of its step."""
+    entry = outlines.at(step).training(role)
+    assert entry is not None, "no stage of this step trains the role"
+    return replay(steps.function(step), ReplayingStep(paths, step, entry.name, partial(steps.build, step)), parent)
+
+
 def assemble(
     paths: RunPaths,
     attempt: Attempt,
@@ -69,34 +102,17 @@ def assemble(
     gate = PublishingGate(states.saves, hooks.gate)
     generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
     finished = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
-    generation = SampleGeneration(generator, finished, gate, _to_all(hooks.observers))
     scorer = OverlappedScorer(components.scorer) if newest.reward.overlaps_generation else components.scorer
     parts = StageParts(
         models=states,
-        generation=generation,
+        generation=SampleGeneration(generator, finished, gate, _to_all(hooks.observers)),
         scorer=scorer,
         notify=hooks.notify,
         reward_digest=components.reward_digest,
         evaluation_sets=components.prompts.evaluation_sets(),
     )
-
-    def step_function(step: int) -> StepFunction:
-        return choose(recipes[_valid_from(recipes, step)], step)
-
-    @cache
-    def built(start: int, spec: StageSpec[Any]) -> Stage[Any]:
-        return spec.build(recipes[start], parts)
-
-    def build(step: int, spec: StageSpec[Any]) -> Stage[Any]:
-        return built(_valid_from(recipes, step), spec)
-
-    def replay_update(step: int, role: str, parent: State) -> Update:
-        entry = outlines.at(step).training(role)
-        assert entry is not None, "no stage of this step trains the role"
-        run_stage = ReplayingStep(paths, step, entry.name, partial(build, step))
-        return replay(step_function(step), run_stage, parent)
-
-    states.replay = replay_update
+    steps = StepsOfRun(recipes, parts, choose)
+    states.replay = partial(_replay, steps, paths, outlines)
     job = RunContext(
         paths=paths,
         recipe=newest,
@@ -113,9 +129,9 @@ def assemble(
         best=_best(attempt, newest, hooks.versions),
         health=hooks.health,
         policy=POLICY,
-        step_function=step_function,
+        step_function=steps.function,
         outlines=outlines,
-        build=build,
+        build=steps.build,
         prompts=components.prompts.prompts_for,
         notify=hooks.notify,
     )
@@ -151,8 +167,3 @@ def _to_all(observers: tuple[Observer, ...]) -> OnProgress:
             observer.on_progress(done, total, tokens)
 
     return progress
-
-
-def _valid_from(recipes: Mapping[int, Recipe], step: int) -> int:
-    """Return the first step of the recipe that is valid at this step."""
-    return max(start for start in recipes if start <= max(step, 1))
