@@ -27,7 +27,7 @@ END = 1
 
 
 def initial_table(role: str) -> Tensor:
-    if role == "critic":
+    if role != "actor":
         return torch.zeros(VOCABULARY, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
@@ -202,7 +202,7 @@ class BigramTrainer:
     def _outputs(self, sequences: Sequences, rows: Tensor, table: Tensor, request: OutputRequest) -> TokenOutputs:
         packed = pack(sequences, rows)
         before = packed.tokens[packed.read_at]
-        if self.role == "critic":
+        if self.role != "actor":
             return TokenOutputs(packed.to_grid(table[before]))
         early = packed.column < request.min_new_tokens
         logs = filtered_logs(without_ends(table[before], early, packed.targets, request), packed.targets, request)

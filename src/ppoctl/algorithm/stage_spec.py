@@ -103,6 +103,10 @@ class StageSpec(Generic[Result]):
     defines_rows: ClassVar[bool] = False
     """Whether the record defines its rows. Otherwise its rows are those of the inputs of the stage."""
 
+    def read_keys(self) -> tuple[str, ...]:
+        """Return the recipe keys that decide the result: `keys`, and those that depend on the role of the stage."""
+        return self.keys
+
     def more(self, recipe: Recipe) -> Iterator[str]:
         """Yield texts that join the fingerprint: values that the stage reads, under some settings, from keys that are
         not in `keys`."""
@@ -141,5 +145,5 @@ class StageSpec(Generic[Result]):
         reads and, if the stage scores, the reward models."""
         scores = any(each.kind == "score" for each in self.passes(recipe))
         scored_by = [reward_digest] if reward_digest and scores else []
-        parts = (fingerprint(recipe, self.keys, without=self.without), *self.more(recipe), *scored_by)
+        parts = (fingerprint(recipe, self.read_keys(), without=self.without), *self.more(recipe), *scored_by)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -47,10 +47,13 @@ class ValueUpdateSpec(StageSpec["State"]):
 
     kind: ClassVar[str] = "update"
     keys: ClassVar[tuple[str, ...]] = (
-        "seed", "model", "critic.optimizer", "ppo.critic_epochs", "ppo.epochs", "ppo.minibatch_seqs",
+        "seed", "model", "ppo.critic_epochs", "ppo.epochs", "ppo.minibatch_seqs",
         "ppo.minibatch_order", "ppo.critic_minibatch_seqs", "ppo.value_loss",
     )  # fmt: skip
     role: str = "critic"
+
+    def read_keys(self) -> tuple[str, ...]:
+        return (*self.keys, f"{self.role}.optimizer")
 
     def more(self, recipe: Recipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.value_loss.aggregation)
@@ -87,10 +90,13 @@ class PolicyUpdateSpec(StageSpec["State"]):
 
     kind: ClassVar[str] = "update"
     keys: ClassVar[tuple[str, ...]] = (
-        "seed", "model", "actor.optimizer", *DISTRIBUTION_KEYS, "ppo.epochs", "ppo.minibatch_seqs",
+        "seed", "model", *DISTRIBUTION_KEYS, "ppo.epochs", "ppo.minibatch_seqs",
         "ppo.minibatch_order", "ppo.policy_loss", "ppo.kl",
     )  # fmt: skip
     role: str = "actor"
+
+    def read_keys(self) -> tuple[str, ...]:
+        return (*self.keys, f"{self.role}.optimizer")
 
     def more(self, recipe: Recipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.policy_loss.aggregation)

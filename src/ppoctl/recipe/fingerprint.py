@@ -25,7 +25,7 @@ def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] 
     the stage would be reused.
     """
     for path in (*paths, *without):
-        if not tree.keys_at(tree.of(Recipe), tuple(path.split("."))):
+        if not tree.keys_at(tree.of(type(recipe)), tuple(path.split("."))):
             raise ValueError(f"`{path}` is not a recipe key")
     chosen = {
         _KNOWN_AS.get(dotted(entry.path), dotted(entry.path)): entry.value
