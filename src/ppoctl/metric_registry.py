@@ -129,9 +129,8 @@ CORRECTION_DROPPED_SEQS = Metric(
 )
 ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over unmasked tokens, before whitening")
 ADVANTAGE_RAW_STD = Metric(
-    "advantage/raw_std", "reward", "standard deviation of the advantages before whitening",
-    "above 0, falling as the critic learns",
-)  # fmt: skip
+    "advantage/raw_std", "reward", "standard deviation of the advantages before whitening", "above 0"
+)
 ADVANTAGE_RAW_ABS_MAX = Metric("advantage/raw_abs_max", "reward", "largest |advantage| before whitening")
 TRAINED_SEQS = Metric(
     "trained/seqs", "sequences", "responses with a score that have been trained on, in this and all earlier steps"

@@ -159,7 +159,7 @@ COMPLETED = [
     ("ppoctl logs runs/q", ["runs/q1"]),
     ("ppoctl compare q1 q", ["q1"]),
     ("ppoctl eval s", ["sweep/a"]),
-    ("ppoctl recipes copy quick", ["quickstart"]),
+    ("ppoctl recipes copy quick", ["quickstart", "quickstart-grpo"]),
     ("ppoctl recipes keys ppo.kl.co", ["ppo.kl.coef"]),
     ("ppoctl plan r.toml --set ppo.kl.co", ["ppo.kl.coef="]),
 ]

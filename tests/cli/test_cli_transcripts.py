@@ -297,8 +297,15 @@ def test_quickstart_copy_includes_its_files_and_never_overwrites(ask: RunCli) ->
     assert again.code == 2
     assert again.err.startswith("error: `mine/quickstart.toml` exists and is not overwritten\n")
     Path("mine/quickstart.toml").rename("mine/x.toml")
+    Path("mine/quickstart/train.jsonl").write_text("{}\n")
     assert "`mine/quickstart` exists" in ask("recipes", "copy", "quickstart", "mine").err
     assert not Path("mine/quickstart.toml").exists()
+
+
+def test_recipes_that_read_the_same_folder_share_its_copy(ask: RunCli) -> None:
+    assert ask("recipes", "copy", "quickstart-grpo", "mine").out == "mine/quickstart-grpo.toml\nmine/quickstart\n"
+    assert ask("recipes", "copy", "gsm8k-smoke", "mine").out == "mine/gsm8k-smoke.toml\n"
+    assert ask("validate", "mine/quickstart-grpo.toml").code == 0
 
 
 def test_recipe_copy_can_have_another_name(ask: RunCli) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from end_to_end.cli_process import Forked
 
-QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
+RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = (
     "steps=2",
     "expect={}",
@@ -18,8 +18,10 @@ SMALL = (
     "checkpoint.every_steps=2",
     "tracking={kind='none'}",
     "cluster.threads=1",
-    "ppo.advantages.gae_lambda=0.9",
 )
+WITH_CRITIC = ("quickstart", "ppo.advantages.gae_lambda=0.9")
+"""The recipe and the settings that the alternatives of PPO change."""
+WITHOUT_CRITIC = ("quickstart-grpo",)
 ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "lambda of the values": ("ppo.advantages.gae_lambda_value=1.0",),
     "lambda by length": ("ppo.advantages.length_adaptive_alpha=0.2",),
@@ -91,21 +93,38 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+GRPO_ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
+    "advantages without scale": ("ppo.advantages.scale=none",),
+    "raw reward": ("ppo.advantages={kind='raw_reward'}", "ppo.kl={place='reward', coef=0.05}"),
+    "correction": ("ppo.rollout_correction={kind='tis', max_ratio=1.00001, min_ratio=0.5}",),
+    "filtered and shaped": (
+        "ppo.truncated=filter",
+        "rollout.max_new_tokens=20",
+        "reward.length_penalty.per_token=0.01",
+    ),
+}
+
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> str:
     """Return the digest of the weights that the unchanged recipe gives."""
-    return weights_of(forked, tmp_path_factory.mktemp("plain"))
+    return weights_of(forked, tmp_path_factory.mktemp("plain"), *WITH_CRITIC)
 
 
-def weights_of(forked: Forked, folder: Path, *sets: str) -> str:
+@pytest.fixture(scope="module")
+def plain_grpo(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> str:
+    """Return the same digest of the recipe without a critic."""
+    return weights_of(forked, tmp_path_factory.mktemp("plain"), *WITHOUT_CRITIC)
+
+
+def weights_of(forked: Forked, folder: Path, recipe: str, *sets: str) -> str:
     """Train in this folder; return the digests of the actor's saved files."""
     words = [word for item in (*SMALL, *sets) for word in ("--set", item)]
-    done = forked(folder, "train", str(QUICKSTART), *words)
+    done = forked(folder, "train", str(RECIPES / f"{recipe}.toml"), *words)
     assert done.returncode == 0, done.stderr
-    manifest = json.loads((folder / "runs/quickstart/states/actor/000002/manifest.json").read_text())
+    manifest = json.loads((folder / f"runs/{recipe}/states/actor/000002/manifest.json").read_text())
     return json.dumps(manifest["files"], sort_keys=True)
 
 
@@ -115,8 +134,17 @@ def weights_of(forked: Forked, folder: Path, *sets: str) -> str:
 def test_each_algorithm_alternative_changes_the_trained_weights(
     tmp_path: Path, forked: Forked, plain: str, name: str
 ) -> None:
-    assert weights_of(forked, tmp_path, *ALTERNATIVES[name]) != plain
+    assert weights_of(forked, tmp_path, *WITH_CRITIC, *ALTERNATIVES[name]) != plain
+
+
+@pytest.mark.parametrize("name", GRPO_ALTERNATIVES)
+@pytest.mark.slow
+@pytest.mark.minutes(0.2)
+def test_each_alternative_without_critic_changes_the_trained_weights(
+    tmp_path: Path, forked: Forked, plain_grpo: str, name: str
+) -> None:
+    assert weights_of(forked, tmp_path, *WITHOUT_CRITIC, *GRPO_ALTERNATIVES[name]) != plain_grpo
 
 
 def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Forked) -> None:
-    weights_of(forked, tmp_path, *ALTERNATIVES["nearly everything"])
+    weights_of(forked, tmp_path, *WITH_CRITIC, *ALTERNATIVES["nearly everything"])

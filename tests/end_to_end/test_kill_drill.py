@@ -67,6 +67,21 @@ WITH: dict[str, dict[str, object]] = {
             "truncated": "bootstrap",
         },
     },
+    "grpo": {
+        "critic": None,
+        "reward": {"kind": "exact_match", "moments": {"kind": "running"}},
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "advantages": {"kind": "grpo"},
+            "kl": {
+                "place": "loss",
+                "estimator": "k3",
+                "coef": 0.05,
+                "adaptive": {"target_per_token": 0.001, "horizon_seqs": 50},
+            },
+            "rollout_correction": {"kind": "tis"},
+        },
+    },
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
@@ -144,7 +159,7 @@ def contents(root: Path) -> dict[str, bytes | None]:
     return found
 
 
-@pytest.mark.sampled(6)  # one half of each walk, because halves of a walk are neighbours
+@pytest.mark.sampled(7)  # one half of each walk, because halves of a walk are neighbours
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize(
     ("how", "step_function"),
@@ -153,6 +168,7 @@ def contents(root: Path) -> dict[str, bytes | None]:
         ("every third", "no critic"),
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
+        ("every third", "grpo"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

@@ -20,6 +20,7 @@ from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
 from ppoctl.runs import staging
 from ppoctl.runs.changed_settings import change
+from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import build_engines, place_roles
@@ -134,3 +135,13 @@ def test_resume_neither_adds_nor_removes_the_critic(tmp_path: Path, begins_with:
         f"the recipe trains {asks}, but the run trains {has}: a run cannot switch between with and without a critic"
     )
     assert caught.value.hint == "start a new run with another `name`"
+
+
+def test_setting_of_the_critic_is_refused_for_a_run_without_one(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    recipe = load([QUICKSTART.with_stem("quickstart-grpo")]).recipe
+    run_dir.create(paths, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
+    with pytest.raises(RecipeError, match="a run cannot switch between with and without a critic"):
+        recipe_of(paths, ["critic.optimizer.lr=1e-3"])
+    with pytest.raises(RecipeError, match=r"`ppo\.critic_epochs` has no effect"):
+        recipe_of(paths, ["ppo.critic_epochs=2"])

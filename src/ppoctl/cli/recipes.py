@@ -1,5 +1,6 @@
 """`ppoctl recipes`: the recipes that ship with ppoctl, and the reference of keys, metrics and algorithms."""
 
+import filecmp
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,13 +73,12 @@ def copy(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, created if missing, or .toml file.")],
     json: JsonOption = False,
 ) -> None:
-    """Copy a recipe, and the folder of the same name that it reads. Never overwrites a file."""
+    """Copy a recipe, and the folder next to it that it reads. Never overwrites a file."""
     source = find(name)
     target = destination if destination.suffix == ".toml" else destination / source.name
-    # The folder keeps its name: the recipe refers to it.
-    pairs = [(source, target)]
-    if source.with_suffix("").is_dir():
-        pairs.append((source.with_suffix(""), target.parent / source.stem))
+    # A folder keeps its name: the recipe refers to it.
+    folders = [(folder, target.parent / folder.name) for folder in _folders_read_by(source)]
+    pairs = [(source, target), *((old, new) for old, new in folders if not _is_copy(old, new))]
     for _, new in pairs:
         if new.exists():
             move = f"mv {quoted(new)} {quoted(f'{new}.old')}"
@@ -86,7 +86,7 @@ def copy(
     target.parent.mkdir(parents=True, exist_ok=True)
     for old, new in pairs:
         if old.is_dir():
-            shutil.copytree(old, new, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(old, new, ignore=shutil.ignore_patterns(_BYTECODE))
         else:
             shutil.copyfile(old, new)
     if json:
@@ -95,6 +95,21 @@ def copy(
     for _, new in pairs:
         render.line(str(new))
     render.print_stderr(f"next: ppoctl validate {quoted(target)}")
+
+
+_BYTECODE = "__pycache__"
+
+
+def _folders_read_by(recipe: Path) -> list[Path]:
+    """Return the folders next to a recipe that its text names, such as `quickstart` in `"quickstart/model"`."""
+    text = recipe.read_text("utf-8")
+    return [folder for folder in sorted(recipe.parent.iterdir()) if folder.is_dir() and f'"{folder.name}/' in text]
+
+
+def _is_copy(old: Path, new: Path) -> bool:
+    """Whether a folder has all files of another, with equal bytes."""
+    files = [file.relative_to(old) for file in old.rglob("*") if file.is_file() and _BYTECODE not in file.parts]
+    return all((new / file).is_file() and filecmp.cmp(old / file, new / file, shallow=False) for file in files)
 
 
 @app.command(cls=Command)
@@ -272,7 +287,7 @@ def shipped() -> dict[str, Path]:
 
     Recipes outside folders come first.
     """
-    files = sorted(folder().rglob("*.toml"), key=lambda file: (len(file.parts), file))
+    files = sorted(folder().rglob("*.toml"), key=lambda file: (len(file.parts), file.with_suffix("")))
     return {file.relative_to(folder()).with_suffix("").as_posix(): file for file in files}
 
 

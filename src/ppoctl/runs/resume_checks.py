@@ -7,7 +7,7 @@ from ppoctl.recipe.fingerprint import differences
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.run_recipe import recorded_recipes
+from ppoctl.runs.run_recipe import recorded_recipes, require_same_roles
 from ppoctl.store import manifest as manifests
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.retention import saved_steps
@@ -30,7 +30,7 @@ def last_saved(paths: RunPaths) -> int:
 def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None:
     """Raise RecipeError if a recipe changes the run's name, trained roles or models, or ends the run before a step
     that is done."""
-    _require_same_roles(recorded, recipe)
+    require_same_roles(recorded, recipe)
     if recipe.model != recorded.model:
         problems = [
             f"`{key}` is `{shown(new)}`, but the run was made from `{shown(old)}`"
@@ -58,18 +58,6 @@ def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None
         raise RecipeError(
             f"`steps` is `{recipe.steps}`, but {done} steps of the run are done",
             hint=f"ppoctl resume {quoted(paths.root)} --set steps={done}",
-        )
-
-
-def _require_same_roles(recorded: Recipe, recipe: Recipe) -> None:
-    """Raise RecipeError if the recipe trains other roles than the run."""
-    changed = recorded.trained.keys() ^ recipe.trained.keys()
-    if changed:
-        wanted, kept = (" and ".join(f"`{role}`" for role in each.trained) for each in (recipe, recorded))
-        raise RecipeError(
-            f"the recipe trains {wanted}, but the run trains {kept}: a run cannot switch between with and without "
-            + " and ".join(f"a {role}" for role in sorted(changed)),
-            hint="start a new run with another `name`",
         )
 
 

@@ -4,7 +4,7 @@ module does not import torch."""
 from collections.abc import Sequence
 
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.loading.load import Loaded, from_resolved, load
+from ppoctl.loading.load import Loaded, examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
@@ -19,8 +19,8 @@ def recipe_of(paths: RunPaths, sets: Sequence[str] = ()) -> Recipe:
 def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
     """Return the run's recipe with the settings `sets` applied, and the origin of each value.
 
-    Raises RecipeError that names every wrong key. If the recipe file itself is wrong, the hint has a command that
-    continues with the recorded recipe.
+    Raises RecipeError that names every wrong key, or that the settings change the trained roles. If the recipe file
+    itself is wrong, the hint has a command that continues with the recorded recipe.
     """
     file = paths.recipe_toml
     if not file.exists():
@@ -30,10 +30,26 @@ def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
         return load([file], sets, environ={})
     except RecipeError as error:
         if sets and _is_right(paths):
+            # The hint of a rule must not lead to a recipe that the run refuses.
+            asked, _ = examine([file], sets, {}, judges=())
+            if asked is not None:
+                require_same_roles(recipe_of(paths), asked.recipe)
             raise
         renamed = file.with_name(f"{file.name}.wrong")
         command = f"mv {quoted(file)} {quoted(renamed)} && ppoctl resume {quoted(paths.root)}"
         raise RecipeError(error.message, hint=f"edit it, or continue with the recorded recipe: {command}") from error
+
+
+def require_same_roles(recorded: Recipe, recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe trains other roles than the run."""
+    changed = recorded.trained.keys() ^ recipe.trained.keys()
+    if changed:
+        wanted, kept = (" and ".join(f"`{role}`" for role in each.trained) for each in (recipe, recorded))
+        raise RecipeError(
+            f"the recipe trains {wanted}, but the run trains {kept}: a run cannot switch between with and without "
+            + " and ".join(f"a {role}" for role in sorted(changed)),
+            hint="start a new run with another `name`",
+        )
 
 
 def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:
