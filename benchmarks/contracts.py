@@ -20,7 +20,7 @@ from typing import Any
 from ppoctl.errors import ExitCode
 from ppoctl.loading.load import load
 from ppoctl.machine import nvml
-from ppoctl.manual.header import head_of
+from ppoctl.manual.header import header_of
 from ppoctl.recipe.parallel import devices
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -41,7 +41,7 @@ class Contract:
     @staticmethod
     def of(file: Path, sets: Sequence[str]) -> "Contract":
         """Return the contract of a recipe, whose data may be missing on this machine."""
-        recipe, head = load([file], sets, {"PPOCTL_DATA": "/data"}).recipe, head_of(file.read_text("utf-8"))
+        recipe, head = load([file], sets, {"PPOCTL_DATA": "/data"}).recipe, header_of(file.read_text("utf-8"))
         inside = file.relative_to(RECIPES) if file.is_relative_to(RECIPES) else Path(file.name)
         gpus = 0 if recipe.model.dtype == "float32" else devices(recipe)
         return Contract(file, inside.with_suffix("").as_posix(), head.parts.get("Published", ""), gpus)
@@ -49,7 +49,9 @@ class Contract:
 
 def published() -> list[Path]:
     """Return the files of shipped recipes with a published result."""
-    return [file for file in sorted(RECIPES.rglob("*.toml")) if "Published" in head_of(file.read_text("utf-8")).parts]
+    return [
+        file for file in sorted(RECIPES.rglob("*.toml")) if "Published" in header_of(file.read_text("utf-8")).parts
+    ]
 
 
 def rows(contract: Contract, outcome: dict[str, Any], code: int) -> Iterator[Row]:

@@ -136,3 +136,52 @@ def test_metric_of_a_stage_that_no_step_runs_names_the_stage() -> None:
         ACTOR_UPDATE.name,
     }
     assert VALUES not in trace_at(recipe, 1).stages
+
+
+def _trained(body: Any) -> Any:
+    def run(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+        body(run_stage, inputs)
+        return StepOutputs({}, inputs.carry, ())
+
+    return trace(StepFunction("tried", run))
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    def body(run_stage: RunStage, inputs: StepInputs) -> None:
+        for _ in range(2):
+            run_stage(ROLLOUT, inputs.states["actor"], inputs.prompts)
+
+    with pytest.raises(TypeError, match="two stages of a step function are called `rollout`"):
+        _trained(body)
+
+
+def test_loop_inside_a_loop_is_refused() -> None:
+    def body(run_stage: RunStage, inputs: StepInputs) -> None:
+        for _ in run_stage.rounds(at_most=2):
+            list(run_stage.rounds(at_most=3))
+
+    with pytest.raises(TypeError, match="a loop over rounds inside another one"):
+        _trained(body)
+
+
+def test_loop_that_ends_by_break_is_refused() -> None:
+    def body(run_stage: RunStage, inputs: StepInputs) -> None:
+        for current in run_stage.rounds(at_most=2):
+            current(ROLLOUT, inputs.states["actor"], inputs.prompts)
+            break
+
+    with pytest.raises(TypeError, match="`tried` leaves a loop over rounds; only `Round.last` may end it"):
+        _trained(body)
+
+
+def test_records_of_the_step_before_have_the_rows_of_its_rollout() -> None:
+    def body(run_stage: RunStage, inputs: StepInputs) -> None:
+        rollouts, rewards = inputs.previous("rollout"), inputs.previous("reward")
+        logprobs = run_stage(LOGPROBS, inputs.states["actor"], rollouts)
+        run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
+
+    entries = _trained(body).outline.stages
+    assert [(entry.reads, entry.rows) for entry in entries] == [
+        (("actor", "rollout@-1"), "rollout@-1"),
+        (("rollout@-1", "reward@-1", "logprobs", "carry"), "rollout@-1"),
+    ]

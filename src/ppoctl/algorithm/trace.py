@@ -159,11 +159,16 @@ class Trace:
 def trace(step_function: StepFunction) -> Trace:
     """Return the calls of the step function on abstract values.
 
-    Raises TypeError if the step function branches on a value that a stage computes, or if a stage receives records
-    with different rows.
+    Raises TypeError if the step function branches on a value that a stage computes, if a stage receives records with
+    different rows, if two stages have the same name, or if a loop over rounds is inside another one or ends by
+    `break`.
     """
     tracer = _Tracer()
     outputs = step_function.run(tracer, abstract_inputs({}))
+    if tracer.is_in_loop:
+        raise TypeError(
+            f"step function `{step_function.name}` leaves a loop over rounds; only `Round.last` may end it"
+        )
     trained = {str(state): role for role, state in outputs.states.items()}
     calls = (replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name))) for call in tracer.calls)
     return Trace(step_function.name, tuple(calls))
@@ -173,8 +178,13 @@ def abstract_inputs(states: "Mapping[str, State]", previous: Callable[[str], Any
     """Return abstract inputs of a step, except for the given states and records of the step before."""
     prompts: Any = Abstract("prompts")
     carry: Any = Abstract("carry")
-    before = previous or (lambda name: Abstract(f"{name}{PREVIOUS}", f"{name}{PREVIOUS}"))
-    return StepInputs(_AbstractStates(states), carry, lambda _: prompts, before)
+    return StepInputs(_AbstractStates(states), carry, lambda _: prompts, previous or _abstract_previous)
+
+
+def _abstract_previous(name: str) -> "Abstract":
+    """Return a stand-in for a record of the step before. Its rows are those of the rollouts of its round."""
+    _, dot, number = name.partition(".")
+    return Abstract(f"{name}{PREVIOUS}", f"{ROLLOUT_NAME}{dot}{number}{PREVIOUS}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,10 +223,14 @@ class _Tracer:
 
     calls: list[StageCall] = field(default_factory=list)
     loops: int = 0
+    """Number of loops so far."""
     at_most: int = 1
-    """Maximum number of rounds of the loop that is traced; 1: no loop."""
+    """Maximum number of rounds of the current loop; 1 outside loops."""
+    is_in_loop: bool = False
 
     def __call__(self, stage: StageSpec[Any], *inputs: Any) -> Any:
+        if stage.name in (call.stage.name for call in self.calls):
+            raise TypeError(f"two stages of a step function are called `{stage.name}`")
         given = [each for each in inputs if each is not None]
         row_sets = list(dict.fromkeys(each.rows for each in given if each.rows))
         if len(row_sets) > 1 and not stage.defines_rows:
@@ -227,7 +241,7 @@ class _Tracer:
         entry = OutlineEntry(
             name=stage.name,
             reads=tuple(map(str, given)),
-            rows=rows if rows not in ("", f"rollout{dot}{number}") else None,
+            rows=rows if rows not in ("", f"{ROLLOUT_NAME}{dot}{number}") else None,
             at_most=self.at_most,
             loop=self.loops if self.at_most > 1 else 0,
         )
@@ -235,10 +249,12 @@ class _Tracer:
         return Abstract(stage.name, rows)
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
-        self.at_most = at_most
+        if self.is_in_loop:
+            raise TypeError("a step function has a loop over rounds inside another one")
+        self.is_in_loop, self.at_most = True, at_most
         self.loops += 1
         yield Round(1, self)
-        self.at_most = 1
+        self.is_in_loop, self.at_most = False, 1
 
     def take(self, selection: Any, rounds: Sequence[Any]) -> Any:
         return Abstract(rounds[0].name, selection.name)
@@ -246,3 +262,5 @@ class _Tracer:
 
 UPDATE = "update"
 """Kind of the record of a stage that trains a role."""
+ROLLOUT_NAME = "rollout"
+"""Stage that defines the rows of the records of a round, unless another stage defines them."""

@@ -9,7 +9,7 @@ from ppoctl.algorithm.forward import SAMPLER_GAP
 from ppoctl.algorithm.kl_use import kl_use, reported_kl
 from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
-from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.stage_spec import UPDATE, ModelPass, ReportedMetric, StageParts, StageSpec, always
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
@@ -42,18 +42,25 @@ def _read_by_update(recipe: Recipe, role: str, aggregation: str) -> Iterator[str
 
 
 @dataclass(frozen=True)
-class ValueUpdateSpec(StageSpec["State"]):
+class UpdateSpec(StageSpec["State"]):
+    """An update of one role."""
+
+    kind: ClassVar[str] = UPDATE
+    role: str
+
+    def read_keys(self) -> tuple[str, ...]:
+        return (*self.keys, f"{self.role}.optimizer")
+
+
+@dataclass(frozen=True)
+class ValueUpdateSpec(UpdateSpec):
     """60-critic_update: the critic learns the returns."""
 
-    kind: ClassVar[str] = "update"
     keys: ClassVar[tuple[str, ...]] = (
         "seed", "model", "ppo.critic_epochs", "ppo.epochs", "ppo.minibatch_seqs",
         "ppo.minibatch_order", "ppo.critic_minibatch_seqs", "ppo.value_loss",
     )  # fmt: skip
     role: str = "critic"
-
-    def read_keys(self) -> tuple[str, ...]:
-        return (*self.keys, f"{self.role}.optimizer")
 
     def more(self, recipe: Recipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.value_loss.aggregation)
@@ -85,18 +92,14 @@ class ValueUpdateSpec(StageSpec["State"]):
 
 
 @dataclass(frozen=True)
-class PolicyUpdateSpec(StageSpec["State"]):
+class PolicyUpdateSpec(UpdateSpec):
     """70-actor_update: the policy follows the advantages."""
 
-    kind: ClassVar[str] = "update"
     keys: ClassVar[tuple[str, ...]] = (
         "seed", "model", *DISTRIBUTION_KEYS, "ppo.epochs", "ppo.minibatch_seqs",
         "ppo.minibatch_order", "ppo.policy_loss", "ppo.kl",
     )  # fmt: skip
     role: str = "actor"
-
-    def read_keys(self) -> tuple[str, ...]:
-        return (*self.keys, f"{self.role}.optimizer")
 
     def more(self, recipe: Recipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.policy_loss.aggregation)
