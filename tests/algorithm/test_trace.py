@@ -170,7 +170,7 @@ def test_loop_that_ends_by_break_is_refused() -> None:
             current(ROLLOUT, inputs.states["actor"], inputs.prompts)
             break
 
-    with pytest.raises(TypeError, match="`tried` leaves a loop over rounds; only `Round.last` may end it"):
+    with pytest.raises(TypeError, match=r"`tried` leaves a loop over rounds; only `Round\.last` may end it"):
         _trained(body)
 
 

@@ -33,6 +33,9 @@ Result = TypeVar("Result", covariant=True)
 SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
 """Keys of reward shaping. Changing them does not require scoring again."""
 
+UPDATE = "update"
+"""Kind of the record of a stage that trains a role."""
+
 REFERENCE = "reference"
 """Model of a pass: the frozen copy of the policy that a KL penalty reads."""
 

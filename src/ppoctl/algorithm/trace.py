@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ppoctl.algorithm.stage_spec import Result, StageSpec
+from ppoctl.algorithm.stage_spec import UPDATE, Result, StageSpec
 from ppoctl.store.outline import PREVIOUS, Outline, OutlineEntry
 
 if TYPE_CHECKING:
@@ -166,9 +166,7 @@ def trace(step_function: StepFunction) -> Trace:
     tracer = _Tracer()
     outputs = step_function.run(tracer, abstract_inputs({}))
     if tracer.is_in_loop:
-        raise TypeError(
-            f"step function `{step_function.name}` leaves a loop over rounds; only `Round.last` may end it"
-        )
+        raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.last` may end it")
     trained = {str(state): role for role, state in outputs.states.items()}
     calls = (replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name))) for call in tracer.calls)
     return Trace(step_function.name, tuple(calls))
@@ -260,7 +258,5 @@ class _Tracer:
         return Abstract(rounds[0].name, selection.name)
 
 
-UPDATE = "update"
-"""Kind of the record of a stage that trains a role."""
 ROLLOUT_NAME = "rollout"
 """Stage that defines the rows of the records of a round, unless another stage defines them."""
