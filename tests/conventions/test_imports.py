@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "estimators": {"recipe_table", "metric_registry"},
     "rewards": {"batch", "recipe_table", "http_client", "units", "errors"},
     "recipe": {"estimators", "rewards", "recipe_table", "metric_registry", "model", "errors"},
-    "loading": {"algorithm", "recipe", "estimators", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "loading": {"algorithm", "recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "algorithm": {"batch", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors"},
     "convert": {"batch", "model", "errors"},

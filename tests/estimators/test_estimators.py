@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from ppoctl.batch.records import Carry, Rewards, Rollouts, decode
+from ppoctl.estimators.gae import GaeAdvantages
+from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.kinds import ESTIMATORS, metrics_of
+from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.ppo.estimator import EstimatorInputs
-from ppoctl.recipe.schema import GaeAdvantages, GrpoAdvantages, MonteCarloAdvantages, RawRewardAdvantages
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.critic_update import returns_of
 from ppoctl.stages.logprobs import KlPenalty

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 import pytest
 
 from ppoctl.errors import RecipeError
+from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.loading.load import examine, load
 from ppoctl.loading.problems import Problem
 from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.rules.critic import CRITIC_RULES
-from ppoctl.recipe.schema import MonteCarloAdvantages, Recipe
+from ppoctl.recipe.schema import Recipe
 from recipe.conftest import SMALLEST, Write
 
 NO_CRITIC = SMALLEST[: SMALLEST.index("[critic.optimizer]")]

@@ -31,6 +31,7 @@ class GrpoAdvantages(EstimatorTable):
 
     trains_critic: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
+    compares_groups: ClassVar[bool] = True
     metrics: ClassVar[Mapping[Metric, str]] = {
         metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC: "`ppo.advantages.kind` = `grpo`"
     }

@@ -22,6 +22,9 @@ class EstimatorTable(Table):
     """Whether the estimate has returns, which a critic learns."""
     reads_values: ClassVar[bool]
     """Whether the estimator reads the critic's values."""
+    compares_groups: ClassVar[bool] = False
+    """Whether the advantage of a response depends only on its score and the scores of the other responses to its
+    prompt."""
     metrics: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that the estimator adds to the stage `advantages`, each with the setting that it requires, as the end
     of a sentence."""

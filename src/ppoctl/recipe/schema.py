@@ -8,10 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ppoctl.estimators.gae import GaeAdvantages as GaeAdvantages
-from ppoctl.estimators.grpo import GrpoAdvantages as GrpoAdvantages
-from ppoctl.estimators.monte_carlo import MonteCarloAdvantages as MonteCarloAdvantages
-from ppoctl.estimators.raw_reward import RawRewardAdvantages as RawRewardAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from ppoctl.batch.records import Carry, Logprobs, Rewards, Rollouts, State
 from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.ports import OutputRequest
 from ppoctl.ppo.aggregation import TokenMean
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe.schema import BySequences, GrpoAdvantages, ParallelTable
+from ppoctl.recipe.schema import BySequences, ParallelTable
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule

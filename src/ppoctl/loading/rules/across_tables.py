@@ -219,11 +219,12 @@ def doubtful(recipe: Recipe) -> list[str]:
     """Return notes on settings that have an effect but rarely the intended effect."""
     notes = []
     ppo, updates = recipe.ppo, updates_per_step(recipe, POLICY)
-    if ppo.advantages.kind == "monte_carlo" and ppo.truncated == "bootstrap":
+    advantages = ppo.advantages
+    if advantages.trains_critic and not advantages.reads_values and ppo.truncated == "bootstrap":
         notes.append(
             "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
-            "`ppo.advantages.kind` (`monte_carlo`) uses no values elsewhere; for returns without the critic: --set "
-            "ppo.truncated=terminal"
+            f"`ppo.advantages.kind` (`{advantages.kind}`) uses no values elsewhere; for returns without the critic: "
+            "--set ppo.truncated=terminal"
         )
     if ppo.policy_loss.kind == "reinforce" and updates > 1:
         notes.append(

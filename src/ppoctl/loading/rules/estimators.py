@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
@@ -11,7 +10,7 @@ _KIND: KeyPath = ("ppo", "advantages", "kind")
 
 
 def check_group_has_several_samples(recipe: Recipe) -> Iterator[Conflict]:
-    if isinstance(recipe.ppo.advantages, GrpoAdvantages) and recipe.rollout.samples_per_prompt == 1:
+    if recipe.ppo.advantages.compares_groups and recipe.rollout.samples_per_prompt == 1:
         yield Conflict(
             "a single response to a prompt has no other responses to be compared with, so all advantages are 0",
             (_KIND, ("rollout", "samples_per_prompt")),
@@ -20,7 +19,7 @@ def check_group_has_several_samples(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_group_sees_penalty(recipe: Recipe) -> Iterator[Conflict]:
-    if isinstance(recipe.ppo.advantages, GrpoAdvantages) and recipe.ppo.kl.place == "reward":
+    if recipe.ppo.advantages.compares_groups and recipe.ppo.kl.place == "reward":
         yield Conflict(
             "a KL penalty in the reward has no effect: the advantages are computed from scores without the penalty",
             (_KIND, ("ppo", "kl", "place")),
