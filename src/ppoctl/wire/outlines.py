@@ -36,8 +36,8 @@ def require_same_steps(
             raise StorageError(
                 f"`{paths.root}` recorded step {step} as {_words(then)}, but this version of ppoctl would run "
                 f"{_words(now)}",
-                hint=f"continue with the version that began it, which this command prints: ppoctl show "
-                f"{quoted(paths.root)} --manifest",
+                hint="continue with the version that began it, which this command prints: "
+                f"cat {quoted(paths.run_json)}",
             )
 
 
