@@ -30,8 +30,8 @@ def test_algorithm_killed_at_any_moment_ends_like_an_uninterrupted_run(
 @pytest.mark.parametrize("keep_last", [2, None])
 @pytest.mark.parametrize("name", EVERY)
 def test_algorithm_continues_from_the_oldest_kept_states(folder: Path, name: str, keep_last: int | None) -> None:
-    """With two kept checkpoints, the kill grid does not find that retention deleted records which the step after the
-    oldest of them reads."""
+    """The kill grid does not find that retention deletes records which the step after the oldest kept state reads,
+    because it resumes from the newest."""
     algorithm, paths = EVERY[name], RunPaths(folder / "run")
     checkpoint: dict[str, Any] = {"every_steps": 1, "asynchronous": False, "keep_last": keep_last}
     checkpoint["keep_rollouts_every_steps"] = 0
