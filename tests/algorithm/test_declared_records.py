@@ -1,19 +1,22 @@
 """What stage specs declare equals what stages commit: fields, dtypes, axes and metrics of every record, on many
-recipes."""
+recipes and for every test algorithm."""
 
 import json
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from fakes.algorithms.every import EVERY, Algorithm
 from fakes.components import fake_recipe
 from fakes.job import play
 from ppoctl import metric_registry
-from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.choose import step_function_at, trace_at
 from ppoctl.algorithm.stage_spec import StageSpec
 from ppoctl.batch.record_header import record_metadata
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
+from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RECORD, RunPaths
 
 PPO = {"epochs": 1, "minibatch_seqs": 8}
@@ -73,12 +76,25 @@ def recipe_of(name: str) -> Recipe:
     return fake_recipe(**{**tables, "rollout": {**rollout, **tables.get("rollout", {})}})
 
 
-@pytest.fixture(scope="module", params=list(RECIPES))
-def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, RunPaths]:
-    recipe = recipe_of(request.param)
+@dataclass(frozen=True)
+class Played:
+    """A run of at least one step, and the specs of the stages of step 1 in all rounds."""
+
+    recipe: Recipe
+    paths: RunPaths
+    specs: tuple[StageSpec[Any], ...]
+
+
+@pytest.fixture(scope="module", params=[*RECIPES, *EVERY])
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    ppo = Algorithm(step_function_at, lambda **_: recipe_of(request.param))
+    algorithm = EVERY.get(request.param, ppo)
+    recipe = algorithm.recipe(steps=1, eval={"at_start": False, "at_end": False})
     root = tmp_path_factory.mktemp("declared") / "run"
-    play(root, recipe)
-    return recipe, RunPaths(root)
+    play(root, recipe, choose=algorithm.choose)
+    trace, paths = trace_at(recipe, 1, algorithm.choose), RunPaths(root)
+    names = [stage.name for stage in stages_present(paths, 1, trace.outline)]
+    return Played(recipe, paths, tuple(replace(trace[name], name=name) for name in names))
 
 
 def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[int]]]:
@@ -93,32 +109,37 @@ def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[i
     return tensors | {name: ("json", []) for name in record_metadata(data)[1]}
 
 
-def sizes_of_axes(paths: RunPaths) -> dict[str, int]:
-    fields = committed_fields(paths, "rollout")
+def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
+    """Return the sizes of the axes of a stage's record. All rollouts of a step have equally many rows, and only the
+    last selection of a loop must have as many."""
+    if spec.kind == "selection":
+        return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
+    _, dot, number = spec.name.partition(".")
+    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else f"rollout{dot}{number}")
     rows, width = fields["tokens"][1]
-    return {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
-
-
-def test_declared_fields_are_the_committed_fields(played: tuple[Recipe, RunPaths]) -> None:
-    recipe, paths = played
-    sizes = sizes_of_axes(paths)
+    sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"
-    for spec in trace_at(recipe, 1).stages:
+    return sizes
+
+
+def test_declared_fields_are_the_committed_fields(played: Played) -> None:
+    for spec in played.specs:
+        sizes = sizes_of_axes(played.paths, spec)
         declared = {
             field.name: ("json", [])
             if field.dtype in ("json", "text")
             else (field.dtype, [sizes[axis] for axis in field.axes.split()])
-            for field in spec.record(recipe)
+            for field in spec.record(played.recipe)
         }
-        assert committed_fields(paths, spec.name) == declared, spec.name
+        assert committed_fields(played.paths, spec.name) == declared, spec.name
 
 
-def test_declared_metrics_are_the_reported_metrics(played: tuple[Recipe, RunPaths]) -> None:
-    recipe, paths = played
-    lines = {line["stage"]: line for line in read_lines(paths.journal) if line.get("step") == 1 and "stage" in line}
-    for spec in trace_at(recipe, 1).stages:
-        reported = set(metric_registry.reported(lines[spec.name])) - set(_of_a_clock(spec))
-        assert reported == _declared(spec, recipe), spec.name
+def test_declared_metrics_are_the_reported_metrics(played: Played) -> None:
+    lines = read_lines(played.paths.journal)
+    of_stage = {line["stage"]: line for line in lines if line.get("step") == 1 and "stage" in line}
+    for spec in played.specs:
+        reported = set(metric_registry.reported(of_stage[spec.name])) - set(_of_a_clock(spec))
+        assert reported == _declared(spec, played.recipe), spec.name
 
 
 def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
@@ -128,4 +149,4 @@ def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
 
 def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:
     """Return metrics of elapsed time: `throughput/generated` is absent if a fake generator takes no time."""
-    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.name == "rollout" else ()
+    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.kind == "rollouts" else ()

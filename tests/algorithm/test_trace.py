@@ -174,14 +174,17 @@ def test_loop_that_ends_by_break_is_refused() -> None:
         _trained(body)
 
 
-def test_records_of_the_step_before_have_the_rows_of_its_rollout() -> None:
+def test_records_of_the_step_before_have_the_rows_that_its_stages_define() -> None:
     def body(run_stage: RunStage, inputs: StepInputs) -> None:
         rollouts, rewards = inputs.previous("rollout"), inputs.previous("reward")
         logprobs = run_stage(LOGPROBS, inputs.states["actor"], rollouts)
         run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
+        run_stage(REWARD, inputs.prompts, run_stage(ROLLOUT, inputs.states["actor"], inputs.prompts))
 
     entries = _trained(body).outline.stages
-    assert [(entry.reads, entry.rows) for entry in entries] == [
-        (("actor", "rollout@-1"), "rollout@-1"),
-        (("rollout@-1", "reward@-1", "logprobs", "carry"), "rollout@-1"),
+    assert [(entry.name, entry.rows) for entry in entries] == [
+        ("logprobs", "rollout@-1"),
+        ("advantages", "rollout@-1"),
+        ("rollout", None),
+        ("reward", None),
     ]

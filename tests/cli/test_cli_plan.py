@@ -125,7 +125,7 @@ memory (estimates, GPU)
 
   generator     14.2 GiB weights
   KV cache      37.8 GiB: 708,066 tokens, 69 sequences of full length
-  driver        1.41 GiB for samples of a step, then 1.34 GiB of records
+  driver        1.41 GiB for samples of a step, then 1.5 GiB of records
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
   assumed: GPU memory of CUDA contexts, NCCL, fragmentation and CUDA graphs is taken from reports;
   docs/gpu.md lists the numbers, which ppoctl has not measured
@@ -182,7 +182,7 @@ host memory of a node with 8 GPUs, at most 390 GiB
   gathered for a save   158 GiB   critic_save
   read by a load        158 GiB   critic_load
   samples and records   1.41 GiB  rollout
-  samples and records   1.34 GiB  all except rollout
+  samples and records   1.5 GiB   all except rollout
   published weights     14.2 GiB  always
   object store          576 MiB   always
 
@@ -235,7 +235,7 @@ updates
 
   generator     7.09 GiB weights in each process
   KV cache      44.9 GiB in each process: 1,681,736 tokens, 164 sequences of full length in each engine
-  driver        1.41 GiB for samples of a step, then 1.34 GiB of records
+  driver        1.41 GiB for samples of a step, then 1.5 GiB of records
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
   assumed: GPU memory of CUDA contexts, NCCL, fragmentation and CUDA graphs is taken from reports;
   docs/gpu.md lists the numbers, which ppoctl has not measured
@@ -295,7 +295,7 @@ host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   staging               1 GiB     actor_save
   libraries             3.52 GiB  always
   samples and records   1.41 GiB  rollout
-  samples and records   1.34 GiB  all except rollout
+  samples and records   1.5 GiB   all except rollout
   weights in transfer   3.05 GiB  rollout, eval
   object store          576 MiB   always
 """
@@ -363,7 +363,7 @@ host memory of a node with 8 GPUs, at most 637 GiB
   gathered for a save   158 GiB   critic_save
   read by a load        158 GiB   critic_load
   samples and records   1.41 GiB  rollout
-  samples and records   1.34 GiB  all except rollout
+  samples and records   1.5 GiB   all except rollout
   published weights     14.2 GiB  always
   object store          576 MiB   always
 """

@@ -5,8 +5,6 @@ The sampler's log-probs differ from the trainer's, so that every bound is active
 the last digits when a token is generated again, as those of real engines do.
 """
 
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 import torch
 
 from end_to_end.drill import side_by_side
-from end_to_end.test_kill_drill import KEEPS_EACH, Walk
+from end_to_end.kill_grid import KEEPS_EACH, Walk
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.loop.run import run
@@ -66,13 +64,6 @@ def play(root: Path, witness: Witness | None = None, *, rounding: float = 0.0) -
         fake_components(RECIPE, on_minibatch=seen.on_minibatch, on_file=seen.on_file), generator=generator
     )
     run(open_run(root, RECIPE, seen, components=components).job)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
-        yield Path(name)
 
 
 def correction_metrics(root: Path) -> dict[str, list[float]]:

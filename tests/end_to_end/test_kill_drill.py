@@ -1,23 +1,12 @@
 """The complete fault-injection test (drill) of the commit protocol, on fakes: SIGKILL at every moment of every stage,
 then resume.
 
-Verified: ledger, final weights, optimizer and every journaled metric equal those of the undisturbed run, with states
-saved every step and every third, synchronously, and in the background at three speeds. Not verified here: that the
-real engines replay bit-equal (see `tests/end_to_end/test_real_engines.py`).
-
-A kill leaves what is on disk. The run directory is therefore copied at every moment of one run, and every distinct
-copy is resumed once; two neighbouring moments may share a copy, and so may moments of two speeds that differ only in
-clocks. At every twenty-fourth moment a process is really killed, and must leave such a directory, from which another
-process resumes. `make test` resumes every other state of each walk, `make test-slow` those between them.
+`kill_grid` runs it. Verified: ledger, final weights, optimizer and every journaled metric equal those of the
+undisturbed run, with states saved every step and every third, synchronously, and in the background at three speeds.
+Not verified here: that the real engines replay bit-equal (see `tests/end_to_end/test_real_engines.py`).
 """
 
-import os
-import re
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -26,20 +15,12 @@ from pathlib import Path
 import pytest
 
 from end_to_end.drill import in_a_process, killer, side_by_side
+from end_to_end.kill_grid import KEEPS_EACH, Walk, contents, resume_from_every_moment
 from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
 from ppoctl.algorithm.choose import step_function_at
 from ppoctl.store.run_paths import RunPaths
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Use memory if possible: the drill flushes tens of thousands of files."""
-    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
-        yield Path(name)
-
 
 HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
     "every step": ({"every_steps": 1, "asynchronous": False}, (1,)),
@@ -92,72 +73,6 @@ STEP_FUNCTIONS = {
 }
 """Two step functions exist only here: the step function alone may define what a step is."""
 
-KEEPS_EACH = {
-    "prompts_per_step": 2,
-    "samples_per_prompt": 2,
-    "max_prompt_tokens": 4,
-    "max_new_tokens": 6,
-    "keep_finished_every_s": 1e-9,
-}
-
-EACH = 24
-"""One of EACH moments is a real kill."""
-
-
-CLOCKS = re.compile(rb'"(at|seconds|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)')
-"""The parts of files in which two equal runs differ."""
-
-
-@dataclass
-class Left:
-    """Files with their bytes, and folders with None, as a kill at these moments leaves them."""
-
-    number: int
-    files: dict[str, bytes | None]
-    moments: list[str]
-
-    def without_clocks(self) -> int:
-        """Return a digest that two moments of different walks share if they leave equal files."""
-        parts = (f"{name} {data if data is None else CLOCKS.sub(b'', data)!r}" for name, data in self.files.items())
-        return hash("\n".join(sorted(parts)))
-
-    def restore(self, root: Path) -> None:
-        for name, data in self.files.items():
-            if data is None:
-                (root / name).mkdir(parents=True)
-            else:
-                (root / name).write_bytes(data)
-
-
-class Walk:
-    """A run that is copied at every moment."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.all: list[Left] = []
-
-    def on_moment(self, number: int, name: str) -> None:
-        files = contents(self.root)
-        if self.all and self.all[-1].files == files:
-            self.all[-1].moments.append(name)
-        else:
-            self.all.append(Left(number, files, [name]))
-
-    def left_at(self, number: int) -> Left:
-        return next(left for left in reversed(self.all) if left.number <= number)
-
-
-def contents(root: Path) -> dict[str, bytes | None]:
-    """Return the contents of a directory; a folder comes before its files. An attempt's own folder has another name
-    in each run."""
-    found: dict[str, bytes | None] = {}
-    for folder, folders, files in os.walk(root):
-        inside = re.sub("^(drafts/attempt-[0-9]+)/[0-9a-f]{8}", r"\1/own", os.path.relpath(folder, root))
-        named = ["own" if re.fullmatch("drafts/attempt-[0-9]+", inside) else name for name in folders]
-        found |= {os.path.join(inside, name): None for name in named}  # noqa: PTH118 - names, not paths
-        found |= {os.path.join(inside, name): (Path(folder) / name).read_bytes() for name in files}  # noqa: PTH118
-    return found
-
 
 @pytest.mark.sampled(7)  # one half of each walk, because halves of a walk are neighbours
 @pytest.mark.parametrize("half", [0, 1])
@@ -178,45 +93,7 @@ def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
     recipe = fake_recipe(
         checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
     )
-    walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
-    witnesses = {looks: Witness(act=walk.on_moment, looks=looks) for looks, walk in walks.items()}
-    for looks, witness in witnesses.items():
-        play(walks[looks].root, recipe, witness, choose)
-        stages = {moment.split()[1] for moment in witness.moments}
-        assert {"rollout", "actor_update", "state/actor", "eval"} <= stages
-        assert {"rollout", "eval"} <= {moment.split()[1] for moment in witness.moments if moment.endswith("samples")}
-    expected = [result(walk.root) for walk in walks.values()]
-    assert all(each == expected[0] for each in expected)
-
-    def go_on(root: Path, left: Left) -> None:
-        left.restore(root)
-        try:
-            play(root, recipe, choose=choose)
-            assert result(root) == expected[0]
-        except Exception as error:
-            error.add_note(f"killed at: {left.moments}")
-            raise
-        shutil.rmtree(root)
-
-    def die_and_go_on(looks: float, number: int, name: str) -> None:
-        root = folder / f"{looks} {number} killed"
-        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks), choose))
-        assert died == signal.SIGKILL, f"not killed at {name}"
-        assert contents(root).keys() == walks[looks].left_at(number).files.keys(), f"killed at: {name}"
-        assert in_a_process(lambda: play(root, recipe, choose=choose)) == 0
-        assert result(root) == expected[0], f"killed at: {name}"
-
-    killed = [
-        (looks, *moment)
-        for looks, witness in witnesses.items()
-        for moment in list(enumerate(witness.moments))[(len(how) + 7 * paces.index(looks)) % EACH :: EACH]
-    ]
-    lefts = {left.without_clocks(): left for walk in walks.values() for left in walk.all}
-    assert len(lefts) >= max(len(walk.all) for walk in walks.values()), "what differs was taken for the same"
-    side_by_side(
-        [partial(die_and_go_on, *moment) for moment in killed[half::2]]
-        + [partial(go_on, folder / f"{number}", left) for number, left in list(enumerate(lefts.values()))[half::2]]
-    )
+    resume_from_every_moment(folder, recipe, choose, paces=paces, half=half)
 
 
 def test_recorded_walk_has_run_files_of_every_moment(folder: Path) -> None:

@@ -1,16 +1,13 @@
 """The drill of `test_kill_drill` with a reward model as the scorer: it receives responses as they are generated,
 scores them in one batch, and may be killed meanwhile."""
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from end_to_end.drill import side_by_side
-from end_to_end.test_kill_drill import KEEPS_EACH, Walk
+from end_to_end.kill_grid import KEEPS_EACH, Walk
 from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.batch.scores import ScoreRequest
@@ -48,13 +45,6 @@ def play(root: Path, witness: Witness) -> None:
     components = fake_components(RECIPE, on_minibatch=witness.on_minibatch, on_file=witness.on_file)
     components = replace(components, scorer=CollectingScorer(Judge(witness.record)), reward_digest="judge")
     run(open_run(root, RECIPE, witness, components=components).job)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
-        yield Path(name)
 
 
 def test_run_with_a_reward_model_survives_any_kill(folder: Path) -> None:

@@ -164,6 +164,16 @@ def _other_reading(recipe: Recipe) -> str | None:
     return "lenient" if recipe.reward.strict else "strict"
 
 
+FEW_ROWS = {
+    "prompts_per_step": 2,
+    "samples_per_prompt": 2,
+    "max_prompt_tokens": 4,
+    "max_new_tokens": 3,
+    "keep_finished_every_s": 1e-9,
+}
+"""Table `rollout` of a step with four short rows, each of which is kept as soon as it is finished."""
+
+
 def fake_recipe(**changes: Any) -> Recipe:
     """Return a recipe of three steps of eight sequences, two epochs of two minibatches. `changes` replace whole
     tables."""

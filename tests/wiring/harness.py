@@ -344,11 +344,12 @@ def with_holes(rollouts: Rollouts) -> Rollouts:
 def play_step(harness: Harness) -> Played:
     """Run the stages of the harness's step in the order of the step function, on responses with holes."""
     stages: Any = BuiltStages(harness.job, STEP_NUMBER)
-    actor, critic = harness.state("actor"), harness.state("critic")
+    actor = harness.state("actor")
     prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
     rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
     rewards: Any = stages.reward.run(prompts, rollouts)
     has_critic = harness.job.recipe.ppo.advantages.trains_critic
+    critic: Any = harness.state("critic") if has_critic else None
     values: Any = stages.values.run(critic, rollouts) if has_critic else None
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)

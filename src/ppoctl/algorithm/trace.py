@@ -168,7 +168,10 @@ def trace(step_function: StepFunction) -> Trace:
     if tracer.is_in_loop:
         raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.last` may end it")
     trained = {str(state): role for role, state in outputs.states.items()}
-    calls = (replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name))) for call in tracer.calls)
+    calls = (
+        replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name), rows=tracer.rows_of(call.stage)))
+        for call in tracer.calls
+    )
     return Trace(step_function.name, tuple(calls))
 
 
@@ -176,13 +179,8 @@ def abstract_inputs(states: "Mapping[str, State]", previous: Callable[[str], Any
     """Return abstract inputs of a step, except for the given states and records of the step before."""
     prompts: Any = Abstract("prompts")
     carry: Any = Abstract("carry")
-    return StepInputs(_AbstractStates(states), carry, lambda _: prompts, previous or _abstract_previous)
-
-
-def _abstract_previous(name: str) -> "Abstract":
-    """Return a stand-in for a record of the step before. Its rows are those of the rollouts of its round."""
-    _, dot, number = name.partition(".")
-    return Abstract(f"{name}{PREVIOUS}", f"{ROLLOUT_NAME}{dot}{number}{PREVIOUS}")
+    before = previous or (lambda name: Abstract(f"{name}{PREVIOUS}", f"{name}{PREVIOUS}"))
+    return StepInputs(_AbstractStates(states), carry, lambda _: prompts, before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +189,8 @@ class Abstract:
 
     name: str
     rows: str = ""
-    """Stage that defines the rows of the record; empty: no rows."""
+    """Stage that defines the rows of the record, or a record of the step before that has the same rows; empty: no
+    rows."""
 
     def __str__(self) -> str:
         return self.name
@@ -225,26 +224,35 @@ class _Tracer:
     at_most: int = 1
     """Maximum number of rounds of the current loop; 1 outside loops."""
     is_in_loop: bool = False
+    row_sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Stage -> the rows of its inputs, or its own name if it defines its rows."""
 
     def __call__(self, stage: StageSpec[Any], *inputs: Any) -> Any:
         if stage.name in (call.stage.name for call in self.calls):
             raise TypeError(f"two stages of a step function are called `{stage.name}`")
         given = [each for each in inputs if each is not None]
-        row_sets = list(dict.fromkeys(each.rows for each in given if each.rows))
-        if len(row_sets) > 1 and not stage.defines_rows:
-            raise TypeError(f"stage `{stage.name}` receives records with different rows: those of {sorted(row_sets)}")
-        rows = stage.name if stage.defines_rows else next(iter(row_sets), "")
-        rows = "" if stage.kind == UPDATE else rows  # a state has no rows
+        of_inputs = tuple(dict.fromkeys(each.rows for each in given if each.rows))
+        self.row_sets[stage.name] = (stage.name,) if stage.defines_rows else of_inputs
+        reads, loop = tuple(map(str, given)), self.loops if self.at_most > 1 else 0
+        self.calls.append(StageCall(stage, OutlineEntry(stage.name, reads, at_most=self.at_most, loop=loop)))
+        return Abstract(stage.name, "" if stage.kind == UPDATE else next(iter(self.row_sets[stage.name]), ""))
+
+    def rows_of(self, stage: StageSpec[Any]) -> str | None:
+        """Return the rows of the stage's record as the outline records them. Raises TypeError if its inputs have
+        different rows."""
+        rows = list(dict.fromkeys(map(self._defining, self.row_sets[stage.name])))
+        if len(rows) > 1:
+            raise TypeError(f"stage `{stage.name}` receives records with different rows: those of {sorted(rows)}")
         _, dot, number = stage.name.partition(".")
-        entry = OutlineEntry(
-            name=stage.name,
-            reads=tuple(map(str, given)),
-            rows=rows if rows not in ("", f"{ROLLOUT_NAME}{dot}{number}") else None,
-            at_most=self.at_most,
-            loop=self.loops if self.at_most > 1 else 0,
-        )
-        self.calls.append(StageCall(stage, entry))
-        return Abstract(stage.name, rows)
+        usual = ("", f"{ROLLOUT_NAME}{dot}{number}")
+        return None if stage.kind == UPDATE or not rows or rows[0] in usual else rows[0]
+
+    def _defining(self, rows: str) -> str:
+        """Return the stage that defines these rows. The step before is assumed to have the stages of this step."""
+        name = rows.removesuffix(PREVIOUS)
+        if name == rows:
+            return rows
+        return f"{next(iter(self.row_sets.get(name, ())), name)}{PREVIOUS}"
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         if self.is_in_loop:

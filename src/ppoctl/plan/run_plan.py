@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
@@ -41,6 +41,7 @@ class BatchPlan:
     window_tokens: int
     """Number of tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
+    """Number of tokens of all responses, in the maximum number of rounds, if all have full length."""
     tokens_per_step_max: int
     """Number of tokens of all prompts and responses of a step, if all have full length."""
 
@@ -109,7 +110,7 @@ class DataPlan:
     path: str
     rows: int | None
     prompts_total: int | None = None
-    """Number of prompts that the whole run takes from the data set."""
+    """Number of prompts that the whole run takes from the data set, without further rounds of a step."""
     epochs: float | None = None
     """Number of passes over the data set in the whole run."""
 
@@ -166,7 +167,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
         name=recipe.name,
-        batch=_batch(recipe),
+        batch=_batch(recipe, choose),
         roles={role: _role(recipe, role, table) for role, table in recipe.trained.items()},
         critic_start=_critic_start(recipe),
         reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
@@ -211,9 +212,15 @@ def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
     return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
 
 
-def _batch(recipe: Recipe) -> BatchPlan:
+def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
     rollout = recipe.rollout
     sequences = sizes.sequences_per_step(recipe)
+    passes = [
+        call.entry.at_most
+        for call in trace_at(recipe, recipe.steps, choose).calls
+        for each in call.stage.passes(recipe)
+        if each.kind == "generate"
+    ]
     window = sizes.window_tokens(rollout, rollout.max_new_tokens)
     return BatchPlan(
         steps=recipe.steps,
@@ -221,7 +228,7 @@ def _batch(recipe: Recipe) -> BatchPlan:
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
         window_tokens=window,
-        new_tokens_per_step_max=sequences * rollout.max_new_tokens,
+        new_tokens_per_step_max=sum(passes) * sequences * rollout.max_new_tokens,
         tokens_per_step_max=sequences * window,
     )
 

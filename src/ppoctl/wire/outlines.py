@@ -39,7 +39,7 @@ def require_same_steps(
             raise StorageError(
                 f"{message}: {_words(now)}",
                 hint="continue with the version that began it, which this command prints: "
-                f"ppoctl show {quoted(paths.root)} --manifest",
+                f"cat {quoted(paths.run_json)}",
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fakes.components import fake_recipe
+from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import LOGPROBS
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
@@ -110,7 +110,7 @@ def recipe(**changes: Any) -> Recipe:
     tables: Mapping[str, Any] = {
         "seed": 13,
         "critic": None,
-        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 3},
+        "rollout": FEW_ROWS,
         "ppo": {
             "epochs": 2,
             "minibatch_seqs": 2,

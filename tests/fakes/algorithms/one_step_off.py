@@ -4,7 +4,7 @@ before its update. There is no critic."""
 from collections.abc import Mapping
 from typing import Any
 
-from fakes.components import fake_recipe
+from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import LOGPROBS
 from ppoctl.algorithm.generation import REWARD, ROLLOUT, RolloutSpec
@@ -48,7 +48,7 @@ def recipe(**changes: Any) -> Recipe:
     """Return a recipe of three steps of four rows."""
     tables: Mapping[str, Any] = {
         "critic": None,
-        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 3},
+        "rollout": FEW_ROWS,
         "ppo": {
             "epochs": 2,
             "minibatch_seqs": 2,

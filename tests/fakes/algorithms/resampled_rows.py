@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fakes.components import fake_recipe
+from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import LOGPROBS, VALUES
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
@@ -79,7 +79,7 @@ def choose(recipe: Recipe, step: int) -> StepFunction:
 def recipe(**changes: Any) -> Recipe:
     """Return a recipe of three steps of four rows."""
     tables: Mapping[str, Any] = {
-        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 3},
+        "rollout": FEW_ROWS,
         "ppo": {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}},
     }
     return fake_recipe(**{**tables, **changes})

@@ -4,7 +4,7 @@ those of the first critic."""
 from collections.abc import Mapping
 from typing import Any
 
-from fakes.components import fake_recipe
+from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import LOGPROBS, VALUES, ValuesSpec
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
@@ -48,7 +48,7 @@ def choose(recipe: Recipe, step: int) -> StepFunction:
 def recipe(**changes: Any) -> Recipe:
     """Return a recipe of three steps of four rows, with an optimizer of its own for each role."""
     tables: Mapping[str, Any] = {
-        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 3},
+        "rollout": FEW_ROWS,
         "ppo": {"epochs": 1, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}},
     }
     judge = changes.pop("judge", {"optimizer": {"lr": 0.02}})

@@ -1,0 +1,289 @@
+"""The test algorithms of `fakes/algorithms`, which no file of ppoctl names: traces, plans, and records on disk."""
+
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fakes.algorithms.dynamic_sampling import KEPT_GROUPS, with_rounds
+from fakes.algorithms.every import EVERY
+from fakes.algorithms.two_critics import JUDGE_UPDATE
+from fakes.job import play
+from ppoctl.algorithm.choose import outlines, trace_at
+from ppoctl.algorithm.trace import StepFunction
+from ppoctl.algorithm.updates import CRITIC_UPDATE
+from ppoctl.batch.records import Selection
+from ppoctl.batch.selection import take
+from ppoctl.loop.run_stage import recalled
+from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
+from ppoctl.plan.run_plan import Plan, plan
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import read_lines
+from ppoctl.store.outline import Outlines
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.samples import StepRecords
+
+SMALL_MODEL = {"path": str(Path(__file__).parents[2] / "recipes/quickstart/model"), "dtype": "float32"}
+DYNAMIC = EVERY["dynamic sampling"]
+
+
+@pytest.fixture(scope="module", params=list(EVERY))
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunPaths]:
+    """Return the name of an algorithm and a run of three steps that keeps its rollouts."""
+    root, algorithm = tmp_path_factory.mktemp("played") / "run", EVERY[request.param]
+    play(root, algorithm.recipe(checkpoint={"keep_rollouts_every_steps": 1}), choose=algorithm.choose)
+    return request.param, RunPaths(root)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunPaths]:
+    """Return the run of each algorithm in which every state and record of three steps is kept."""
+    found = {}
+    for name, algorithm in EVERY.items():
+        paths = RunPaths(tmp_path_factory.mktemp("runs") / "run")
+        play(paths.root, algorithm.recipe(checkpoint={"every_steps": 3}), choose=algorithm.choose)
+        found[name] = paths
+    return found
+
+
+def by_round(lines: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Return (step, round) -> lines of the ledger."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        found[line["step"], line.get("round", 1)].append(line)
+    return dict(found)
+
+
+ROWS = {
+    "dynamic sampling": {
+        "keep_groups": "keep_groups",
+        "logprobs": "keep_groups",
+        "advantages": "keep_groups",
+    },
+    "resampled rows": {"resample": "resample"},
+    "two critics": {},
+    "one step off": {
+        "reward": "next_rollout@-1",
+        "logprobs": "next_rollout@-1",
+        "advantages": "next_rollout@-1",
+        "next_rollout": "next_rollout",
+    },
+}
+"""Stages of step 2 whose rows are not those of `rollout`."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_trace_has_the_rows_of_each_record(name: str) -> None:
+    algorithm = EVERY[name]
+    outline = trace_at(algorithm.recipe(), 2, algorithm.choose).outline
+    assert {stage.name: stage.rows for stage in outline.stages if stage.rows is not None} == ROWS[name]
+    found = outlines(algorithm.recipe(), algorithm.choose)
+    assert Outlines.from_json(found.as_json()) == found
+    assert found.reaches_back == (name == "one step off")
+
+
+def test_traces_have_rounds_roles_and_step_functions() -> None:
+    stages = trace_at(DYNAMIC.recipe(), 1, DYNAMIC.choose).outline.stages
+    loop = [(stage.name, stage.at_most, stage.loop) for stage in stages if stage.loop]
+    assert loop == [("rollout", 4, 1), ("reward", 4, 1), ("keep_groups", 4, 1)]
+    roles = {name: outlines(each.recipe(), each.choose).roles for name, each in EVERY.items()}
+    assert roles == {
+        "dynamic sampling": ("actor",),
+        "resampled rows": ("actor", "critic"),
+        "two critics": ("actor", "critic", "judge"),
+        "one step off": ("actor",),
+    }
+    ahead = EVERY["one step off"]
+    by_start = outlines(ahead.recipe(), ahead.choose).by_start
+    assert {start: outline.story for start, outline in by_start.items()} == {
+        1: "one_step_off_first",
+        2: "one_step_off",
+    }
+
+
+# --- plan ---------------------------------------------------------------------------------------------------------
+
+
+def planned(name: str, **changes: Any) -> tuple[Recipe, Plan]:
+    recipe = EVERY[name].recipe(model=SMALL_MODEL, **changes)
+    return recipe, plan(recipe, choose=EVERY[name].choose)
+
+
+def _with_rounds(at_most: int, recipe: Recipe, step: int) -> StepFunction:
+    return with_rounds(at_most)
+
+
+def test_plan_counts_the_maximum_number_of_rounds() -> None:
+    recipe = DYNAMIC.recipe(model=SMALL_MODEL)
+    choices = {most: partial(_with_rounds, most) for most in (1, 4)}
+    one, four = (plan(recipe, choose=choice) for choice in choices.values())
+    assert one.work is not None
+    assert four.work is not None
+    assert four.work.drawing == 4 * one.work.drawing
+    assert (four.work.forwards, four.work.updates) == (one.work.forwards, one.work.updates)
+    assert one.batch.new_tokens_per_step_max == 12
+    assert four.batch.new_tokens_per_step_max == 48
+    # 4 rows of 4 + 3 tokens. Rollouts: ids, mask and log-probs; 4 int64 and 4 characters for each token.
+    rollouts = 4 * 4 * 4 + 12 * (4 + 1 + 4) + 4 * 4 * 8 + 12 * 4
+    rewards, selection = 4 * (4 + 8), 4 * (8 + 8)
+    assert four.storage.records_bytes - one.storage.records_bytes == 3 * (rollouts + rewards + selection)
+    batch = batch_of(recipe)
+    records = {most: records_of(trace_at(recipe, 1, choice), recipe, batch) for most, choice in choices.items()}
+    driver = {most: driver_bytes(batch, of_stages).records for most, of_stages in records.items()}
+    assert driver[4] - driver[1] == 2 * 3 * (rollouts + rewards + selection)
+
+
+def test_plan_counts_a_third_role() -> None:
+    recipe, found = planned("two critics")
+    two = plan(recipe)
+    assert list(found.roles) == ["actor", "critic", "judge"]
+    assert found.work is not None
+    assert two.work is not None
+    # The second critic adds a forward pass, and one epoch of three.
+    added = found.work.forwards - two.work.forwards
+    assert added > 0
+    assert found.work.updates - two.work.updates == 3 * added
+    assert found.storage.records_bytes - two.storage.records_bytes == 4 * 3 * 4
+    assert found.memory is not None
+    assert list(found.memory.roles) == ["actor", "critic", "judge"]
+    assert "judge's loss" in found.algorithm
+
+
+def test_plan_counts_the_selection_and_the_responses_of_the_next_step() -> None:
+    recipe, resampled = planned("resampled rows")
+    assert resampled.storage.records_bytes - plan(recipe).storage.records_bytes == 4 * (8 + 8)
+    recipe, ahead = planned("one step off")
+    assert ahead.work == plan(recipe).work
+    assert ahead.storage == plan(recipe).storage
+
+
+def test_update_reads_the_optimizer_of_its_own_role() -> None:
+    recipe = EVERY["two critics"].recipe()
+    others = {
+        role: EVERY["two critics"].recipe(**{role: {"optimizer": {"lr": 0.5}}})
+        for role in ("actor", "critic", "judge")
+    }
+    changed = {
+        spec.name: [role for role, other in others.items() if spec.fingerprint(other) != spec.fingerprint(recipe)]
+        for spec in (CRITIC_UPDATE, JUDGE_UPDATE)
+    }
+    assert changed == {"critic_update": ["critic"], "judge_update": ["judge"]}
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPaths]) -> None:
+    """The list of samples is joined with the ledger, which is written without a join."""
+    name, paths = played
+    lines = by_round(read_lines(paths.ledger))
+    for step in (1, 2, 3):
+        rows = StepRecords.read(paths, step).rows()
+        expected = [line for key, each in lines.items() if key[0] == step for line in each]
+        assert [(row.round, row.prompt_id, row.sample, row.score) for row in rows] == [
+            (line.get("round", 1), line["prompt"], line["sample"], line["score"]) for line in expected
+        ]
+        if name in ("resampled rows", "two critics"):
+            whole = recalled(paths, step, "advantages")
+            means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
+            assert [row.advantage for row in rows] == means
+            continue
+        left_out = 0
+        for first, second in zip(rows[::2], rows[1::2], strict=True):
+            assert (first.round, first.prompt_id) == (second.round, second.prompt_id)
+            assert first.score is not None
+            assert second.score is not None
+            if first.advantage is None or second.advantage is None:
+                assert name == "dynamic sampling"
+                assert first.advantage is second.advantage
+                left_out += 1
+                continue
+            sign = (first.score > second.score) - (first.score < second.score)
+            assert first.advantage == pytest.approx(sign * 0.5**0.5, rel=1e-4)  # over the deviation of two scores
+            assert second.advantage == pytest.approx(-first.advantage)
+        assert left_out == (len(rows) // 2 - 2 if name == "dynamic sampling" else 0)
+
+
+def test_dynamic_sampling_keeps_the_first_groups_whose_scores_differ(runs: dict[str, RunPaths]) -> None:
+    paths = runs["dynamic sampling"]
+    rounds = by_round(read_lines(paths.ledger))
+    assert [step for step, _ in rounds] == [1, 1, 2, 3, 3, 3]  # two rounds, one and three
+    for step in (1, 2, 3):
+        groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+        last = max(number for of_step, number in rounds if of_step == step)
+        for number in range(1, last + 1):
+            for line in rounds[step, number]:
+                groups[number, line["prompt"]].append(line["score"])
+            differing = [group for group, scores in groups.items() if len(set(scores)) > 1]
+            name = "keep_groups" if number == 1 else f"keep_groups.{number}"
+            kept = recalled(paths, step, name)
+            pairs = list(zip(kept.rounds.tolist(), kept.prompt_ids, strict=True))
+            assert pairs == [group for group in differing[:2] for _ in range(2)]
+            assert kept.sample_indices == [0, 1] * len(differing[:2])
+            assert kept.is_full == (number == last)
+            assert kept.metrics() == {KEPT_GROUPS.name: len(differing[:2])}
+
+
+def test_each_round_uses_the_next_batch_of_prompts(runs: dict[str, RunPaths]) -> None:
+    """No prompt is used twice, and none is left out, over rounds and steps."""
+    for name, batches in (("dynamic sampling", 6), ("one step off", 3)):
+        used = [line["prompt"] for line in read_lines(runs[name].ledger)]
+        assert list(dict.fromkeys(used)) == [f"p{number}" for number in range(2 * batches)]
+        assert len(used) == 4 * batches
+
+
+def test_step_ends_after_the_maximum_number_of_rounds(tmp_path: Path) -> None:
+    recipe = DYNAMIC.recipe(steps=4, checkpoint={"keep_rollouts_every_steps": 1, "every_steps": 4})
+    play(tmp_path / "run", recipe, choose=partial(_with_rounds, 2))
+    paths = RunPaths(tmp_path / "run")
+    lines = read_lines(paths.ledger)
+    assert [key for key in by_round(lines) if key[0] == 3] == [(3, 1), (3, 2)]
+    kept = recalled(paths, 3, "keep_groups.2")
+    assert (kept.is_full, kept.prompt_ids) == (False, ["p9", "p9"])
+    assert recalled(paths, 3, "advantages").advantages.shape[0] == 2
+    assert next(line["prompt"] for line in lines if line["step"] == 4) == "p10"
+
+
+def test_updates_train_on_the_resampled_rows(runs: dict[str, RunPaths]) -> None:
+    paths = runs["resampled rows"]
+    for step in (1, 2, 3):
+        selection = recalled(paths, step, "resample")
+        assert isinstance(selection, Selection)
+        rows = selection.rows.tolist()
+        assert len(rows) == 4
+        assert len(set(rows)) < 4, "no row is repeated, so none is dropped: the test is too weak"
+        sources = {name: recalled(paths, step, name) for name in ("rollout", "values", "logprobs", "advantages")}
+        assert selection.prompt_ids == [sources["rollout"].prompt_ids[row] for row in rows]
+        taken = {name: take(selection, [record]) for name, record in sources.items()}
+        assert torch.equal(taken["advantages"].advantages, sources["advantages"].advantages[selection.rows])
+        for update, read in (("critic_update", "values"), ("actor_update", "logprobs")):
+            inputs = manifests.require(paths.stage(step, update)).inputs
+            assert inputs[1:] == tuple(taken[name].identity for name in ("rollout", read, "advantages"))
+
+
+def test_both_critics_train_with_their_own_learning_rates(runs: dict[str, RunPaths]) -> None:
+    paths = runs["two critics"]
+    rates = {}
+    for role, name in (("critic", "critic_update"), ("judge", "judge_update"), ("actor", "actor_update")):
+        update = recalled(paths, 3, name)
+        assert (update.role, update.step, update.updates) == (role, 3, 6)
+        rates[role] = next(line for line in read_lines(paths.journal) if line.get("stage") == name)["figures"]
+    assert rates["critic"]["value/lr"] == 0.1
+    assert rates["judge"]["value/lr"] == 0.02
+    advantages = manifests.require(paths.stage(3, "advantages")).inputs
+    assert manifests.require(paths.stage(3, "values")).identity in advantages
+    assert manifests.require(paths.stage(3, "judge_values")).identity not in advantages
+
+
+def test_each_step_trains_on_the_responses_of_the_step_before(runs: dict[str, RunPaths]) -> None:
+    paths = runs["one step off"]
+    generated = {1: "rollout", 2: "next_rollout", 3: "next_rollout"}
+    for step, name in generated.items():
+        of = 1 if step == 1 else step - 1
+        rollouts = recalled(paths, of, name)
+        assert rollouts.step == of, "the responses are those of the weights before the update of that step"
+        assert manifests.require(paths.stage(step, "actor_update")).inputs[1] == rollouts.identity
