@@ -83,7 +83,9 @@ def _of(body: Any) -> StepFunction:
     ids=["if", "greater", "equal", "len", "iter", "float"],
 )
 def test_step_function_that_reads_a_computed_value_is_refused(body: Any) -> None:
-    with pytest.raises(TypeError, match=r"a step function reads a value that `\w+` computes; only `Round.last` may"):
+    with pytest.raises(
+        TypeError, match=r"a step function reads a value that `\w+` computes; only `Round.end_if` may"
+    ):
         trace(_of(body))
 
 
@@ -170,7 +172,7 @@ def test_loop_that_ends_by_break_is_refused() -> None:
             current(ROLLOUT, inputs.states["actor"], inputs.prompts)
             break
 
-    with pytest.raises(TypeError, match=r"`tried` leaves a loop over rounds; only `Round\.last` may end it"):
+    with pytest.raises(TypeError, match=r"`tried` leaves a loop over rounds; only `Round\.end_if` may end it"):
         _trained(body)
 
 

@@ -22,9 +22,9 @@ class AdvantagesSpec(StageSpec["Advantages"]):
 
     kind: ClassVar[str] = "advantages"
     keys: ClassVar[tuple[str, ...]] = ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS)
-    without: ClassVar[tuple[str, ...]] = ()
+    excluded_keys: ClassVar[tuple[str, ...]] = ()
 
-    def more(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
             yield f"{recipe.rollout.max_new_tokens} tokens"
 
@@ -41,7 +41,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             *_of_estimators(recipe),
         )  # fmt: skip
 
-    def optional(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         return {"returns": recipe.ppo.advantages.trains_critic, "shaped": True, "kl_coef": kl_use(recipe).adapts}
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":

@@ -50,7 +50,7 @@ def traces(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[ra
             starts.append(step)
             functions.append(function)
     ends = [*starts[1:], recipe.steps + 1]
-    return {range(*ends_of): _trace(each) for *ends_of, each in zip(starts, ends, functions, strict=True)}
+    return {range(start, end): _trace(each) for start, end, each in zip(starts, ends, functions, strict=True)}
 
 
 def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outlines:

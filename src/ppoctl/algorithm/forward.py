@@ -31,7 +31,7 @@ class ValuesSpec(StageSpec["Values"]):
     keys: ClassVar[tuple[str, ...]] = ("model",)
     role: str = "critic"
 
-    def more(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         if recipe.ppo.truncated == "bootstrap":
             # `filter` and `terminal` give the same fingerprint, so a run that stopped because `filter` left no
             # response can continue with `terminal`.
@@ -40,7 +40,7 @@ class ValuesSpec(StageSpec["Values"]):
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
         return (ModelPass("forward", self.role),)
 
-    def optional(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         return {"behind": recipe.ppo.truncated == "bootstrap"}
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Values]":
@@ -70,7 +70,7 @@ class LogprobsSpec(StageSpec["Logprobs"]):
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         return tuple(ReportedMetric(metric, recipe.ppo.old_logprobs == "trainer") for metric in SAMPLER_GAP)
 
-    def optional(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         use, source = kl_use(recipe), recipe.ppo.old_logprobs
         return {
             "actor": source != "current",

@@ -65,7 +65,7 @@ class RewardSpec(StageSpec["Rewards"]):
         )  # fmt: skip
 
     def reports(self, recipe: Recipe, name: str) -> bool:
-        # Whether a scorer returns such a metric is a question about scorers, which the rules ask.
+        # Every name of a metric of a scorer counts here; `loading.rules.metrics` checks the scorer.
         from_scorer = metrics.reward_part(name) is not None
         readings = (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name)
         return from_scorer or name in readings or super().reports(recipe, name)

@@ -1,4 +1,4 @@
-"""Use of the KL from the reference: the stages that compute it. Every other module asks `kl_use`."""
+"""Stages of a step that compute the KL from the reference. Every other module asks `kl_use`."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class KlUse:
     """Whether the forward pass of the policy before the update computes the KL over the whole vocabulary."""
     is_full_in_update: bool = False
     """Whether the policy update computes the KL over the whole vocabulary."""
-    is_first_in_update: bool = False
-    """Whether no stage before the policy update can compute the KL, so that the update reports its metrics."""
+    is_reported_by_update: bool = False
+    """Whether the policy update reports the metrics of the KL, because no earlier stage can compute it."""
     adapts: bool = False
     """Whether the coefficient adapts to the measured KL."""
 
@@ -37,7 +37,7 @@ def kl_use(recipe: Recipe) -> KlUse:
         is_estimated=not is_full,
         is_full_before=is_full_before,
         is_full_in_update=is_full and kl.place == "loss",
-        is_first_in_update=not is_full_before if is_full else recipe.ppo.old_logprobs == "current",
+        is_reported_by_update=not is_full_before if is_full else recipe.ppo.old_logprobs == "current",
         adapts=adapts,
     )
 
@@ -50,6 +50,6 @@ def reported_kl(recipe: Recipe, *, in_update: bool) -> tuple[ReportedMetric, ...
     """Return the metrics of the KL from the reference, which the first stage that knows the KL reports: the policy
     update (`in_update`) or an earlier stage."""
     use = kl_use(recipe)
-    is_here = use.is_on and use.is_first_in_update == in_update
+    is_here = use.is_on and use.is_reported_by_update == in_update
     every = (metrics.KL_REFERENCE_MEAN, metrics.KL_CLAMPED_FRAC, metrics.KL_COEF, metrics.KL_PENALTY_MEAN)
     return tuple(ReportedMetric(metric, is_here, *NO_REFERENCE) for metric in every)

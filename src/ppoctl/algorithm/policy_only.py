@@ -1,4 +1,4 @@
-"""Policy gradient without a critic: the advantage of a response is computed from scores alone (`estimators`)."""
+"""Policy gradient without a critic: the advantages are computed without values (`estimators`)."""
 
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS

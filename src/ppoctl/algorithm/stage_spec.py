@@ -1,7 +1,7 @@
 """Stage specs: everything about a stage except its mathematics. Imports neither torch nor numpy.
 
-step function --calls--> StageSpec --build(recipe, components)--> store.stage_runner.Stage, which runs
-                            |-- keys, more     fingerprint            (resume)
+step function --calls--> StageSpec --build(recipe, parts)--> store.stage_runner.Stage, which runs
+                            |-- read_keys      fingerprint            (resume)
                             |-- passes         memory, FLOPs          (plan)
                             |-- record         bytes                  (plan)
                             |-- metrics        [expect], [health]     (loading.rules)
@@ -101,8 +101,8 @@ class StageSpec(Generic[Result]):
     """Kind of the record that the stage commits, as in `batch.fields`."""
     keys: ClassVar[tuple[str, ...]] = ()
     """Recipe keys that decide the result."""
-    without: ClassVar[tuple[str, ...]] = SHAPING_KEYS
-    """Keys below `keys` that do not decide the result."""
+    excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
+    """Keys below `keys` that do not decide the result. Only the advantages read the keys of reward shaping."""
     defines_rows: ClassVar[bool] = False
     """Whether the record defines its rows. Otherwise its rows are those of the inputs of the stage."""
 
@@ -110,7 +110,7 @@ class StageSpec(Generic[Result]):
         """Return the recipe keys that decide the result: `keys`, and those that depend on the role of the stage."""
         return self.keys
 
-    def more(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         """Yield texts that join the fingerprint: values that the stage reads, under some settings, from keys that are
         not in `keys`."""
         yield from ()
@@ -129,14 +129,13 @@ class StageSpec(Generic[Result]):
             each.is_on and each.metric.name == name for each in self.metrics(recipe)
         )
 
-    def optional(self, recipe: Recipe) -> dict[str, bool]:
-        """Return the optional fields of the record, and whether each is present. A field that is not listed is
-        absent."""
+    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+        """Return optional field of the record -> whether it is present. A field that is not listed is absent."""
         return {}
 
     def record(self, recipe: Recipe) -> tuple[RecordField, ...]:
         """Return the fields of the record under the settings of the recipe."""
-        present = self.optional(recipe)
+        present = self.present_fields(recipe)
         return tuple(field for field in FIELDS[self.kind] if not field.is_optional or present.get(field.name, False))
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
@@ -148,5 +147,9 @@ class StageSpec(Generic[Result]):
         reads and, if the stage scores, the reward models."""
         scores = any(each.kind == "score" for each in self.passes(recipe))
         scored_by = [reward_digest] if reward_digest and scores else []
-        parts = (fingerprint(recipe, self.read_keys(), without=self.without), *self.more(recipe), *scored_by)
+        parts = (
+            fingerprint(recipe, self.read_keys(), without=self.excluded_keys),
+            *self.fingerprint_texts(recipe),
+            *scored_by,
+        )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -4,10 +4,10 @@ A *step function* is a Python function that calls `run_stage(SPEC, *inputs)` onc
 training, `run_stage` returns the committed record of the stage if there is one; otherwise it runs the stage and
 commits the record (`loop.run_stage`). A replay returns every committed record and runs one update again.
 
-A *trace* calls the step function with abstract values and a `run_stage` that only records the calls, as
+A *trace* calls the step function with placeholders and a `run_stage` that only records the calls, as
 `jax.make_jaxpr` does. It gives the order of the stages, their inputs, the roles, the trained roles, the loops over
 rounds, and the rows of each record, without a second declaration. A step function therefore must not branch on a
-value that a stage computes. The only exception is `Round.last`.
+value that a stage computes. The only exception is `Round.end_if`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,10 +85,10 @@ class Round:
         name = stage.name if self.number == 1 else f"{stage.name}.{self.number}"
         return self.run_stage(replace(stage, name=name), *inputs)
 
-    def last(self, when: Any) -> None:
+    def end_if(self, when: Any) -> None:
         """End the loop after this round if `when` is true. It must come from a committed record, so that a resume
         and a replay end the loop after the same round."""
-        self.is_last = isinstance(when, Abstract) or bool(when)
+        self.is_last = isinstance(when, Placeholder) or bool(when)
 
 
 def counted_rounds(run_stage: RunStage, at_most: int) -> Iterator[Round]:
@@ -157,16 +157,16 @@ class Trace:
 
 
 def trace(step_function: StepFunction) -> Trace:
-    """Return the calls of the step function on abstract values.
+    """Return the calls of the step function on placeholders.
 
     Raises TypeError if the step function branches on a value that a stage computes, if a stage receives records with
     different rows, if two stages have the same name, or if a loop over rounds is inside another one or ends by
     `break`.
     """
     tracer = _Tracer()
-    outputs = step_function.run(tracer, abstract_inputs({}))
+    outputs = step_function.run(tracer, placeholder_inputs({}))
     if tracer.is_in_loop:
-        raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.last` may end it")
+        raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.end_if` may end it")
     trained = {str(state): role for role, state in outputs.states.items()}
     calls = (
         replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name), rows=tracer.rows_of(call.stage)))
@@ -175,17 +175,17 @@ def trace(step_function: StepFunction) -> Trace:
     return Trace(step_function.name, tuple(calls))
 
 
-def abstract_inputs(states: "Mapping[str, State]", previous: Callable[[str], Any] | None = None) -> StepInputs:
-    """Return abstract inputs of a step, except for the given states and records of the step before."""
-    prompts: Any = Abstract("prompts")
-    carry: Any = Abstract("carry")
-    before = previous or (lambda name: Abstract(f"{name}{PREVIOUS}", f"{name}{PREVIOUS}"))
-    return StepInputs(_AbstractStates(states), carry, lambda _: prompts, before)
+def placeholder_inputs(states: "Mapping[str, State]", previous: Callable[[str], Any] | None = None) -> StepInputs:
+    """Return inputs of a trace or a replay: the given states and previous records, and placeholders for the rest."""
+    prompts: Any = Placeholder("prompts")
+    carry: Any = Placeholder("carry")
+    before = previous or (lambda name: Placeholder(f"{name}{PREVIOUS}", f"{name}{PREVIOUS}"))
+    return StepInputs(_PlaceholderStates(states), carry, lambda _: prompts, before)
 
 
 @dataclass(frozen=True, eq=False)
-class Abstract:
-    """Stand-in for a record in a trace, with the name of the stage or input that produced the record."""
+class Placeholder:
+    """Placeholder for a record in a trace, with the name of the stage or input that produced the record."""
 
     name: str
     rows: str = ""
@@ -195,23 +195,23 @@ class Abstract:
     def __str__(self) -> str:
         return self.name
 
-    def __getattr__(self, part: str) -> "Abstract":
+    def __getattr__(self, part: str) -> "Placeholder":
         if part.startswith("__"):
             raise AttributeError(part)
-        return Abstract(self.name)  # a part of a record, such as its carry, has no rows
+        return Placeholder(self.name)  # a part of a record, such as its carry, has no rows
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(f"a step function reads a value that `{self.name}` computes; only `Round.last` may read it")
+        raise TypeError(f"a step function reads a value that `{self.name}` computes; only `Round.end_if` may read it")
 
     __bool__ = __len__ = __iter__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = _refuse
     __hash__ = object.__hash__
 
 
-class _AbstractStates(dict[str, Any]):
+class _PlaceholderStates(dict[str, Any]):
     """Role states for a trace: every role can be looked up."""
 
-    def __missing__(self, role: str) -> Abstract:
-        return Abstract(role)
+    def __missing__(self, role: str) -> Placeholder:
+        return Placeholder(role)
 
 
 @dataclass
@@ -235,7 +235,7 @@ class _Tracer:
         self.row_sets[stage.name] = (stage.name,) if stage.defines_rows else of_inputs
         reads, loop = tuple(map(str, given)), self.loops if self.at_most > 1 else 0
         self.calls.append(StageCall(stage, OutlineEntry(stage.name, reads, at_most=self.at_most, loop=loop)))
-        return Abstract(stage.name, "" if stage.kind == UPDATE else next(iter(self.row_sets[stage.name]), ""))
+        return Placeholder(stage.name, "" if stage.kind == UPDATE else next(iter(self.row_sets[stage.name]), ""))
 
     def rows_of(self, stage: StageSpec[Any]) -> str | None:
         """Return the rows of the stage's record as the outline records them. Raises TypeError if its inputs have
@@ -263,7 +263,7 @@ class _Tracer:
         self.is_in_loop, self.at_most = False, 1
 
     def take(self, selection: Any, rounds: Sequence[Any]) -> Any:
-        return Abstract(rounds[0].name, selection.name)
+        return Placeholder(rounds[0].name, selection.name)
 
 
 ROLLOUT_NAME = "rollout"

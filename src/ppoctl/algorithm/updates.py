@@ -62,7 +62,7 @@ class ValueUpdateSpec(UpdateSpec):
     )  # fmt: skip
     role: str = "critic"
 
-    def more(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.value_loss.aggregation)
 
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
@@ -101,7 +101,7 @@ class PolicyUpdateSpec(UpdateSpec):
     )  # fmt: skip
     role: str = "actor"
 
-    def more(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.policy_loss.aggregation)
 
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
@@ -122,7 +122,7 @@ class PolicyUpdateSpec(UpdateSpec):
             *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
         )  # fmt: skip
 
-    def optional(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         return {"gap": recipe.ppo.old_logprobs != "trainer"}
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ppoctl.algorithm.stage_spec import Result, StageSpec
-from ppoctl.algorithm.trace import Round, StepFunction, abstract_inputs, counted_rounds
+from ppoctl.algorithm.trace import Round, StepFunction, counted_rounds, placeholder_inputs
 from ppoctl.batch.records import Selection, State, Update
 from ppoctl.batch.selection import AnyRecord, take
 from ppoctl.store import manifest as manifests
@@ -68,7 +68,7 @@ def replay(step_function: StepFunction, run_stage: ReplayingStep, parent: State)
     is the state of the role before the step."""
     previous = partial(recalled, run_stage.paths, run_stage.step - 1)
     try:
-        step_function.run(run_stage, abstract_inputs({parent.role: parent}, previous))
+        step_function.run(run_stage, placeholder_inputs({parent.role: parent}, previous))
     except _ReplayedUpdate as stop:
         return stop.record
     raise AssertionError(f"`{step_function.name}` has no stage `{run_stage.update}`")

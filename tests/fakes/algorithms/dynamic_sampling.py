@@ -87,7 +87,7 @@ def with_rounds(at_most: int) -> StepFunction:
             rewards = each(REWARD, prompts, rollouts)
             generated.append((rollouts, rewards))
             kept = each(KEEP_GROUPS, *(record for pair in generated for record in pair))
-            each.last(kept.is_full)
+            each.end_if(kept.is_full)
         rollouts = run_stage.take(kept, [pair[0] for pair in generated])
         rewards = run_stage.take(kept, [pair[1] for pair in generated])
         logprobs = run_stage(LOGPROBS, actor, rollouts)
