@@ -217,7 +217,7 @@ def test_run_with_the_stages_of_another_version_is_refused(
     assert run(["resume", str(root), "--back-to", "1"]) == ExitCode.STORAGE
     message = ask.capsys.readouterr().err
     assert f"`{root}` recorded step 2 as `two_rounds` (rollout, reward, values," in message
-    assert "but this version of ppoctl would run `ppo` (rollout, reward, values," in message
+    assert "but this version of ppoctl has another step: `ppo` (rollout, reward, values," in message
     assert not paths.stage(2, "rollout").exists()
     command = message.partition("which this command prints: ")[2].strip()
     printed = subprocess.run(shlex.split(command), check=True, capture_output=True).stdout

@@ -33,9 +33,11 @@ def require_same_steps(
         start = max(start for start in recipes if start <= step)
         now, then = trace_at(recipes[start], step, choose).outline, recorded.at(step)
         if now != then:
+            message = (
+                f"`{paths.root}` recorded step {step} as {_words(then)}, but this version of ppoctl has another step"
+            )
             raise StorageError(
-                f"`{paths.root}` recorded step {step} as {_words(then)}, but this version of ppoctl would run "
-                f"{_words(now)}",
+                f"{message}: {_words(now)}",
                 hint="continue with the version that began it, which this command prints: "
                 f"cat {quoted(paths.run_json)}",
             )
