@@ -62,7 +62,9 @@ def test_only_listed_roles_offload_and_ray_has_the_planned_store(monkeypatch: py
 
 def test_each_engine_has_its_own_devices() -> None:
     recipe = load([RECIPES / "quickstart.toml"], ["generator.engines=3", "generator.tensor=2"]).recipe
-    side = place_roles(recipe).generator(vllm_settings(recipe, Path(recipe.model.path)), print)
+    settings = vllm_settings(recipe, Path(recipe.model.path))
+    assert settings.trained == ("actor", "critic")  # the hint of a full GPU names them
+    side = place_roles(recipe).generator(settings, print)
     groups = [engine.group for engine in side.engines if isinstance(engine, RayProcesses)]
     assert [(group.first, group.size) for group in groups] == [(0, 2), (2, 2), (4, 2)]
 

@@ -4,6 +4,7 @@ import copy
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -86,6 +87,13 @@ def test_engine_start_errors_name_setting_to_change(
     error = _start_error(settings_for(tmp_path), ValueError(text))
     assert type(error) is kind
     assert re.search(hint, str(error.hint))
+
+
+def test_full_gpu_error_names_the_trained_roles(tmp_path: Path) -> None:
+    for trained, listed in ((("actor",), '["actor"]'), (("actor", "critic"), '["actor", "critic"]')):
+        settings = replace(settings_for(tmp_path), trained=trained)
+        error = _start_error(settings, ValueError("Free memory on device cuda:0 (20/80 GiB) on startup is less than"))
+        assert str(error.hint).endswith(f"or offload the trainers: --set 'cluster.offload={listed}'")
 
 
 def test_forward_pass_error_names_model_key(tmp_path: Path) -> None:
