@@ -170,20 +170,20 @@ class CheckpointTable(Table):
     """Saving and retention of states. Records are committed after every stage in any case."""
 
     every_steps: Annotated[int, SPEED, AtLeastOne] = 1
-    """Steps between saves of actor and critic. Between two saves, the records are a redo log: a resume replays the
+    """Steps between saves of all trained roles. Between two saves, the records are a redo log: a resume replays the
     updates of at most this many steps."""
     asynchronous: Annotated[bool, SPEED] = True
     """Whether states are written while the next step runs. This requires host memory for one more copy of the weights
-    and the optimizer of actor and critic. False: training waits until the states are on disk."""
+    and the optimizer of each trained role. False: training waits until the states are on disk."""
     reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
     """Layouts under which the saved state of a distributed optimizer can be loaded. full: any layout with a
     distributed optimizer; a save gathers the state in the host memory of the first data rank. dp: the same layout
     with any number of data ranks; each rank writes its own shard. The state of a non-distributed optimizer can always
     be loaded under every layout without a distributed optimizer."""
     keep_last: Annotated[int | None, SPEED, Field(ge=2), OrAll] = 2
-    """Number of healthy checkpoints (actor and critic) to keep; the last healthy checkpoint is never deleted. "all"
-    keeps every checkpoint; records of steps are still kept for the last two steps only. A checkpoint that was saved
-    because the run was stopped is not counted, and is deleted when a later checkpoint is saved."""
+    """Number of healthy checkpoints (states of all trained roles) to keep; the last healthy checkpoint is never
+    deleted. "all" keeps every checkpoint; records of steps are still kept for the last two steps only. A checkpoint
+    that was saved because the run was stopped is not counted, and is deleted when a later checkpoint is saved."""
     best: Annotated[str | None, REPORTING] = None
     """Metric that selects the best actor, whose weights are kept in addition; absent: no best actor is kept. The kept
     actor is the actor that was measured: for training metrics the actor at the start of the step, for evaluations the
@@ -271,7 +271,7 @@ AllOrNone = BeforeValidator(
 
 class ClusterTable(Table):
     """Processes and devices, on this machine or in a running Ray cluster. Ray is not used if every role has one
-    process and all roles share a device: actor and critic are then in the process of the command, and vLLM is in
+    process and all roles share a device: the trained roles are then in the process of the command, and vLLM is in
     another process. Otherwise each role runs in processes of Ray."""
 
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
