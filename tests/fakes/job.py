@@ -72,8 +72,8 @@ PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: trace(PPO).outline}).as_json()}
 
 
 def saved_checkpoints(paths: RunPaths) -> list[int]:
-    """Return the steps with saved states of both roles."""
-    return saved_steps(paths, ("actor", "critic"))
+    """Return the steps with saved states of all roles of the run; empty before the run exists."""
+    return saved_steps(paths, outlines_of(paths).roles) if paths.run_json.exists() else []
 
 
 @dataclass

@@ -15,6 +15,7 @@ from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe import sizes
+from ppoctl.recipe.fingerprint import fingerprint, result_differences
 from ppoctl.recipe.parallel import layouts, processes, saved_layout
 from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
@@ -119,6 +120,15 @@ def test_recipe_without_critic_is_kept_as_json_and_as_toml(tmp_path: Path) -> No
     file.write_text(recipe_as_toml(recipe))
     loaded, problems = examine([file], (), {}, judges=())
     assert (loaded and loaded.recipe, problems) == (recipe, [])
+
+
+def test_differences_list_the_keys_of_an_added_critic() -> None:
+    with_critic, without = fake_recipe(), fake_recipe(critic=None)
+    found = {key: (old, new) for key, old, new in result_differences(without, with_critic)}
+    assert found["critic.optimizer.lr"] == (None, 0.1)
+    assert all(key.startswith("critic.optimizer.") for key in found)
+    assert fingerprint(without, ("critic.optimizer",)) != fingerprint(with_critic, ("critic.optimizer",))
+    assert fingerprint(without, ("seed", "model", "actor")) == fingerprint(with_critic, ("seed", "model", "actor"))
 
 
 @pytest.mark.parametrize("begins_with", [True, False])

@@ -14,5 +14,5 @@ def evaluates(recipe: Recipe, step: int) -> bool:
 
 
 def saves(recipe: Recipe, step: int) -> bool:
-    """Whether the run saves the states of actor and critic after this step."""
+    """Whether the run saves the states of its roles after this step."""
     return step % recipe.checkpoint.every_steps == 0 or step == recipe.steps

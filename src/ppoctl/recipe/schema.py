@@ -179,9 +179,9 @@ class CheckpointTable(Table):
     with any number of data ranks; each rank writes its own shard. The state of a non-distributed optimizer can always
     be loaded under every layout without a distributed optimizer."""
     keep_last: Annotated[int | None, SPEED, Field(ge=2), OrAll] = 2
-    """Number of healthy checkpoints (all trained roles) to keep; the last healthy checkpoint is never deleted. "all"
-    keeps every checkpoint; records of steps are still kept for the last two steps only. A checkpoint that was saved
-    because the run was stopped is not counted, and is deleted when a later checkpoint is saved."""
+    """Number of healthy checkpoints (states of all trained roles) to keep; the last healthy checkpoint is never
+    deleted. "all" keeps every checkpoint; records of steps are still kept for the last two steps only. A checkpoint
+    that was saved because the run was stopped is not counted, and is deleted when a later checkpoint is saved."""
     best: Annotated[str | None, REPORTING] = None
     """Metric that selects the best actor, whose weights are kept in addition; absent: no best actor is kept. The kept
     actor is the actor that was measured: for training metrics the actor at the start of the step, for evaluations the
