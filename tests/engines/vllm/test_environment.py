@@ -162,13 +162,17 @@ def _rank(rank: int, devices: str, port: int, queue: Any, all_values: Any) -> No
 
 
 def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
-    fork = multiprocessing.get_context("fork")
+    # A thread of the test process may hold a lock of torch: the ranks are forked from a server without threads.
+    fork = multiprocessing.get_context("forkserver")
+    fork.set_forkserver_preload([__name__])
     queue: Any = fork.Queue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     last = port, queue, fork.Barrier(len(devices))
-    processes = [fork.Process(target=_rank, args=(rank, device, *last)) for rank, device in enumerate(devices)]
+    processes = [
+        fork.Process(target=_rank, args=(rank, device, *last), daemon=True) for rank, device in enumerate(devices)
+    ]
     for process in processes:
         process.start()
     found = sorted(queue.get(timeout=60) for _ in processes)
