@@ -17,7 +17,6 @@ from ppoctl.algorithm.trace import StepFunction
 from ppoctl.algorithm.updates import CRITIC_UPDATE
 from ppoctl.batch.records import Selection
 from ppoctl.batch.selection import take
-from ppoctl.loop.run_stage import recalled
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe
@@ -26,9 +25,15 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outlines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
+from ppoctl.store.stage_runner import load_record
 
 SMALL_MODEL = {"path": str(Path(__file__).parents[2] / "recipes/quickstart/model"), "dtype": "float32"}
 DYNAMIC = EVERY["dynamic sampling"]
+
+
+def committed(paths: RunPaths, step: int, name: str) -> Any:
+    """Return the committed record of a stage."""
+    return load_record(paths, step, name, manifests.require(paths.stage(step, name))).result
 
 
 @pytest.fixture(scope="module", params=list(EVERY))
@@ -188,7 +193,7 @@ def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPath
             (line.get("round", 1), line["prompt"], line["sample"], line["score"]) for line in expected
         ]
         if name in ("resampled rows", "two critics"):
-            whole = recalled(paths, step, "advantages")
+            whole = committed(paths, step, "advantages")
             means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
             assert [row.advantage for row in rows] == means
             continue
@@ -220,7 +225,7 @@ def test_dynamic_sampling_keeps_the_first_groups_whose_scores_differ(runs: dict[
                 groups[number, line["prompt"]].append(line["score"])
             differing = [group for group, scores in groups.items() if len(set(scores)) > 1]
             name = "keep_groups" if number == 1 else f"keep_groups.{number}"
-            kept = recalled(paths, step, name)
+            kept = committed(paths, step, name)
             pairs = list(zip(kept.rounds.tolist(), kept.prompt_ids, strict=True))
             assert pairs == [group for group in differing[:2] for _ in range(2)]
             assert kept.sample_indices == [0, 1] * len(differing[:2])
@@ -242,21 +247,21 @@ def test_step_ends_after_the_maximum_number_of_rounds(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     lines = read_lines(paths.ledger)
     assert [key for key in by_round(lines) if key[0] == 3] == [(3, 1), (3, 2)]
-    kept = recalled(paths, 3, "keep_groups.2")
+    kept = committed(paths, 3, "keep_groups.2")
     assert (kept.is_full, kept.prompt_ids) == (False, ["p9", "p9"])
-    assert recalled(paths, 3, "advantages").advantages.shape[0] == 2
+    assert committed(paths, 3, "advantages").advantages.shape[0] == 2
     assert next(line["prompt"] for line in lines if line["step"] == 4) == "p10"
 
 
 def test_updates_train_on_the_resampled_rows(runs: dict[str, RunPaths]) -> None:
     paths = runs["resampled rows"]
     for step in (1, 2, 3):
-        selection = recalled(paths, step, "resample")
+        selection = committed(paths, step, "resample")
         assert isinstance(selection, Selection)
         rows = selection.rows.tolist()
         assert len(rows) == 4
         assert len(set(rows)) < 4, "no row is repeated, so none is dropped: the test is too weak"
-        sources = {name: recalled(paths, step, name) for name in ("rollout", "values", "logprobs", "advantages")}
+        sources = {name: committed(paths, step, name) for name in ("rollout", "values", "logprobs", "advantages")}
         assert selection.prompt_ids == [sources["rollout"].prompt_ids[row] for row in rows]
         taken = {name: take(selection, [record]) for name, record in sources.items()}
         assert torch.equal(taken["advantages"].advantages, sources["advantages"].advantages[selection.rows])
@@ -269,7 +274,7 @@ def test_both_critics_train_with_their_own_learning_rates(runs: dict[str, RunPat
     paths = runs["two critics"]
     rates = {}
     for role, name in (("critic", "critic_update"), ("judge", "judge_update"), ("actor", "actor_update")):
-        update = recalled(paths, 3, name)
+        update = committed(paths, 3, name)
         assert (update.role, update.step, update.updates) == (role, 3, 6)
         rates[role] = next(line for line in read_lines(paths.journal) if line.get("stage") == name)["figures"]
     assert rates["critic"]["value/lr"] == 0.1
@@ -284,6 +289,6 @@ def test_each_step_trains_on_the_responses_of_the_step_before(runs: dict[str, Ru
     generated = {1: "rollout", 2: "next_rollout", 3: "next_rollout"}
     for step, name in generated.items():
         of = 1 if step == 1 else step - 1
-        rollouts = recalled(paths, of, name)
+        rollouts = committed(paths, of, name)
         assert rollouts.step == of, "the responses are those of the weights before the update of that step"
         assert manifests.require(paths.stage(step, "actor_update")).inputs[1] == rollouts.identity

@@ -178,7 +178,7 @@ def test_loop_that_ends_by_break_is_refused() -> None:
 
 def test_records_of_the_step_before_have_the_rows_that_its_stages_define() -> None:
     def body(run_stage: RunStage, inputs: StepInputs) -> None:
-        rollouts, rewards = inputs.previous("rollout"), inputs.previous("reward")
+        rollouts, rewards = inputs.previous(ROLLOUT), inputs.previous(REWARD)
         logprobs = run_stage(LOGPROBS, inputs.states["actor"], rollouts)
         run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
         run_stage(REWARD, inputs.prompts, run_stage(ROLLOUT, inputs.states["actor"], inputs.prompts))

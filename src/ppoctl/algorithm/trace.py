@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from ppoctl.batch.selection import AnyRecord
 
 
+class Previous(Protocol):
+    """Reader of the step before."""
+
+    def __call__(self, stage: StageSpec[Result]) -> Result:
+        """Return the result of a stage in the step before."""
+        ...
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Inputs of a step."""
@@ -33,8 +41,7 @@ class StepInputs:
     carry: "Carry"
     prompts_of: "Callable[[int], Prompts]"
     """Round of generation, from 1 -> its prompts."""
-    previous: Callable[[str], Any]
-    """Name of a stage -> its record of the step before."""
+    previous: Previous
 
     @property
     def prompts(self) -> "Prompts":
@@ -175,12 +182,16 @@ def trace(step_function: StepFunction) -> Trace:
     return Trace(step_function.name, tuple(calls))
 
 
-def placeholder_inputs(states: "Mapping[str, State]", previous: Callable[[str], Any] | None = None) -> StepInputs:
+def placeholder_inputs(states: "Mapping[str, State]", previous: Previous | None = None) -> StepInputs:
     """Return inputs of a trace or a replay: the given states and previous records, and placeholders for the rest."""
     prompts: Any = Placeholder("prompts")
     carry: Any = Placeholder("carry")
-    before = previous or (lambda name: Placeholder(f"{name}{PREVIOUS}", f"{name}{PREVIOUS}"))
-    return StepInputs(_PlaceholderStates(states), carry, lambda _: prompts, before)
+    return StepInputs(_PlaceholderStates(states), carry, lambda _: prompts, previous or _previous_placeholder)
+
+
+def _previous_placeholder(stage: StageSpec[Any]) -> Any:
+    """Return a placeholder for the record of a stage in the step before."""
+    return Placeholder(f"{stage.name}{PREVIOUS}", f"{stage.name}{PREVIOUS}")
 
 
 @dataclass(frozen=True, eq=False)

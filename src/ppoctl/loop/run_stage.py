@@ -32,10 +32,12 @@ class RunningStep:
         return take(selection, rounds)
 
 
-def recalled(paths: RunPaths, step: int, name: str) -> Any:
+def recalled(paths: RunPaths, step: int, stage: StageSpec[Result]) -> Result:
     """Return the committed result of a stage. Raises the errors of `load_record`, or StorageError if the stage is not
     committed."""
-    return load_record(paths, step, name, manifests.require(paths.stage(step, name))).result
+    manifest = manifests.require(paths.stage(step, stage.name))
+    result: Result = load_record(paths, step, stage.name, manifest).result
+    return result
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,7 @@ class ReplayingStep:
             record = self.build(stage).run(*inputs)
             assert isinstance(record, Update), "only updates are replayed"
             raise _ReplayedUpdate(record)
-        result: Result = recalled(self.paths, self.step, stage.name)
-        return result
+        return recalled(self.paths, self.step, stage)
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)

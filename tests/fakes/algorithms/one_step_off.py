@@ -33,7 +33,7 @@ def _first(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
 
 
 def _later(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
-    return _train(run_stage, inputs, inputs.previous("next_rollout"))
+    return _train(run_stage, inputs, inputs.previous(NEXT_ROLLOUT))
 
 
 FIRST_STEP = StepFunction("one_step_off_first", _first)
