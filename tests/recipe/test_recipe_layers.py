@@ -11,6 +11,7 @@ from pydantic_settings import (
 )
 
 from ppoctl.errors import MissingAssetError, RecipeError
+from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.loading.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
 from ppoctl.loading.load import examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
@@ -19,7 +20,6 @@ from ppoctl.recipe.schema import (
     ByTokens,
     ClippedLoss,
     CriticModelTable,
-    GaeAdvantages,
     GspoLoss,
     HealthRule,
     KlInLoss,
