@@ -10,7 +10,15 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.step_functions import TWO_ROUNDS
 from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.choose import ALL_STEP_FUNCTIONS, missing, reported_at, trace_at, traces, updated_role
+from ppoctl.algorithm.choose import (
+    ALL_STEP_FUNCTIONS,
+    missing,
+    reported_at,
+    step_function_at,
+    trace_at,
+    traces,
+    updated_role,
+)
 from ppoctl.algorithm.forward import LOGPROBS, VALUES
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
 from ppoctl.algorithm.ppo import PPO
@@ -107,6 +115,15 @@ def test_recorded_outlines_of_a_fixture_run_equal_the_traces_of_its_recipe(name:
     found = traces(fixture_runs.recipe())
     assert recorded == Outlines({steps.start: each.outline for steps, each in found.items()})
     assert list(found) == [range(1, 2), range(2, 4)]
+
+
+@pytest.mark.parametrize("critic_only", [0, 1, 3, 4, 9])
+def test_traces_of_a_run_equal_the_trace_of_each_step(critic_only: int) -> None:
+    recipe = fake_recipe(steps=4, ppo={"minibatch_seqs": 4, "critic_only_steps": critic_only})
+    found = traces(recipe)
+    assert found == traces(recipe, lambda recipe, step: step_function_at(recipe, step))
+    by_step = [each.step_function for steps, each in found.items() for _ in steps]
+    assert by_step == [step_function_at(recipe, step).name for step in range(1, 5)]
 
 
 def test_metrics_are_reported_at_the_steps_of_their_stages() -> None:

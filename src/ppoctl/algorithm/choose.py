@@ -30,6 +30,11 @@ def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     return PPO_CORRECTED if corrects else PPO
 
 
+def changes_of(recipe: Recipe) -> tuple[int, ...]:
+    """Return the steps at which `step_function_at` may return another step function than at the step before."""
+    return 1, recipe.ppo.critic_only_steps + 1
+
+
 ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED)
 
 _trace = cache(trace)
@@ -42,15 +47,14 @@ def trace_at(recipe: Recipe, step: int, choose: StepFunctionAt = step_function_a
 
 def traces(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[range, Trace]:
     """Return the traces of all steps of a run, by the range of consecutive steps that have the trace."""
-    starts: list[int] = []
-    functions: list[StepFunction] = []
-    for step in range(1, recipe.steps + 1):
+    functions: dict[int, StepFunction] = {}
+    last = ""
+    for step in changes_of(recipe) if choose is step_function_at else range(1, recipe.steps + 1):
         function = choose(recipe, step)
-        if not functions or function.name != functions[-1].name:
-            starts.append(step)
-            functions.append(function)
-    ends = [*starts[1:], recipe.steps + 1]
-    return {range(start, end): _trace(each) for start, end, each in zip(starts, ends, functions, strict=True)}
+        if step <= recipe.steps and function.name != last:
+            functions[step], last = function, function.name
+    ends = [*list(functions)[1:], recipe.steps + 1]
+    return {range(start, end): _trace(functions[start]) for start, end in zip(functions, ends, strict=True)}
 
 
 def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outlines:
