@@ -1,7 +1,7 @@
 """Traces: what a step function calls is found without running it, and a step function that depends on a value that a
 stage computes is refused."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ppoctl.algorithm.choose import (
 )
 from ppoctl.algorithm.forward import LOGPROBS, VALUES
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
+from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
 from ppoctl.algorithm.updates import ACTOR_UPDATE
@@ -115,6 +116,30 @@ def test_recorded_outlines_of_a_fixture_run_equal_the_traces_of_its_recipe(name:
     found = traces(fixture_runs.recipe())
     assert recorded == Outlines({steps.start: each.outline for steps, each in found.items()})
     assert list(found) == [range(1, 2), range(2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kl", "source", "uses"),
+    [
+        ({"place": "none"}, "trainer", set()),
+        ({"place": "reward"}, "trainer", {"is_on", "is_estimated"}),
+        ({"place": "loss"}, "trainer", {"is_on", "is_estimated", "is_read_by_update"}),
+        ({"place": "loss"}, "sampler", {"is_on", "is_estimated", "is_read_by_update"}),
+        ({"place": "loss"}, "current", {"is_on", "is_estimated", "is_read_by_update", "is_reported_by_update"}),
+        ({"place": "reward", "estimator": "full"}, "trainer", {"is_on", "is_full_before"}),
+        ({"place": "loss", "estimator": "full"}, "trainer", {"is_on", "is_full_in_update", "is_reported_by_update"}),
+        (
+            {"place": "loss", "estimator": "full", "adaptive": {"target_per_token": 0.1, "horizon_seqs": 1000}},
+            "trainer",
+            {"is_on", "is_full_before", "is_full_in_update", "adapts"},
+        ),
+    ],
+    ids=str,
+)
+def test_kl_use_of_each_setting(kl: dict[str, Any], source: str, uses: set[str]) -> None:
+    table = {"place": "none"} if kl == {"place": "none"} else {"coef": 0.1, **kl}
+    recipe = fake_recipe(ppo={"epochs": 1, "minibatch_seqs": 8, "kl": table, "old_logprobs": source})
+    assert {name for name, value in asdict(kl_use(recipe)).items() if value} == uses
 
 
 @pytest.mark.parametrize("critic_only", [0, 1, 3, 4, 9])

@@ -114,11 +114,10 @@ def test_first_minibatch_supplies_metrics_without_forward_pass(source: str) -> N
     assert kl_metrics == pytest.approx(expected if source == "current" else {})
 
 
-def test_full_kl_is_read_before_update_for_rewards_or_target() -> None:
+def test_full_kl_is_read_before_update_if_it_was_computed() -> None:
     alone = KlPenalty("loss", "full", 0.1)
     followed = replace(alone, target=KlTarget(0.1, "token", 100))
     outputs = stub_models.logprobs(reference=None)
-    assert [p.reads_full_kl_first for p in (alone, followed, replace(alone, place="reward"))] == [False, True, True]
     assert alone.before_update(outputs, ROLLOUTS.mask) is None
     first = followed.before_update(replace(outputs, full_kl=torch.full((2, 3), 0.5)), ROLLOUTS.mask)
     assert first is not None

@@ -15,6 +15,8 @@ class KlUse:
     """Whether a reference is loaded."""
     is_estimated: bool = False
     """Whether the KL is estimated from log-probs of the reference, which a separate forward pass computes."""
+    is_read_by_update: bool = False
+    """Whether the policy update receives the log-probs of the reference."""
     is_full_before: bool = False
     """Whether the forward pass of the policy before the update computes the KL over the whole vocabulary."""
     is_full_in_update: bool = False
@@ -35,6 +37,7 @@ def kl_use(recipe: Recipe) -> KlUse:
     return KlUse(
         is_on=True,
         is_estimated=not is_full,
+        is_read_by_update=not is_full and kl.place == "loss",
         is_full_before=is_full_before,
         is_full_in_update=is_full and kl.place == "loss",
         is_reported_by_update=not is_full_before if is_full else recipe.ppo.old_logprobs == "current",

@@ -139,6 +139,7 @@ class PolicyUpdateSpec(UpdateSpec):
             entropy_coef=loss.entropy_coef,
             positive_nll_coef=loss.positive_nll_coef,
             penalty=recipe.ppo.kl.build(),
+            with_full_kl=kl_use(recipe).is_full_in_update,
             fingerprint=self.fingerprint(recipe),
             name=self.name,
         )

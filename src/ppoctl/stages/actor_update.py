@@ -101,6 +101,8 @@ class ActorUpdateStage(UpdateStage):
     entropy_coef: float
     positive_nll_coef: float
     penalty: KlPenalty | None
+    with_full_kl: bool = False
+    """Whether the update computes the full KL from the reference, which the penalty reads."""
     name: str = "actor_update"
 
     def run(
@@ -121,7 +123,7 @@ class ActorUpdateStage(UpdateStage):
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
         # Every update reports entropies. If no forward pass computed entropies before the update, the update computes
         # them.
-        request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
+        request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self.with_full_kl)
         objective = Terms(tuple(terms), request)
         trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
@@ -140,10 +142,6 @@ class ActorUpdateStage(UpdateStage):
         return (
             record if logprobs.entropy is not None else replace(record, gap=_sampler_gap(trained.steps[0], rollouts))
         )
-
-    @property
-    def _reads_full_kl(self) -> bool:
-        return self.penalty is not None and (self.penalty.place, self.penalty.estimator) == ("loss", "full")
 
     def _terms(
         self, logprobs: Logprobs, weighted: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl_coef: float

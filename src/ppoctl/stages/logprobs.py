@@ -77,11 +77,6 @@ class KlPenalty:
         bound = math.inf if self.output_clamp is None else self.output_clamp
         return TokenKl(full_kl.clamp(max=bound).where(mask, 0.0), mask & (full_kl > bound))
 
-    @property
-    def reads_full_kl_first(self) -> bool:
-        """Whether rewards or an adaptive coefficient require the full KL before the update."""
-        return self.estimator == "full" and (self.place == "reward" or self.target is not None)
-
     def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> TokenKl | None:
         """Return the KL per token of the actor that generated the rollouts; None: only the update computes it."""
         if self.estimator == "full":

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.trace import Trace
 from ppoctl.batch.fields import RecordField
 from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
@@ -40,6 +41,7 @@ class StepBatch:
     """Tokens of one response, R."""
     has_reference: bool
     reference_in_loss: bool
+    """Whether the update of the policy receives the log-probs of the reference."""
 
     @property
     def cells(self) -> int:
@@ -63,13 +65,13 @@ class DriverBytes:
 
 def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
     """Return the sequences of a step. `sequences` replaces the number of sequences from the recipe."""
-    rollout, kl = recipe.rollout, recipe.ppo.kl
+    rollout, use = recipe.rollout, kl_use(recipe)
     return StepBatch(
         sequences=sequences or sequences_per_step(recipe),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_new_tokens,
-        has_reference=not isinstance(kl, NoKl),
-        reference_in_loss=isinstance(kl, KlInLoss),
+        has_reference=use.is_on,
+        reference_in_loss=use.is_read_by_update,
     )
 
 
