@@ -70,7 +70,7 @@ class RunStage(Protocol):
         ...
 
     def rounds(self, *, at_most: int) -> "Iterator[Round]":
-        """Yield rounds until a round calls `last` with a true value, or until there were `at_most` rounds."""
+        """Yield rounds until a round calls `end_if` with a true value, or until there were `at_most` rounds."""
         ...
 
     def take(self, selection: "Selection", rounds: "Sequence[AnyRecord]") -> "AnyRecord":
