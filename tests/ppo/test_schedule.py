@@ -110,7 +110,12 @@ def test_minibatch_rows_without_seed_stay_in_order():
     assert [part.tolist() for part in minibatch_rows(6, 2, seed=None)] == [[0, 1], [2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize(("num_seqs", "minibatch_seqs"), [(10, 4), (4, 8), (4, 0), (0, 4)])
-def test_minibatch_size_must_divide_sequences(num_seqs, minibatch_seqs):
+def test_last_minibatch_has_the_remaining_rows():
+    assert [part.tolist() for part in minibatch_rows(5, 2, seed=None)] == [[0, 1], [2, 3], [4]]
+    assert [len(part) for part in minibatch_rows(10, 4, seed=3)] == [4, 4, 2]
+
+
+@pytest.mark.parametrize(("num_seqs", "minibatch_seqs"), [(4, 0), (0, 4)])
+def test_minibatches_of_nothing_are_refused(num_seqs, minibatch_seqs):
     with pytest.raises(ValueError, match="do not divide"):
         minibatch_rows(num_seqs, minibatch_seqs, seed=0)

@@ -14,51 +14,62 @@ Differences from textbook PPO:
 
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
-from ppoctl.algorithm.generation import REWARD, ROLLOUT
+from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 
 
-def _ppo(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+def _ppo(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
     """Generate, score, compute advantages, and update critic and actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
-    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
-    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
     values = run_stage(VALUES, critic, rollouts)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
     advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
     critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
     actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
-    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
 
 
-def _ppo_corrected(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+def _ppo_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
     """Run PPO with rollout correction: importance weights in the actor's loss correct for the sampler/trainer
     log-prob difference."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
-    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
-    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
     values = run_stage(VALUES, critic, rollouts)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
     correction = run_stage(CORRECTION, rollouts, logprobs)
     advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
     critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
     actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
-    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
 
 
-def _critic_only(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+def _critic_only(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
     """Run PPO without the actor update, so that the critic learns before its values train the actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
-    rollouts = run_stage(ROLLOUT, actor, inputs.prompts)
-    rewards = run_stage(REWARD, inputs.prompts, rollouts)
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
     values = run_stage(VALUES, critic, rollouts)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
     advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
     critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
-    return StepOutputs({"critic": critic}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"critic": critic}, advantages.carry, samples.generated)
 
 
-PPO = StepFunction("ppo", _ppo)
-PPO_CORRECTED = StepFunction("ppo_corrected", _ppo_corrected)
-CRITIC_ONLY = StepFunction("critic_only", _critic_only)
+def ppo(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
+    """Return PPO with these samples, with or without rollout correction."""
+    name, run = ("ppo_corrected", _ppo_corrected) if corrects else ("ppo", _ppo)
+    return step_function(name, run, get_samples)
+
+
+def critic_only(get_samples: GetSamples = ONE_ROUND) -> StepFunction:
+    """Return the training of the critic alone with these samples."""
+    return step_function("critic_only", _critic_only, get_samples)
+
+
+PPO = ppo()
+PPO_CORRECTED = ppo(corrects=True)
+CRITIC_ONLY = critic_only()

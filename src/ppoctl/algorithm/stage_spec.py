@@ -105,6 +105,9 @@ class StageSpec(Generic[Result]):
     """Keys below `keys` that do not decide the result. Only the advantages read the keys of reward shaping."""
     defines_rows: ClassVar[bool] = False
     """Whether the record defines its rows. Otherwise its rows are those of the inputs of the stage."""
+    joins_by_prompt: ClassVar[bool] = False
+    """Whether the stage joins inputs with different rows by the ids of their prompts. The rows of its record are
+    those of its first input with rows."""
 
     def read_keys(self) -> tuple[str, ...]:
         """Return the recipe keys that decide the result: `keys`, and those that depend on the role of the stage."""

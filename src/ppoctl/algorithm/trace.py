@@ -58,8 +58,11 @@ class StepOutputs:
     carry: "Carry"
     samples: "tuple[tuple[Rollouts, Rewards], ...]"
     """Rollouts and rewards of each round of generation."""
-    rounds: int = 1
-    """Number of batches of prompts that the step used."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of batches of prompts that the step used."""
+        return len(self.samples)
 
 
 class RunStage(Protocol):
@@ -167,8 +170,8 @@ def trace(step_function: StepFunction) -> Trace:
     """Return the calls of the step function on placeholders.
 
     Raises TypeError if the step function branches on a value that a stage computes, if a stage receives records with
-    different rows, if two stages have the same name, or if a loop over rounds is inside another one or ends by
-    `break`.
+    different rows and does not join them, if two stages have the same name, or if a loop over rounds is inside
+    another one or ends by `break`.
     """
     tracer = _Tracer()
     outputs = step_function.run(tracer, placeholder_inputs({}))
@@ -243,6 +246,8 @@ class _Tracer:
             raise TypeError(f"two stages of a step function are called `{stage.name}`")
         given = [each for each in inputs if each is not None]
         of_inputs = tuple(dict.fromkeys(each.rows for each in given if each.rows))
+        if stage.joins_by_prompt:
+            of_inputs = of_inputs[:1]
         self.row_sets[stage.name] = (stage.name,) if stage.defines_rows else of_inputs
         reads, loop = tuple(map(str, given)), self.loops if self.at_most > 1 else 0
         self.calls.append(StageCall(stage, OutlineEntry(stage.name, reads, at_most=self.at_most, loop=loop)))

@@ -6,14 +6,13 @@ from torch import Tensor
 
 
 def minibatch_rows(num_seqs: int, minibatch_seqs: int, *, seed: int | None) -> tuple[Int64[Tensor, " M"], ...]:
-    """Return the rows of each minibatch: a permutation of 0 .. num_seqs - 1, split into equal parts. Rows are in
-    order if seed is None.
+    """Return the rows of each minibatch: a permutation of 0 .. num_seqs - 1, split into parts of `minibatch_seqs`.
+    Rows are in order if seed is None.
 
-    The permutation depends only on the seed: the global random-number generator is neither read nor advanced. Raises
-    ValueError if minibatch_seqs does not divide num_seqs: the smaller last minibatch would be an optimizer step with
-    a different weight.
+    The last part is smaller if the step has fewer rows than the recipe plans, which only dynamic sampling allows. The
+    permutation depends only on the seed: the global random-number generator is neither read nor advanced.
     """
-    if num_seqs < 1 or minibatch_seqs < 1 or num_seqs % minibatch_seqs != 0:
+    if num_seqs < 1 or minibatch_seqs < 1:
         raise ValueError(f"{num_seqs} sequences do not divide into minibatches of {minibatch_seqs}")
     order = torch.arange(num_seqs)
     if seed is not None:

@@ -93,7 +93,7 @@ def with_rounds(at_most: int) -> StepFunction:
         logprobs = run_stage(LOGPROBS, actor, rollouts)
         advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
         actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
-        return StepOutputs({"actor": actor}, advantages.carry, tuple(generated), rounds=len(generated))
+        return StepOutputs({"actor": actor}, advantages.carry, tuple(generated))
 
     return StepFunction("dynamic_sampling", step)
 
