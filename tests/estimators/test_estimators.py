@@ -12,6 +12,8 @@ from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.kinds import ESTIMATORS, metrics_of
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
+from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
+from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.ppo.estimator import EstimatorInputs
 from ppoctl.stages.advantages import AdvantagesStage
@@ -28,6 +30,8 @@ TABLES: tuple[EstimatorTable, ...] = (
     GrpoAdvantages(kind="grpo"),
     GrpoAdvantages(kind="grpo", scale="none"),
     RawRewardAdvantages(kind="raw_reward", gamma=0.5),
+    RlooAdvantages(kind="rloo"),
+    ReinforcePlusPlusAdvantages(kind="reinforce_plus_plus", gamma=0.5),
 )
 INPUTS = EstimatorInputs(
     token_rewards=torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]]),
@@ -66,6 +70,9 @@ def test_raw_reward_equals_monte_carlo_without_returns(gamma: float) -> None:
 def test_raw_reward_is_whitened_as_monte_carlo() -> None:
     tables = (RawRewardAdvantages(kind="raw_reward"), MonteCarloAdvantages(kind="monte_carlo"))
     assert [table.whiten for table in tables] == [True, True]
+    plus_plus = ReinforcePlusPlusAdvantages(kind="reinforce_plus_plus", gamma=0.5)
+    assert plus_plus.whiten
+    assert plus_plus.estimator() == RawRewardAdvantages(kind="raw_reward", gamma=0.5).estimator()
     assert not GrpoAdvantages(kind="grpo").whiten
 
 

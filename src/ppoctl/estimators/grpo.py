@@ -1,19 +1,12 @@
 """Group relative policy optimization: scores relative to the other responses to the same prompt."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from ppoctl import metric_registry
-from ppoctl.estimators.table import EstimatorTable
-from ppoctl.metric_registry import Metric
+from ppoctl.estimators.group_table import GroupEstimator, GroupTable
 from ppoctl.recipe_table import RESULTS
 
-if TYPE_CHECKING:
-    from ppoctl.ppo.estimator import AdvantageEstimate, EstimatorInputs
 
-
-class GrpoAdvantages(EstimatorTable):
+class GrpoAdvantages(GroupTable):
     """Group relative policy optimization (GRPO): the score of a response after reward shaping, minus the mean over
     the responses to the same prompt (the group). There is no critic, and all tokens of a response have the same
     advantage. The token scores of a scorer are summed over the response. Responses without a score are not in the
@@ -29,15 +22,6 @@ class GrpoAdvantages(EstimatorTable):
     Figures: advantage/equal_groups_frac, advantage/raw_std
     """
 
-    trains_critic: ClassVar[bool] = False
-    reads_values: ClassVar[bool] = False
-    compares_groups: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[Metric, str]] = {
-        metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC: "`ppo.advantages.kind` = `grpo`"
-    }
-    whiten: ClassVar[bool] = False
-    """Whether advantages are whitened: a group has a mean of 0 already."""
-
     kind: Annotated[Literal["grpo"], RESULTS]
     """Score relative to the other responses to the same prompt, without a critic."""
     scale: Annotated[Literal["group", "none"], RESULTS] = "group"
@@ -45,23 +29,7 @@ class GrpoAdvantages(EstimatorTable):
     that score differently from the others have the largest advantages. none: 1 (Dr. GRPO).
     Default of: verl, NeMo-RL; TRL too, but adds 1e-4 instead of 1e-6."""
 
-    def estimator(self) -> "Grpo":
-        return Grpo(scaled=self.scale == "group")
+    def estimator(self) -> GroupEstimator:
+        from ppoctl.ppo.groups import from_mean, standardized
 
-
-@dataclass(frozen=True)
-class Grpo:
-    """Scores relative to the other responses to the same prompt."""
-
-    scaled: bool
-    """Whether advantages are divided by the standard deviation of their group."""
-    gamma: ClassVar[float] = 1.0
-
-    def __call__(self, inputs: "EstimatorInputs") -> "AdvantageEstimate":
-        from ppoctl.ppo.estimator import AdvantageEstimate
-        from ppoctl.ppo.groups import group_advantages
-
-        advantages, equal_frac = group_advantages(
-            inputs.scores, inputs.valid, inputs.groups, inputs.mask, scaled=self.scaled
-        )
-        return AdvantageEstimate(advantages, None, {metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC.name: equal_frac})
+        return GroupEstimator(standardized if self.scale == "group" else from_mean)
