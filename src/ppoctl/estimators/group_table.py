@@ -9,6 +9,8 @@ from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ppoctl.ppo.estimator import AdvantageEstimate, EstimatorInputs
     from ppoctl.ppo.groups import Formula
 
@@ -24,7 +26,7 @@ class GroupTable(EstimatorTable):
         "`ppo.advantages.kind` = `grpo`"
     }
     whiten: ClassVar[bool] = False
-    """Whether advantages are whitened: a group has a mean of 0 already."""
+    """Whether advantages are whitened over all unmasked tokens of the step."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,18 @@ class GroupEstimator:
     """Advantages that depend only on the scores of the responses to the same prompt."""
 
     formula: "Formula"
+    scaled_by_step: bool = False
+    """Whether advantages are divided by the standard deviation of all scores of the step."""
     gamma: ClassVar[float] = 1.0
 
     def __call__(self, inputs: "EstimatorInputs") -> "AdvantageEstimate":
-        from ppoctl.ppo.estimator import AdvantageEstimate
         from ppoctl.ppo.groups import group_advantages
 
-        advantages, equal_frac = group_advantages(
-            inputs.scores, inputs.valid, inputs.groups, inputs.mask, self.formula
-        )
-        return AdvantageEstimate(advantages, None, {metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC.name: equal_frac})
+        return estimate_of(*group_advantages(inputs, self.formula, scaled_by_step=self.scaled_by_step))
+
+
+def estimate_of(advantages: "Tensor", equal_groups_frac: float) -> "AdvantageEstimate":
+    """Return advantages that no critic learns, with the metric that a `GroupTable` declares."""
+    from ppoctl.ppo.estimator import AdvantageEstimate
+
+    return AdvantageEstimate(advantages, None, {metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC.name: equal_groups_frac})

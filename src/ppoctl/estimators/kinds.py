@@ -7,10 +7,14 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from ppoctl.estimators.gae import GaeAdvantages
+from ppoctl.estimators.gdpo import GdpoAdvantages
 from ppoctl.estimators.grpo import GrpoAdvantages
+from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.estimators.opo import OpoAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
+from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
 from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
@@ -19,9 +23,13 @@ AdvantagesTable = Annotated[
     GaeAdvantages
     | MonteCarloAdvantages
     | GrpoAdvantages
-    | RawRewardAdvantages
     | RlooAdvantages
-    | ReinforcePlusPlusAdvantages,
+    | OpoAdvantages
+    | GrpoPasskAdvantages
+    | GdpoAdvantages
+    | RawRewardAdvantages
+    | ReinforcePlusPlusAdvantages
+    | ReinforcePlusPlusBaselineAdvantages,
     Field(discriminator="kind"),
 ]
 ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])
