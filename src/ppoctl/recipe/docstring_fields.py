@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from inspect import cleandoc
 
-_LABEL = re.compile(r"^(Formula|Table|Source|Default of|Figures|Other names|Equal scores):", re.MULTILINE)
+_LABELS = ("Formula", "Table", "Source", "Default of", "Figures", "Other names", "Equal scores")
+_LABEL = re.compile(f"^({'|'.join(_LABELS)}):", re.MULTILINE)
 
 
 @dataclass(frozen=True)
