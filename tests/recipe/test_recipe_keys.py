@@ -33,6 +33,7 @@ RECIPES: list[list[str]] = [
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
     ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2"],
+    ["ppo.advantages.kind=grpo_passk", "rollout.samples_per_prompt=2"],
     ["ppo.advantages.kind=raw_reward"],
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
@@ -89,7 +90,7 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
     held: set[KeyLine] = set()
     without_critic = write(SMALLEST.partition("[critic.optimizer]")[0], "without-critic.toml")
     for sets in RECIPES:
-        has_critic = not {"ppo.advantages.kind=grpo", "ppo.advantages.kind=raw_reward"} & {*sets}
+        has_critic = not {f"ppo.advantages.kind={kind}" for kind in ("grpo", "grpo_passk", "raw_reward")} & {*sets}
         loaded = load([smallest if has_critic else without_critic], sets, {})
         written = loaded.resolved()
         for entry in tree.values(loaded.recipe):

@@ -1,6 +1,7 @@
 """Inputs and result of advantage estimators. Package `estimators` has the estimators, each with its recipe table."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
@@ -21,9 +22,14 @@ class EstimatorInputs:
     scores: Float[Tensor, " B"]
     """Score of each response after shaping, before any KL penalty; 0 without a score."""
     valid: Bool[Tensor, " B"]
-    """Responses that have a score."""
+    """Responses that have a score. `mask` may have no token of such a response: it is truncated and filtered."""
     groups: Int[Tensor, " B"]
     """Index of the prompt of each response in the step, from 0."""
+    components: Mapping[str, Float[Tensor, " B"]] = field(default_factory=dict)
+    """Score of each response in each component of the reward, without weight and shaping; 0 without a score. Empty if
+    the estimator does not read components."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each component of the reward."""
 
 
 @dataclass(frozen=True)
