@@ -36,6 +36,10 @@ INPUTS = EstimatorInputs(
     scores=torch.tensor([1.0, 2.5]),
     valid=torch.tensor([True, True]),
     groups=torch.tensor([0, 0]),
+    prompt_ids=["a", "a"],
+    lengths=torch.tensor([2, 3]),
+    truths=["7", None],
+    extras={"right": [1.0, 0.0]},
 )
 
 

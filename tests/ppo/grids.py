@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ppoctl.ppo.policy_loss import PolicyLossInputs
+
 GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 
@@ -21,3 +23,8 @@ def holey_mask(num_rows: int, num_columns: int, *, seed: int) -> Tensor:
 def poisoned(x: Tensor, mask: Tensor, garbage: float) -> Tensor:
     """Return x with garbage where the mask is False."""
     return torch.where(mask, x, torch.tensor(garbage, dtype=x.dtype))
+
+
+def policy_inputs(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLossInputs:
+    """Return the inputs of a policy loss that does not read the sampler's log-probs."""
+    return PolicyLossInputs(logprobs, old_logprobs, advantages, mask, sampler_logprobs=old_logprobs)

@@ -9,12 +9,14 @@ from pydantic import Field
 from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
 
 AdvantagesTable = Annotated[
-    GaeAdvantages | MonteCarloAdvantages | GrpoAdvantages | RawRewardAdvantages, Field(discriminator="kind")
+    GaeAdvantages | MonteCarloAdvantages | GrpoAdvantages | RawRewardAdvantages | PythonAdvantages,
+    Field(discriminator="kind"),
 ]
 ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])
 

@@ -1,5 +1,6 @@
 """Inputs and result of advantage estimators. Package `estimators` has the estimators, each with its recipe table."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,6 +25,14 @@ class EstimatorInputs:
     """Responses that have a score."""
     groups: Int[Tensor, " B"]
     """Index of the prompt of each response in the step, from 0."""
+    prompt_ids: Sequence[str]
+    """Id of the prompt of each response: its data set, row and digest."""
+    lengths: Int[Tensor, " B"]
+    """Number of tokens of each response, masked out or not."""
+    truths: Sequence[str | None]
+    """Ground truth of each response; None: no ground truth."""
+    extras: Mapping[str, Sequence[float | None]]
+    """Further metrics of the scorer by name, one value for each response; None: not returned."""
 
 
 @dataclass(frozen=True)

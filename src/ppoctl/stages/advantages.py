@@ -55,6 +55,10 @@ class AdvantagesStage:
                 scores=shaped.per_response,
                 valid=shaped.valid,
                 groups=_groups(rollouts.prompt_ids),
+                prompt_ids=rollouts.prompt_ids,
+                lengths=rollouts.lengths,
+                truths=rewards.truths,
+                extras=rewards.extras,
             )
         )
         raw = estimate.advantages
