@@ -1,6 +1,7 @@
 """Estimators: what each table declares is what its estimator returns, and group advantages in the stage."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.kinds import ESTIMATORS, metrics_of
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.table import EstimatorTable
+from ppoctl.metric_registry import find
 from ppoctl.ppo.estimator import EstimatorInputs
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.critic_update import returns_of
@@ -21,6 +24,7 @@ from ppoctl.stages.shaping import ApplyScale
 from stages import stub_models
 from tolerance import EXACT, FLOAT32
 
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
 TABLES: tuple[EstimatorTable, ...] = (
     GaeAdvantages(kind="gae"),
     GaeAdvantages(kind="gae", length_adaptive_alpha=0.5),
@@ -28,6 +32,8 @@ TABLES: tuple[EstimatorTable, ...] = (
     GrpoAdvantages(kind="grpo"),
     GrpoAdvantages(kind="grpo", scale="none"),
     RawRewardAdvantages(kind="raw_reward", gamma=0.5),
+    PythonAdvantages(kind="python", function=f"{USERS}:median"),
+    PythonAdvantages(kind="python", function=f"{USERS}:rewards_to_go", trains_critic=True),
 )
 INPUTS = EstimatorInputs(
     token_rewards=torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]]),
@@ -47,11 +53,12 @@ INPUTS = EstimatorInputs(
 def test_estimates_have_what_the_table_declares(table: EstimatorTable) -> None:
     estimate = table.estimator()(INPUTS)
     assert (estimate.returns is not None) == table.trains_critic
-    assert set(estimate.metrics) == {added.metric.name for added in metrics_of(table) if added.is_on}
-    if table.reads_values:
+    # The registry has one entry for all metrics of a user's function.
+    assert {find(name) for name in estimate.metrics} == {added.metric for added in metrics_of(table) if added.is_on}
+    if isinstance(table, GaeAdvantages):
         with pytest.raises(AssertionError, match="requires the critic's values, which were not computed"):
             table.estimator()(replace(INPUTS, values=None))
-    else:
+    elif not table.reads_values:
         EXACT.check(table.estimator()(replace(INPUTS, values=None)).advantages, estimate.advantages)
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.errors import PpoctlError
-from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.loading.problems import Problem, as_error
 from ppoctl.model.bundled_configs import carried_folder, source_of
@@ -16,16 +15,14 @@ from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.preflight.model import model_faults, require_critic, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.generator_limits import device_of_the_build
-from ppoctl.recipe.losses import PythonPolicyLoss
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.rows import StoredRows, sources_of
-from ppoctl.recipe.schema import AnyRows, Recipe
+from ppoctl.recipe.schema import AnyRows, PythonAdvantages, PythonPolicyLoss, Recipe, Table
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.sizes import window_tokens
-from ppoctl.recipe_table import Table
 from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.python import PythonScorer

@@ -56,7 +56,7 @@ class PolicyLossTable(Table):
 
     @abstractmethod
     def build(self) -> "PolicyLoss":
-        """Return the policy loss with the bounds of the table."""
+        """Return the policy loss with the settings of the table."""
 
 
 class ClippedLoss(PolicyLossTable):

@@ -117,8 +117,9 @@ def require_finite(function: TrainingFunction, grid: Tensor, mask: Bool[Tensor, 
     wrong = torch.nonzero(mask & ~torch.isfinite(grid.detach()))
     if len(wrong):
         row, column = wrong[0].tolist()
+        value = float(grid.detach()[row, column])
         raise NonFiniteError(
-            f"`{function.key}.function` is `{function.function}`: it returned `{float(grid[row, column])}` as {what} "
+            f"`{function.key}.function` is `{function.function}`: it returned `{value}` as {what} "
             f"of token {column} of row {row} ({len(wrong)} of {int(mask.sum())} tokens are not finite)",
             hint=VALIDATE,
         )
