@@ -156,6 +156,9 @@ ADVANTAGE_EQUAL_GROUPS_FRAC = Metric(
     "prompts without two different scores, so that their responses have advantage 0 (before any whitening)",
     "below 0.5",
 )  # fmt: skip
+ADVANTAGE_CUSTOM = Metric(
+    "advantage/custom_{name}", "value", "metric that your estimator returns (ppo.advantages.kind = python)"
+)
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "fraction", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )
@@ -214,6 +217,10 @@ POLICY_RATIO_MAX = Metric("policy/ratio_max", "factor", "largest ratio", "below 
 POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )
+POLICY_CUSTOM = Metric(
+    "policy/custom_{name}", "value",
+    "mean over tokens of a metric that your loss returns (ppo.policy_loss.kind = python)",
+)  # fmt: skip
 EVAL_PASS_AT_1 = Metric(
     "eval/{set}/pass_at_1", "fraction", "mean score of sampled responses (mean@n), or fraction of them that passes",
     "rising", "higher",
@@ -328,8 +335,9 @@ def find(name: str) -> Metric | None:
     The name may contain any evaluation set and any number of responses.
     """
     name = ON_THE_CONSOLE.get(name, name)
-    if is_custom(name):
-        return EVAL_GREEDY_CUSTOM if "/greedy_" in name else EVAL_CUSTOM
+    if custom := _CUSTOM.fullmatch(name):
+        of_any_name = name.removesuffix(custom[2]) + "{name}"
+        return _BY_NAME.get(of_any_name.replace(f"/{custom[1]}/", "/{set}/"))
     set_name = eval_set(name)
     general = name.replace(f"/{set_name}/", "/{set}/") if set_name else name
     metric = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
@@ -341,7 +349,7 @@ def is_custom(name: str) -> bool:
     return _CUSTOM.fullmatch(name) is not None
 
 
-_CUSTOM = re.compile(r"eval/[^/]+/(greedy_)?custom_[A-Za-z0-9_]+")
+_CUSTOM = re.compile(r"(?:eval/([^/]+)|policy|advantage)/(?:greedy_)?custom_([A-Za-z0-9_]+)")
 _OF_NUMBER = re.compile(r"_at_[1-9][0-9]*(?=(_stderr)?$)")
 
 

@@ -146,6 +146,14 @@ def test_each_alternative_without_critic_changes_the_trained_weights(
     assert weights_of(forked, tmp_path, *WITHOUT_CRITIC, *GRPO_ALTERNATIVES[name]) != plain_grpo
 
 
+@pytest.mark.slow
+@pytest.mark.minutes(0.2)
+def test_python_copy_of_the_clip_loss_trains_identical_weights(tmp_path: Path, forked: Forked, plain: str) -> None:
+    users = Path(__file__).parents[1] / "stages" / "users_training.py"
+    copied = f"ppo.policy_loss={{kind='python', function='{users}:clip'}}"
+    assert weights_of(forked, tmp_path, *WITH_CRITIC, copied) == plain
+
+
 def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Forked) -> None:
     weights_of(forked, tmp_path, *WITH_CRITIC, *ALTERNATIVES["nearly everything"])
 

@@ -34,6 +34,8 @@ HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
 
 TWO_MINIBATCHES = {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}}
 
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
+
 WITH: dict[str, dict[str, object]] = {
     "all adapts": {
         "reward": {
@@ -63,6 +65,15 @@ WITH: dict[str, dict[str, object]] = {
             "rollout_correction": {"kind": "tis"},
         },
     },
+    "python": {
+        "critic": None,
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "kl": {"place": "none"},
+            "advantages": {"kind": "python", "function": f"{USERS}:median"},
+            "policy_loss": {"kind": "python", "function": f"{USERS}:every_grid", "needs_entropy": True},
+        },
+    },
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
@@ -84,6 +95,7 @@ STEP_FUNCTIONS = {
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
         ("every third", "grpo"),
+        ("every third", "python"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

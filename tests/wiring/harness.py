@@ -455,16 +455,20 @@ def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.
 
 
 @cache
-def _played(written: str) -> tuple[Played, dict[str, np.ndarray]]:
-    tables = json.loads(written)
+def played(written: str) -> Played:
+    """Return one step of the wired stages for a recipe in JSON."""
     with TemporaryDirectory() as folder:
-        played = play_step(open_harness(Path(folder), tables))
-    return played, textbook_numbers(tables, played)
+        return play_step(open_harness(Path(folder), json.loads(written)))
+
+
+@cache
+def _with_textbook(written: str) -> tuple[Played, dict[str, np.ndarray]]:
+    return played(written), textbook_numbers(json.loads(written), played(written))
 
 
 def wired_and_textbook(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
     """Return one step of the wired stages and the textbook's numbers for it; each recipe is played once."""
-    return _played(json.dumps(tables))
+    return _with_textbook(json.dumps(tables))
 
 
 def require_equal(found: Mapping[str, np.ndarray], expected_numbers: Mapping[str, np.ndarray]) -> None:

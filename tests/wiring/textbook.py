@@ -97,7 +97,7 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     gae_keys = tables["ppo"]["advantages"]
     last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
     bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
-    has_critic = gae_keys["kind"] in ("gae", "monte_carlo")
+    has_critic = gae_keys["kind"] in ("gae", "monte_carlo") or gae_keys.get("trains_critic", False)
     if gae_keys["kind"] in textbook_groups.KINDS:
         weights = {name: part["weight"] for name, part in tables["reward"].get("parts", {}).items()}
         is_decoupled = gae_keys["kind"] == "gdpo"
@@ -110,6 +110,9 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
             sampling["samples_per_prompt"],
         )
         advantages, numbers["advantage/equal_groups_frac"] = np.where(mask, of_rows[:, None], 0.0), equal
+    elif gae_keys["kind"] == "python" and not has_critic:
+        of_rows = from_median(shaped, valid, sampling["samples_per_prompt"]) * gae_keys["options"]["scale"]
+        advantages = np.where(mask, of_rows[:, None], 0.0)
     else:
         advantages, returns, lams = estimate_advantages(
             gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
@@ -224,6 +227,9 @@ def estimate_advantages(
     if keys["kind"] in ("monte_carlo", "raw_reward", "reinforce_plus_plus"):
         _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
+    if keys["kind"] == "python":  # rewards to go
+        _, returns = gae(rewards, 0 * values, mask, 1.0, np.ones(len(mask)), bootstrap)
+        return np.where(mask, returns - values, 0.0), returns, np.ones(len(mask))
     lams = np.full(len(mask), keys["gae_lambda"])
     if keys["length_adaptive_alpha"]:
         lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * row_mask.sum()) for row_mask in mask])
@@ -231,6 +237,16 @@ def estimate_advantages(
     advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, bootstrap)
     _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), bootstrap)
     return advantages, returns, lams
+
+
+def from_median(scores: Array, valid: Array, samples: int) -> Array:
+    """Return each score minus the lower median of the scored responses to the same prompt."""
+    advantages = np.zeros(len(scores))
+    for first in range(0, len(scores), samples):
+        rows = range(first, first + samples)
+        scored = sorted(scores[row] for row in rows if valid[row])
+        advantages[rows] = scores[rows] - (scored[(len(scored) - 1) // 2] if scored else 0.0)
+    return advantages
 
 
 def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> tuple[Array, Array]:

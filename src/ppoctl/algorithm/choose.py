@@ -85,11 +85,11 @@ def missing(recipe: Recipe, name: str) -> ReportedMetric | None:
         return None
     own = [stage for found in traces(recipe).values() for stage in found.stages]
     others = [stage for function in ALL_STEP_FUNCTIONS for stage in _trace(function).stages if stage not in own]
+    metric = metric_registry.find(name)
     for stage in (*own, *others):
         for each in stage.metrics(recipe):
-            if name in (each.metric.name, f"time/{stage.name}_s") and each.needs:
+            if (each.metric is metric or name == f"time/{stage.name}_s") and each.needs:
                 return each
-    metric = metric_registry.find(name)
     stage_name = next((stage.name for stage in others if stage.reports(recipe, name)), None)
     if metric is None or stage_name is None:
         return None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+from ppoctl import metric_registry
 from ppoctl.batch.fields import FIELDS, RecordField
 from ppoctl.metric_registry import Metric
 from ppoctl.recipe import schema_tree as tree
@@ -129,7 +130,7 @@ class StageSpec(Generic[Result]):
     def reports(self, recipe: Recipe, name: str) -> bool:
         """Return whether the stage reports the metric of this name."""
         return name == f"time/{self.name}_s" or any(
-            each.is_on and each.metric.name == name for each in self.metrics(recipe)
+            each.is_on and each.metric is metric_registry.find(name) for each in self.metrics(recipe)
         )
 
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:

@@ -153,6 +153,8 @@ def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
         metrics.POLICY_DUAL_CLIP_FRAC,
     ):  # fmt: skip
         yield ReportedMetric(metric, metric in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
+    own, needs = metrics.POLICY_CUSTOM, "requires a loss of your own"
+    yield ReportedMetric(own, own in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
 
 
 def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:

@@ -58,7 +58,10 @@ class AdvantagesStage:
                 scores=shaped.per_response,
                 valid=shaped.valid,
                 groups=_groups(rollouts.prompt_ids),
-                components={name: rewards.scores.new_tensor(rewards.extras[name]) for name in self.component_weights},
+                prompt_ids=rollouts.prompt_ids,
+                lengths=rollouts.lengths,
+                truths=rewards.truths,
+                extras=rewards.extras,
                 weights=self.component_weights,
             )
         )
