@@ -72,6 +72,21 @@ REWARD_STRICT_MEAN = Metric(
     "reward/strict_mean", "score", "mean score by the strict rule (without reward.strict)", "approaching score_mean",
     "higher",
 )  # fmt: skip
+BASELINE_SCORE_MEAN = Metric(
+    "baseline/score_mean", "score", "mean score of the greedy responses (with remax)", "rising", "higher"
+)
+BASELINE_ERROR_FRAC = Metric(
+    "baseline/error_frac", "fraction",
+    "greedy responses without a score: the responses to their prompts are not trained on (with remax)", "0",
+)  # fmt: skip
+BASELINE_RESPONSE_TOKENS_MEAN = Metric(
+    "baseline/response_tokens_mean", "tokens", "mean length of the greedy responses (with remax)"
+)
+BASELINE_TRUNCATED_FRAC = Metric(
+    "baseline/truncated_frac", "fraction", "greedy responses truncated by max_new_tokens (with remax)",
+    "below 0.1, not rising", "lower",
+)  # fmt: skip
+BASELINE_TOKENS = Metric("baseline/tokens", "tokens", "tokens of the greedy responses of the step (with remax)")
 MISMATCH_GAP_MEAN_ABS = Metric(
     "mismatch/gap_mean_abs", "nats", "mean |trainer - sampler log-prob| of the sampled tokens", "below 0.05"
 )
@@ -204,6 +219,8 @@ POLICY_ENTROPY_MEAN = Metric(
 )
 TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including the weight transfer to the engines")
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
+TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
+TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
 TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")

@@ -64,6 +64,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},
         "critic": None,
     },
+    "remax": {
+        "ppo": {**PPO, "advantages": {"kind": "remax"}, "kl": IN_LOSS, "rollout_correction": {"kind": "tis"}},
+        "critic": None,
+    },
     "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
 }
 
@@ -115,7 +119,8 @@ def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
     if spec.kind == "selection":
         return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
     _, dot, number = spec.name.partition(".")
-    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else f"rollout{dot}{number}")
+    rollout = "greedy_rollout" if spec.kind.startswith("greedy") else f"rollout{dot}{number}"
+    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else rollout)
     rows, width = fields["tokens"][1]
     sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"

@@ -63,6 +63,11 @@ WITH: dict[str, dict[str, object]] = {
             "rollout_correction": {"kind": "tis"},
         },
     },
+    "remax": {
+        "critic": None,
+        "reward": {"kind": "exact_match", "moments": {"kind": "running", "center": True}},
+        "ppo": {**TWO_MINIBATCHES, "advantages": {"kind": "remax"}, "kl": {"place": "none"}},
+    },
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
@@ -84,6 +89,7 @@ STEP_FUNCTIONS = {
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
         ("every third", "grpo"),
+        ("every third", "remax"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

@@ -65,6 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "returns that go on": {"ppo": {**PPO, "truncated": "bootstrap"}},
     "truncated responses left out": {"ppo": {**PPO, "truncated": "filter"}},
     "lambda by length": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
+    "remax": {"ppo": {**PPO, "advantages": {"kind": "remax"}}, "critic": None},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},
     "greedy evaluations": {"data": HELD, "eval": {"every_steps": 2, "passes": "greedy", "pass_score": 0.5}},

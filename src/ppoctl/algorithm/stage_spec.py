@@ -19,6 +19,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import sequences_per_step
 from ppoctl.rewards.shaping import RewardShaping
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ class StageSpec(Generic[Result]):
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
         """Return the uses of models, in order."""
         return ()
+
+    def num_rows(self, recipe: Recipe) -> int:
+        """Return the number of rows of the record, and of the sequences of each pass."""
+        return sequences_per_step(recipe)
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         """Return the metrics that the stage reports, and those that it would report under other settings."""

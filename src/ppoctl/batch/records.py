@@ -158,6 +158,39 @@ class Rewards(Record["Rewards"]):
 
 
 @dataclass(frozen=True)
+class GreedyRollouts(Rollouts):
+    """One greedy response to each prompt of a step. They are never trained on: their rewards are baselines."""
+
+    kind: ClassVar[str] = "greedy_rollouts"
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            metric_registry.BASELINE_RESPONSE_TOKENS_MEAN.name: float(self.lengths.float().mean()),
+            metric_registry.BASELINE_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
+            metric_registry.BASELINE_TOKENS.name: float(self.lengths.sum()),
+        }
+
+    def timing_metrics(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class GreedyRewards(Rewards):
+    """One score per greedy response."""
+
+    kind: ClassVar[str] = "greedy_rewards"
+
+    def metrics(self) -> dict[str, float]:
+        metrics = {metric_registry.BASELINE_ERROR_FRAC.name: float((~self.valid).float().mean())}
+        if bool(self.valid.any()):
+            metrics[metric_registry.BASELINE_SCORE_MEAN.name] = float(self.scores[self.valid].mean())
+        return metrics
+
+    def timing_metrics(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
 class Values(Record["Values"]):
     """Values of the states just before each response token, under the critic at `stamp`."""
 
@@ -286,7 +319,19 @@ class Selection(Record["Selection"]):
 
 RECORDS: dict[str, type[Record[Any]]] = {
     record.kind: record
-    for record in (Rollouts, Rewards, Values, Logprobs, Correction, Advantages, Update, Evaluation, Selection)
+    for record in (
+        Rollouts,
+        Rewards,
+        GreedyRollouts,
+        GreedyRewards,
+        Values,
+        Logprobs,
+        Correction,
+        Advantages,
+        Update,
+        Evaluation,
+        Selection,
+    )
 }
 
 

@@ -10,11 +10,13 @@ from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
 
 AdvantagesTable = Annotated[
-    GaeAdvantages | MonteCarloAdvantages | GrpoAdvantages | RawRewardAdvantages, Field(discriminator="kind")
+    GaeAdvantages | MonteCarloAdvantages | GrpoAdvantages | RawRewardAdvantages | RemaxAdvantages,
+    Field(discriminator="kind"),
 ]
 ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])
 

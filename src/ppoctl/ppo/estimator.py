@@ -24,6 +24,8 @@ class EstimatorInputs:
     """Responses that have a score."""
     groups: Int[Tensor, " B"]
     """Index of the prompt of each response in the step, from 0."""
+    baselines: Float[Tensor, " B"] | None = None
+    """Reward of the greedy response to the prompt of each response, after shaping; None: no greedy responses."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,16 @@ class AdvantagesStage:
         self, rollouts: Rollouts, rewards: Rewards, values: Values | None, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
         """Return the advantages. `values` is None if the step has no critic."""
-        shaped = apply_shaping(rewards, rollouts, carry, self.reward_steps)
+        return self.of_shaped(apply_shaping(rewards, rollouts, carry, self.reward_steps), values, logprobs)
+
+    def of_shaped(
+        self,
+        shaped: ShapedRewards,
+        values: Values | None,
+        logprobs: Logprobs,
+        baselines: Float[Tensor, " B"] | None = None,
+    ) -> Advantages:
+        """Return the advantages of shaped rewards."""
         mask, metrics = self._training_mask(shaped)
         kl = penalised(self.penalty, logprobs, mask, shaped.carry)
         token_rewards = shaped.per_token.where(mask, 0.0)
@@ -54,7 +63,8 @@ class AdvantagesStage:
                 mask=mask,
                 scores=shaped.per_response,
                 valid=shaped.valid,
-                groups=_groups(rollouts.prompt_ids),
+                groups=_groups(shaped.rollouts.prompt_ids),
+                baselines=baselines,
             )
         )
         raw = estimate.advantages
@@ -62,8 +72,8 @@ class AdvantagesStage:
             shaped.carry,
             kl_coef=kl.next_coef,
             kl_first_coef=0.0 if self.penalty is None else self.penalty.first_coef,
-            trained_seqs=carry.trained_seqs + float(mask.any(1).sum()),
-            trained_tokens=carry.trained_tokens + float(mask.sum()),
+            trained_seqs=shaped.carry.trained_seqs + float(mask.any(1).sum()),
+            trained_tokens=shaped.carry.trained_tokens + float(mask.sum()),
         )
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
