@@ -12,6 +12,7 @@ from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.kinds import ESTIMATORS, metrics_of
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.ppo.estimator import EstimatorInputs
 from ppoctl.stages.advantages import AdvantagesStage
@@ -28,6 +29,7 @@ TABLES: tuple[EstimatorTable, ...] = (
     GrpoAdvantages(kind="grpo"),
     GrpoAdvantages(kind="grpo", scale="none"),
     RawRewardAdvantages(kind="raw_reward", gamma=0.5),
+    RemaxAdvantages(kind="remax"),
 )
 INPUTS = EstimatorInputs(
     token_rewards=torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]]),
@@ -36,6 +38,7 @@ INPUTS = EstimatorInputs(
     scores=torch.tensor([1.0, 2.5]),
     valid=torch.tensor([True, True]),
     groups=torch.tensor([0, 0]),
+    baselines=torch.tensor([0.5, 2.75]),
 )
 
 
@@ -67,6 +70,7 @@ def test_raw_reward_is_whitened_as_monte_carlo() -> None:
     tables = (RawRewardAdvantages(kind="raw_reward"), MonteCarloAdvantages(kind="monte_carlo"))
     assert [table.whiten for table in tables] == [True, True]
     assert not GrpoAdvantages(kind="grpo").whiten
+    assert not RemaxAdvantages(kind="remax").whiten
 
 
 # --- in the stage ---------------------------------------------------------------------------------------------------

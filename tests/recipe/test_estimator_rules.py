@@ -18,19 +18,21 @@ def recipe_of(kind: str, samples: int, kl: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("samples", "kl", "says", "hint"),
+    ("kind", "samples", "kl", "says", "hint"),
     [
         (
+            "grpo",
             1,
             {"place": "none"},
             "a single response to a prompt has no other responses",
             "rollout.samples_per_prompt=8",
         ),
-        (2, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss"),
+        ("remax", 1, IN_REWARD, "a KL penalty in the reward has no effect: the scores", "ppo.kl.place=loss"),
+        ("grpo", 2, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss"),
     ],
 )
-def test_group_advantages_are_refused(samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
-    recipe = recipe_of("grpo", samples, kl)
+def test_relative_advantages_are_refused(kind: str, samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
+    recipe = recipe_of(kind, samples, kl)
     (conflict,) = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
     assert conflict.message.startswith(says)
     assert conflict.hint == f"--set {hint}"
@@ -42,6 +44,7 @@ def test_group_advantages_are_refused(samples: int, kl: dict[str, Any], says: st
     [
         ("grpo", 2, {"place": "none"}),
         ("grpo", 2, {"place": "loss", "coef": 0.1}),
+        ("remax", 1, {"place": "loss", "coef": 0.1}),
         ("raw_reward", 1, IN_REWARD),
         ("monte_carlo", 1, IN_REWARD),
         ("gae", 1, IN_REWARD),

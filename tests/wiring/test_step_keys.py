@@ -252,6 +252,24 @@ def test_group_advantages_are_scaled_as_configured() -> None:
     assert found[0]["advantage/equal_groups_frac"] < 1
 
 
+@holds("ppo.advantages.kind")
+@pytest.mark.parametrize("changes", [{}, {"reward.overlong": OVERLONG, "reward.unfinished_factor": 0.3}])
+def test_remax_compares_each_response_with_the_greedy_one(changes: dict[str, Any]) -> None:
+    changes = {**changes, "ppo.kl": LOSS, "rollout.temperature": 1.6, "rollout.top_p": 0.9}
+    tables = with_keys({**changes, "ppo.advantages": {"kind": "remax"}})
+    found = [numbers(tables), numbers(with_keys({**changes, "ppo.advantages": {"kind": "raw_reward", **PLAIN}}))]
+    assert harness.differing(*found) >= {"advantages", "actor table", "baseline/score_mean", "mask"}
+    # The responses at position 3 and 6, and the greedy response to the prompt at position 3, have no score.
+    assert found[0]["mask"].any(1).tolist() == [row not in (3, 6, 7) for row in range(12)]
+    played = wired_and_textbook(tables)[0]
+    assert played.greedy is not None
+    assert len(set(played.greedy[0].lengths.tolist())) > 1
+    assert sorted(set(played.rollouts.seeds.tolist()) & set(played.greedy[0].seeds.tolist())) == []
+
+
+PLAIN = {"gamma": 1.0, "whiten": False}
+
+
 def test_raw_rewards_are_monte_carlo_returns_without_critic() -> None:
     kept = {"gamma": 0.9, "whiten": True}
     found = [numbers(with_keys({"ppo.advantages": {"kind": kind, **kept}})) for kind in ("monte_carlo", "raw_reward")]

@@ -10,7 +10,7 @@ An actor's table has one row of logits per token (of the next token), a critic's
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,17 @@ from wiring import textbook_losses
 Array = np.ndarray
 UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
 Tables = Mapping[str, Any]
+
+
+@dataclass
+class TextbookGreedy:
+    """Greedy responses, one per prompt."""
+
+    present: Array
+    scores: Sequence[float | None]
+    truncated: Array
+    of_row: Array
+    """Prompt of each row of the rollout."""
 
 
 @dataclass
@@ -48,6 +59,7 @@ class TextbookRollout:
     """Optimizer steps of each role so far."""
     carried_coef: float
     """KL coefficient carried over from the previous step."""
+    greedy: TextbookGreedy
 
 
 @dataclass
@@ -75,6 +87,12 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     """Return every number of one step, by name."""
     valid = np.array([score is not None for score in rollout.scores])
     shaped, numbers = shape_rewards(tables, rollout, valid)
+    of_rewards = reward_metrics(rollout.scores, shaped, valid)
+    baselines = np.zeros(len(valid))
+    if tables["ppo"]["advantages"]["kind"] == "remax":
+        baselines, has_baseline, of_greedy = greedy_baselines(tables, rollout)
+        valid, numbers = valid & has_baseline, numbers | of_greedy
+        shaped = np.where(valid, shaped, 0.0)
     truncated = tables["ppo"]["truncated"]
     mask = rollout.mask & valid[:, None] & ~(rollout.truncated & (truncated == "filter"))[:, None]
     sampling = tables["rollout"]
@@ -99,6 +117,8 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     if gae_keys["kind"] == "grpo":
         of_rows, equal = relative_scores(gae_keys, shaped, valid, sampling["samples_per_prompt"])
         advantages, numbers["advantage/equal_groups_frac"] = np.where(mask, of_rows[:, None], 0.0), equal
+    elif gae_keys["kind"] == "remax":
+        advantages = np.where(mask, (shaped - baselines)[:, None], 0.0)
     else:
         advantages, returns, lams = estimate_advantages(
             gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
@@ -125,7 +145,7 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     # Without a forward pass before the update, these metrics are computed in its first minibatch.
     first = minibatches(tables, rollout, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
-    numbers |= reward_metrics(rollout.scores, shaped, valid) | mismatch_metrics(actor, rollout, rollout.mask & seen)
+    numbers |= of_rewards | mismatch_metrics(actor, rollout, rollout.mask & seen)
     if has_kl:
         numbers |= {} if kl["estimator"] == "full" else {"reference": np.where(rollout.mask, reference, 0.0)}
         # A sum over the vocabulary that only the loss reads is computed in the update, not before it.
@@ -204,6 +224,38 @@ def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tup
         lost = per_length["per_token"] * np.maximum(lengths - per_length["free_tokens"], 0)
         rewards, numbers["reward/length_mean"] = rewards - lost, -lost[valid].mean()
     return np.where(valid, rewards, 0.0), numbers
+
+
+def greedy_response(table: Array, token: int, end: int, sampling: Tables) -> tuple[list[int], str, bool]:
+    """Return the tokens of a greedy response, its text before a stop string, and whether it is truncated."""
+    tokens: list[int] = []
+    while len(tokens) < sampling["max_new_tokens"]:
+        tokens.append(int(np.argmax(table[tokens[-1] if tokens else token])))
+        text = " ".join(map(str, tokens))
+        for stop in sampling["stop_strings"]:
+            if stop in text:
+                return tokens, text.partition(stop)[0], False
+        if tokens[-1] == end:
+            return tokens, text, False
+    return tokens, text, True
+
+
+def greedy_baselines(tables: Tables, rollout: TextbookRollout) -> tuple[Array, Array, dict[str, Any]]:
+    """Return, for each row, the shaped reward of the greedy response to its prompt, and whether there is one; and the
+    metrics of greedy responses (Li et al. 2024, arXiv:2310.10505). The moments of rewards are not modelled."""
+    greedy = rollout.greedy
+    assert tables["reward"]["moments"]["kind"] == "none"
+    valid = np.array([score is not None for score in greedy.scores])
+    alone = replace(rollout, present=greedy.present, scores=greedy.scores, truncated=greedy.truncated)
+    shaped, _ = shape_rewards(tables, alone, valid)
+    metrics = {
+        "baseline/score_mean": np.mean([score for score in greedy.scores if score is not None]),
+        "baseline/error_frac": 1 - valid.mean(),
+        "baseline/tokens": greedy.present.sum(),
+        "baseline/response_tokens_mean": greedy.present.sum(1).mean(),
+        "baseline/truncated_frac": greedy.truncated.mean(),
+    }
+    return shaped[greedy.of_row], valid[greedy.of_row], metrics
 
 
 def estimate_advantages(
