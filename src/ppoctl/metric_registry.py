@@ -178,6 +178,10 @@ VALUE_ERROR = Metric("value/value_error", "reward", "mean |value - return|", "fa
 VALUE_LOSS = Metric("value/loss", "loss", "the critic's loss", "falling")
 VALUE_GRAD_NORM = Metric("value/grad_norm", "norm", "global gradient norm of the critic before clipping", "no spikes")
 VALUE_LR = Metric("value/lr", "rate", "the critic's learning rate at the last update of the step")
+POLICY_TRAINED = Metric(
+    "policy/trained", "0 or 1",
+    "1: the step trained the actor; 0: only the critic, so the actor's update has no metrics (critic_only_until)",
+)  # fmt: skip
 POLICY_LOSS = Metric("policy/loss", "loss", "the actor's loss", "near 0; not very informative")
 POLICY_SURROGATE_LOSS = Metric(
     "policy/surrogate_loss", "loss", "the term of policy/loss from the advantages", "near 0"

@@ -66,10 +66,13 @@ def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outli
 
 
 def reported_at(recipe: Recipe, name: str) -> list[range]:
-    """Return the steps at which a stage reports the metric."""
-    return [
-        steps for steps, found in traces(recipe).items() if any(each.reports(recipe, name) for each in found.stages)
-    ]
+    """Return the steps at which a stage certainly reports the metric."""
+    certain = []
+    for steps, found in traces(recipe).items():
+        first = [each.reports_from(recipe) for each in found.stages if each.reports(recipe, name)]
+        if first and (reported := range(max(steps.start, min(first)), steps.stop)):
+            certain.append(reported)
+    return certain
 
 
 def updated_role(recipe: Recipe, name: str) -> str | None:

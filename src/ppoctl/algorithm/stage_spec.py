@@ -137,6 +137,10 @@ class StageSpec(Generic[Result]):
             each.is_on and each.metric.name == name for each in self.metrics(recipe)
         )
 
+    def reports_from(self, recipe: Recipe) -> int:
+        """Return the first step at which the stage certainly reports its metrics."""
+        return 1
+
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         """Return optional field of the record -> whether it is present. A field that is not listed is absent."""
         return {}

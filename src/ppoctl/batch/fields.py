@@ -79,6 +79,7 @@ FIELDS: Mapping[str, tuple[RecordField, ...]] = {
         RecordField("summary", "json"),
         RecordField("shaped", "float32", "B", is_optional=True),
         RecordField("kl_coef", "json", is_optional=True),
+        RecordField("trains_actor", "json", is_optional=True),
     ),
     "update": (
         RecordField("role", "json"),

@@ -259,6 +259,8 @@ class Advantages(Record["Advantages"]):
     """Reward of each response after reward shaping, before any KL penalty; 0 without a score. None: not stored."""
     kl_coef: float | None = None
     """Coefficient of the KL penalty in this step, if the next step has another coefficient (see `carry_out`)."""
+    trains_actor: bool | None = None
+    """Whether this step trains the actor (`ppo.critic_only_until`); None: every step with an actor update does."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):

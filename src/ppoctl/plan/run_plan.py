@@ -57,6 +57,8 @@ class RolePlan:
     minibatch_seqs: int
     minibatches_per_epoch: int
     updates_per_step: int
+    updates_total_min: int
+    """Number of optimizer steps if `ppo.critic_only_until` is not met before its last step."""
     updates_total: int
     warmup_updates: int
     warmup_steps: float
@@ -251,6 +253,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         minibatch_seqs=minibatch,
         minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
         updates_per_step=per_step,
+        updates_total_min=sizes.fewest_updates(recipe, role),
         updates_total=total,
         warmup_updates=warmup,
         warmup_steps=warmup / per_step,
