@@ -58,6 +58,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "shaping": {"reward": SHAPED},
     "length adaptive": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
+    "critic first": {"ppo": {**PPO, "critic_only_until": {"explained_variance": -1.0, "at_most": 1}}},
     "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
     "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
     "grpo, tis": {

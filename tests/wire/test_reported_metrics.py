@@ -55,6 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "max_sequence_gap": 2.0,
         }
     },
+    "the critic until it is good": {"ppo": {**PPO, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},

@@ -363,7 +363,9 @@ def play_step(harness: Harness) -> Played:
         greedy = responses, stages.greedy_reward.run(prompts, responses)
         advantages: Any = stages.advantages.run(rollouts, rewards, logprobs, CARRY, *greedy)
     else:
-        advantages = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
+        has_waited = harness.job.recipe.ppo.critic_only_until is not None
+        carry = replace(CARRY, waited_steps=float(has_waited))  # in step 1
+        advantages = stages.advantages.run(rollouts, rewards, values, logprobs, carry)
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages) if has_critic else None
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": harness.actor.table, "critic": harness.critic.table}

@@ -404,6 +404,21 @@ def test_actor_decay_ends_with_its_last_update() -> None:
         assert "critic table" not in harness.differing(*found)
 
 
+@holds("ppo.critic_only_until.explained_variance", "ppo.critic_only_until.at_most")
+def test_actor_waits_until_the_critic_explains_the_returns() -> None:
+    plain = numbers(BASE)
+    reached = float(plain["value/explained_variance"])
+    found = {
+        (bound, most): numbers(with_keys({"ppo.critic_only_until": {"explained_variance": bound, "at_most": most}}))
+        for bound, most in ((reached - 0.01, 3), (reached + 0.01, 3), (reached + 0.01, 2), (reached + 0.01, 1))
+    }
+    assert [float(step["policy/trained"]) for step in found.values()] == [1.0, 0.0, 0.0, 1.0]
+    for step in found.values():
+        different = harness.differing(plain, step)
+        assert "critic table" not in different
+        assert ("actor table" in different) == (not step["policy/trained"])
+
+
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_step_ticked_rate_is_constant_within_a_step(decay: str) -> None:

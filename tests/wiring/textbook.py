@@ -166,11 +166,26 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
-    numbers |= actor_update(
-        with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
-    )
-    numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
+    explained = 1 - (returns - values)[mask].var() / returns[mask].var() if has_critic else 0.0
+    numbers |= waiting(tables, rollout, explained)
+    if numbers.get("policy/trained", 1.0):
+        is_good = valid & (shaped > 0)
+        numbers |= actor_update(
+            with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=is_good
+        )
+        numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in numbers.items()}
+
+
+def waiting(tables: Tables, rollout: TextbookRollout, explained: float) -> dict[str, Any]:
+    """Return whether the policy trains and, if it waits for a critic that explains the returns, its unchanged numbers
+    (value pretraining of VC-PPO, arXiv:2503.01491)."""
+    until = tables["ppo"].get("critic_only_until")
+    if until is None:
+        return {}
+    if rollout.step > until["at_most"] or explained >= until["explained_variance"]:
+        return {"policy/trained": 1.0}
+    return {"policy/trained": 0.0, "actor table": rollout.actor, "actor updates": rollout.updates["actor"]}
 
 
 def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
