@@ -61,6 +61,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "shaping": {"reward": SHAPED},
     "length adaptive": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
+    "critic first": {"ppo": {**PPO, "critic_only_until": {"explained_variance": -1.0, "at_most": 1}}},
     "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
     "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
     "grpo, tis": {
@@ -84,6 +85,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "python without critic": {
         "ppo": {**PPO, "advantages": {"kind": "python", "function": f"{USERS}:median"}},
+        "critic": None,
+    },
+    "remax": {
+        "ppo": {**PPO, "advantages": {"kind": "remax"}, "kl": IN_LOSS, "rollout_correction": {"kind": "tis"}},
         "critic": None,
     },
     "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
@@ -137,7 +142,8 @@ def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
     if spec.kind == "selection":
         return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
     _, dot, number = spec.name.partition(".")
-    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else f"rollout{dot}{number}")
+    rollout = "greedy_rollout" if spec.kind.startswith("greedy") else f"rollout{dot}{number}"
+    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else rollout)
     rows, width = fields["tokens"][1]
     sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"

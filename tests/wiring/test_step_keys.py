@@ -299,6 +299,24 @@ def test_reinforce_plus_plus_is_raw_reward_whitened(gamma: float) -> None:
     assert not harness.differing(*found)
 
 
+@holds("ppo.advantages.kind")
+@pytest.mark.parametrize("changes", [{}, {"reward.overlong": OVERLONG, "reward.unfinished_factor": 0.3}])
+def test_remax_compares_each_response_with_the_greedy_one(changes: dict[str, Any]) -> None:
+    changes = {**changes, "ppo.kl": LOSS, "rollout.temperature": 1.6, "rollout.top_p": 0.9}
+    tables = with_keys({**changes, "ppo.advantages": {"kind": "remax"}})
+    found = [numbers(tables), numbers(with_keys({**changes, "ppo.advantages": {"kind": "raw_reward", **PLAIN}}))]
+    assert harness.differing(*found) >= {"advantages", "actor table", "baseline/score_mean", "mask"}
+    # The responses at position 3 and 6, and the greedy response to the prompt at position 3, have no score.
+    assert found[0]["mask"].any(1).tolist() == [row not in (3, 6, 7) for row in range(12)]
+    played = wired_and_textbook(tables)[0]
+    assert played.greedy is not None
+    assert len(set(played.greedy[0].lengths.tolist())) > 1
+    assert sorted(set(played.rollouts.seeds.tolist()) & set(played.greedy[0].seeds.tolist())) == []
+
+
+PLAIN = {"gamma": 1.0, "whiten": False}
+
+
 def test_raw_rewards_are_monte_carlo_returns_without_critic() -> None:
     kept = {"gamma": 0.9, "whiten": True}
     found = [numbers(with_keys({"ppo.advantages": {"kind": kind, **kept}})) for kind in ("monte_carlo", "raw_reward")]
@@ -492,6 +510,21 @@ def test_actor_decay_ends_with_its_last_update() -> None:
         # Four updates a step, warm-up of three steps: it ends after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert harness.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in harness.differing(*found)
+
+
+@holds("ppo.critic_only_until.explained_variance", "ppo.critic_only_until.at_most")
+def test_actor_waits_until_the_critic_explains_the_returns() -> None:
+    plain = numbers(BASE)
+    reached = float(plain["value/explained_variance"])
+    found = {
+        (bound, most): numbers(with_keys({"ppo.critic_only_until": {"explained_variance": bound, "at_most": most}}))
+        for bound, most in ((reached - 0.01, 3), (reached + 0.01, 3), (reached + 0.01, 2), (reached + 0.01, 1))
+    }
+    assert [float(step["policy/trained"]) for step in found.values()] == [1.0, 0.0, 0.0, 1.0]
+    for step in found.values():
+        different = harness.differing(plain, step)
+        assert "critic table" not in different
+        assert ("actor table" in different) == (not step["policy/trained"])
 
 
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")

@@ -122,6 +122,10 @@ class PolicyUpdateSpec(UpdateSpec):
             *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
         )  # fmt: skip
 
+    def reports_from(self, recipe: Recipe) -> int:
+        until = recipe.ppo.critic_only_until
+        return 1 if until is None else until.at_most + 1
+
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         return {"gap": recipe.ppo.old_logprobs != "trainer"}
 

@@ -33,6 +33,8 @@ class EstimatorTable(Table):
     prompt."""
     reads_components: ClassVar[bool] = False
     """Whether the estimator reads the score of each component of the reward, instead of the score after shaping."""
+    reads_baselines: ClassVar[bool] = False
+    """Whether the estimator reads the reward of a greedy response to each prompt."""
     metrics: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that the estimator adds to the stage `advantages`, each with the setting that it requires, as the end
     of a sentence."""
