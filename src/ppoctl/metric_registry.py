@@ -153,7 +153,8 @@ ADVANTAGE_FILTERED_FRAC = Metric(
 )  # fmt: skip
 ADVANTAGE_EQUAL_GROUPS_FRAC = Metric(
     "advantage/equal_groups_frac", "fraction",
-    "prompts without two different scores, so that their responses have advantage 0 (with grpo)", "below 0.5",
+    "prompts without two different scores, so that their responses have advantage 0 (before any whitening)",
+    "below 0.5",
 )  # fmt: skip
 ADVANTAGE_CUSTOM = Metric(
     "advantage/custom_{name}", "value", "metric that your estimator returns (ppo.advantages.kind = python)"

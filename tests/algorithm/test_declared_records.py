@@ -67,6 +67,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},
         "critic": None,
     },
+    **{
+        name: {"ppo": {**PPO, "advantages": {"kind": name}, "kl": IN_LOSS}, "critic": None}
+        for name in ("rloo", "opo", "grpo_passk", "reinforce_plus_plus_baseline")
+    },
+    "reinforce++": {
+        "ppo": {**PPO, "advantages": {"kind": "reinforce_plus_plus", "gamma": 0.9}, "kl": IN_REWARD},
+        "critic": None,
+    },
     "python": {
         "ppo": {
             **PPO,

@@ -70,7 +70,7 @@ def test_every_planned_capability_can_be_required(write: Write, name: str) -> No
     assert wanting(recipe) == (name,)
 
 
-ESTIMATORS = ("grpo_passk", "RLOO", "rloo", "reinforce_plus_plus", "reinforce++", "reinforce_baseline", "remax")
+ESTIMATORS = ("remax", "gpg", "optimal_token_baseline")
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -79,8 +79,25 @@ def test_critic_free_estimator_is_reported_as_not_available_yet(smallest: Path, 
         load([smallest], [f"ppo.advantages.kind={kind}"])
     assert error.value.message == (
         f'--set: `ppo.advantages.kind` is `"{kind}"`, a known feature that is not available yet: further '
-        "algorithms without a critic (RLOO, REINFORCE++, ReMax)"
+        "algorithms without a critic (ReMax, GPG, optimal token baselines)"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("RLOO", '`"rloo"` is rloo of verl'),
+        ("reinforce++", '`"reinforce_plus_plus"` is REINFORCE++ of papers'),
+        ("reinforce", '`"reinforce_plus_plus"` is reinforce of OpenRLHF'),
+        ("reinforce_baseline", '`"reinforce_plus_plus_baseline"` is reinforce_baseline of OpenRLHF'),
+        ("dr_grpo", '`"grpo"` is dr_grpo (scale = "none") of OpenRLHF'),
+        ("grpo_vectorized", '`"grpo"` is grpo_vectorized of verl'),
+    ],
+)
+def test_estimator_of_another_system_is_translated(smallest: Path, name: str, says: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load([smallest], [f"ppo.advantages.kind={name}"])
+    assert error.value.message.endswith(f"; {says}")
 
 
 def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:

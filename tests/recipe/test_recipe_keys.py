@@ -33,6 +33,7 @@ RECIPES: list[list[str]] = [
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
     ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2"],
+    ["ppo.advantages.kind=grpo_passk", "rollout.samples_per_prompt=2"],
     ["ppo.advantages.kind=raw_reward"],
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
@@ -75,6 +76,7 @@ RECIPES: list[list[str]] = [
 
 _WITHOUT_CRITIC = {
     "ppo.advantages.kind=grpo",
+    "ppo.advantages.kind=grpo_passk",
     "ppo.advantages.kind=raw_reward",
     "ppo.advantages={kind='python', function='package:estimate'}",
 }

@@ -2,7 +2,7 @@
 samples without a score. A test passes a recipe, plays one step, and compares it with the textbook implementation."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -209,10 +209,12 @@ class LoggedGenerator(BigramGenerator):
 
 class RiddleScorer:
     """Scores depend on all tokens of the response and on the ground truth; samples at the positions `lost` have no
-    score. Positions are counted from 0 again after all scores have been taken."""
+    score. Positions are counted from 0 again after all scores have been taken. The components of a sum are extras,
+    given with their weights."""
 
-    def __init__(self, lost: Mapping[int, Score]) -> None:
+    def __init__(self, lost: Mapping[int, Score], weights: Mapping[str, float]) -> None:
         self.lost = lost
+        self.weights = weights
         self.requests: list[ScoreRequest] = []
         self.handed: list[HandedScore] = []
         self.taken = 0
@@ -220,7 +222,9 @@ class RiddleScorer:
     def submit(self, request: ScoreRequest) -> "HandedScore":
         self.requests.append(request)
         words = len(request.response.split())
-        score = Score(riddle(request.response, request.required_truth()), "ok", extras={"words": words})
+        parts = components(self.weights, request.response, request.required_truth())
+        total = summed(self.weights, parts, request.response, request.required_truth())
+        score = Score(total, "ok", extras={"words": words, **parts})
         self.handed.append(HandedScore(score, self.take))
         return self.handed[-1]
 
@@ -252,6 +256,21 @@ def riddle(response: str, truth: str) -> float:
     """Return a score between -0.5 and 1.1."""
     numbers = [int(word) for word in response.split()]
     return (7 * sum(numbers) + 3 * len(numbers) + 5 * int(truth)) % 17 / 10 - 0.5
+
+
+def weights_of(tables: Mapping[str, Any]) -> dict[str, float]:
+    """Return the weights of the components of a sum; empty: the reward is not a sum."""
+    return {name: part["weight"] for name, part in tables["reward"].get("parts", {}).items()}
+
+
+def components(names: Iterable[str], response: str, truth: str) -> dict[str, float]:
+    """Return a score of each component; each component reads another ground truth."""
+    return {name: riddle(response, str(int(truth) + 5 * place)) for place, name in enumerate(names)}
+
+
+def summed(weights: Mapping[str, float], parts: Mapping[str, float], response: str, truth: str) -> float:
+    """Return the score of a response, which is a weighted sum if there are components."""
+    return sum(weights[name] * part for name, part in parts.items()) if parts else riddle(response, truth)
 
 
 class Riddles:
@@ -299,7 +318,7 @@ def open_harness(
     recipe = Recipe.model_validate(tables)
     actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
-    scorer = RiddleScorer(lost)
+    scorer = RiddleScorer(lost, weights_of(tables))
     prompt_source = Riddles(recipe.rollout.prompts_per_step)
 
     def generator(actor_at: Callable[[State], Actor], notify: Any, logs: Any) -> LoggedGenerator:
@@ -405,9 +424,11 @@ def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.
     prompts_by_id = {
         row.id: row for row in Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows
     }
+    weights, truths = weights_of(tables), [prompts_by_id[name].answer or "" for name in rollouts.prompt_ids]
+    parts = [components(weights, text, truth) for text, truth in zip(rollouts.texts, truths, strict=True)]
     scores = [
-        None if place in LOST else riddle(text, prompts_by_id[name].answer)
-        for place, (text, name) in enumerate(zip(rollouts.texts, rollouts.prompt_ids, strict=True))
+        None if place in LOST else summed(weights, parts[place], text, truth)
+        for place, (text, truth) in enumerate(zip(rollouts.texts, truths, strict=True))
     ]
     lengths = rollouts.lengths.numpy()
     rollout = textbook.TextbookRollout(
@@ -428,6 +449,7 @@ def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.
         step=STEP_NUMBER,
         updates=UPDATES,
         carried_coef=CARRIED_COEF,
+        components={name: np.array([of_row[name] for of_row in parts]) for name in weights},
     )
     return textbook.step(tables, rollout)
 

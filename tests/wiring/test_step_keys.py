@@ -249,13 +249,54 @@ def test_advantages_have_the_kind_of_the_recipe() -> None:
     assert "returns" not in harness.differing(*found)
 
 
-@holds("ppo.advantages.scale")
-def test_group_advantages_are_scaled_as_configured() -> None:
-    kinds = [{"kind": "grpo", "scale": scale} for scale in ("group", "none")]
-    changes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3, "ppo.kl": LOSS}
-    found = [numbers(with_keys({"ppo.advantages": table, **changes})) for table in kinds]
-    assert harness.differing(*found) >= {"advantages", "actor table"}
+GROUPS: tuple[dict[str, Any], ...] = (
+    {"kind": "grpo", "scale": "group", "leave_one_out": False},
+    {"kind": "grpo", "scale": "batch", "leave_one_out": False},
+    {"kind": "grpo", "scale": "none", "leave_one_out": False},
+    {"kind": "grpo", "scale": "group", "leave_one_out": True},
+    {"kind": "rloo"},
+    {"kind": "opo"},
+    {"kind": "grpo_passk", "scale": "group"},
+    {"kind": "grpo_passk", "scale": "none"},
+    {"kind": "reinforce_plus_plus_baseline"},
+)
+"""Estimators that compare groups; all pairs have different advantages."""
+
+
+@holds("ppo.advantages.kind", "ppo.advantages.scale", "ppo.advantages.leave_one_out")
+def test_group_advantages_follow_their_table() -> None:
+    # Without the clamp of `scale`, one response of the last prompt is best.
+    sizes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3}
+    changes = {**sizes, "reward.scale": None, "ppo.kl": LOSS}
+    found = [numbers(with_keys({"ppo.advantages": table, **changes})) for table in GROUPS]
+    for one, other in combinations(found, 2):
+        assert harness.differing(one, other) >= {"advantages", "actor table"}
     assert found[0]["advantage/equal_groups_frac"] < 1
+
+
+def test_decoupled_advantages_read_components_and_their_weights() -> None:
+    def tables(second: float, table: Mapping[str, Any]) -> dict[str, Any]:
+        parts = {"right": {"kind": "exact_match", "weight": 1.0}, "form": {"kind": "exact_match", "weight": second}}
+        reward = {**BASE["reward"], "kind": "sum", "parts": parts, "scale": None}
+        changes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3, "ppo.kl": LOSS}
+        return with_keys({**changes, "ppo.advantages": table, "reward": reward})
+
+    weights = (0.5, -2.0)
+    found = [numbers(tables(second, {"kind": "gdpo"})) for second in weights]
+    found.append(numbers(tables(0.5, {"kind": "reinforce_plus_plus_baseline"})))
+    for one, other in combinations(found, 2):
+        assert harness.differing(one, other) >= {"advantages", "actor table"}
+    recipes = [Recipe.model_validate(tables(second, {"kind": "gdpo"})) for second in weights]
+    assert len({stage_fingerprint("advantages", recipe) for recipe in recipes}) == 2
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.5])
+def test_reinforce_plus_plus_is_raw_reward_whitened(gamma: float) -> None:
+    plain = {"kind": "raw_reward", "gamma": gamma, "whiten": True}
+    found = [numbers(with_keys({"ppo.advantages": table})) for table in (
+        plain, {"kind": "reinforce_plus_plus", "gamma": gamma}
+    )]  # fmt: skip
+    assert not harness.differing(*found)
 
 
 def test_raw_rewards_are_monte_carlo_returns_without_critic() -> None:

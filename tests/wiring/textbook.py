@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wiring import textbook_losses
+from wiring import textbook_groups, textbook_losses
 
 Array = np.ndarray
 UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
@@ -48,6 +48,8 @@ class TextbookRollout:
     """Optimizer steps of each role so far."""
     carried_coef: float
     """KL coefficient carried over from the previous step."""
+    components: Mapping[str, Array]
+    """Score of each response in each component of the reward."""
 
 
 @dataclass
@@ -96,8 +98,17 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
     bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
     has_critic = gae_keys["kind"] in ("gae", "monte_carlo") or gae_keys.get("trains_critic", False)
-    if gae_keys["kind"] == "grpo":
-        of_rows, equal = relative_scores(gae_keys, shaped, valid, sampling["samples_per_prompt"])
+    if gae_keys["kind"] in textbook_groups.KINDS:
+        weights = {name: part["weight"] for name, part in tables["reward"].get("parts", {}).items()}
+        is_decoupled = gae_keys["kind"] == "gdpo"
+        of_rows, equal = textbook_groups.group_advantages(
+            gae_keys,
+            [rollout.components[name] for name in weights] if is_decoupled else [shaped],
+            [*weights.values()] if is_decoupled else [1.0],
+            valid,
+            mask.sum(1),
+            sampling["samples_per_prompt"],
+        )
         advantages, numbers["advantage/equal_groups_frac"] = np.where(mask, of_rows[:, None], 0.0), equal
     elif gae_keys["kind"] == "python" and not has_critic:
         of_rows = from_median(shaped, valid, sampling["samples_per_prompt"]) * gae_keys["options"]["scale"]
@@ -106,7 +117,7 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         advantages, returns, lams = estimate_advantages(
             gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
         )
-    if gae_keys.get("whiten"):
+    if gae_keys.get("whiten") or gae_keys["kind"] in textbook_groups.WHITENED:
         unmasked = advantages[mask]
         advantages = np.where(mask, (advantages - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
     numbers |= {
@@ -213,7 +224,7 @@ def estimate_advantages(
     keys: Tables, rewards: Array, values: Array, mask: Array, bootstrap: Array
 ) -> tuple[Array, Array, Array]:
     """Return advantages, returns, and the policy's lambda of each row."""
-    if keys["kind"] in ("monte_carlo", "raw_reward"):
+    if keys["kind"] in ("monte_carlo", "raw_reward", "reinforce_plus_plus"):
         _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
     if keys["kind"] == "python":  # rewards to go
@@ -226,20 +237,6 @@ def estimate_advantages(
     advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, bootstrap)
     _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), bootstrap)
     return advantages, returns, lams
-
-
-def relative_scores(keys: Tables, scores: Array, valid: Array, samples: int) -> tuple[Array, float]:
-    """Return the advantage of each response relative to the others of its prompt (Shao et al. 2024, arXiv:2402.03300,
-    section 4.1.2; not scaled: arXiv:2503.20783), and the fraction of prompts without two different scores."""
-    advantages, equal = np.zeros(len(scores)), []
-    for first in range(0, len(scores), samples):
-        rows = [row for row in range(first, first + samples) if valid[row]]
-        of_group = scores[rows]
-        equal.append(len(rows) < 2 or bool((of_group == of_group[0]).all()))
-        if not equal[-1]:
-            divisor = of_group.std(ddof=1) + 1e-6 if keys["scale"] == "group" else 1.0
-            advantages[rows] = (of_group - of_group.mean()) / divisor
-    return advantages, float(np.mean(equal))
 
 
 def from_median(scores: Array, valid: Array, samples: int) -> Array:

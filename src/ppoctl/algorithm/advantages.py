@@ -1,6 +1,6 @@
 """Spec of the advantages: 50-advantages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,6 +27,9 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
             yield f"{recipe.rollout.max_new_tokens} tokens"
+
+        if weights := _component_weights(recipe):
+            yield f"weights {dict(weights)}"
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         return (
@@ -55,7 +58,13 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
             name=self.name,
+            component_weights=_component_weights(recipe),
         )
+
+
+def _component_weights(recipe: Recipe) -> Mapping[str, float]:
+    """Return the weight of each component of the reward; empty if the estimator does not read components."""
+    return recipe.reward.component_weights if recipe.ppo.advantages.reads_components else {}
 
 
 def _of_shaping(recipe: Recipe) -> Iterator[ReportedMetric]:

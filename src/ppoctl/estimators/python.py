@@ -22,6 +22,8 @@ class PythonAdvantages(EstimatorTable):
     Source: docs/your-own-loss.md
     Default of: no system
     Figures: advantage/raw_mean, advantage/raw_std
+    Other names: verl register_adv_est
+    Equal scores: what the function returns
     """
 
     metrics: ClassVar[Mapping[Metric, str]] = {metric_registry.ADVANTAGE_CUSTOM: "`ppo.advantages.kind` = `python`"}

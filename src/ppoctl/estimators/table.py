@@ -31,6 +31,8 @@ class EstimatorTable(Table):
     compares_groups: ClassVar[bool] = False
     """Whether the advantage of a response depends only on its score and the scores of the other responses to its
     prompt."""
+    reads_components: ClassVar[bool] = False
+    """Whether the estimator reads the score of each component of the reward, instead of the score after shaping."""
     metrics: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that the estimator adds to the stage `advantages`, each with the setting that it requires, as the end
     of a sentence."""

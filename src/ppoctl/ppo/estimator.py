@@ -1,7 +1,7 @@
 """Inputs and result of advantage estimators. Package `estimators` has the estimators, each with its recipe table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ class EstimatorInputs:
     scores: Float[Tensor, " B"]
     """Score of each response after shaping, before any KL penalty; 0 without a score."""
     valid: Bool[Tensor, " B"]
-    """Responses that have a score."""
+    """Responses that have a score. `mask` may have no token of such a response: it is truncated and filtered."""
     groups: Int[Tensor, " B"]
     """Index of the prompt of each response in the step, from 0."""
     prompt_ids: Sequence[str]
@@ -33,6 +33,9 @@ class EstimatorInputs:
     """Ground truth of each response; None: no ground truth."""
     extras: Mapping[str, Sequence[float | None]]
     """Further metrics of the scorer by name, one value for each response; None: not returned."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Name of each component of the reward, which is also a name in `extras`, and its weight. Empty if the estimator
+    does not read components."""
 
 
 @dataclass(frozen=True)

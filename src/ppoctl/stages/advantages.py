@@ -1,6 +1,7 @@
 """50-advantages: reward shaping, advantage estimation, and whitening over the whole step."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +31,8 @@ class AdvantagesStage:
     """KL penalty in the reward or in the loss; None: no reference model."""
     fingerprint: str
     name: str = "advantages"
+    component_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each component of the reward; empty if the estimator does not read components."""
 
     def run(
         self, rollouts: Rollouts, rewards: Rewards, values: Values | None, logprobs: Logprobs, carry: Carry
@@ -59,6 +62,7 @@ class AdvantagesStage:
                 lengths=rollouts.lengths,
                 truths=rewards.truths,
                 extras=rewards.extras,
+                weights=self.component_weights,
             )
         )
         raw = estimate.advantages

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,13 +102,16 @@ def _reordered(inputs: EstimatorInputs, order: Tensor) -> EstimatorInputs:
     def listed(values: object) -> list[object]:
         return [values[row] for row in order.tolist()]  # type: ignore[index]
 
-    tensors = {name: value[order] for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+    tensors: dict[str, Any] = {
+        name: value[order] for name, value in vars(inputs).items() if isinstance(value, Tensor)
+    }
     groups = inputs.groups.max() - tensors["groups"]  # indices are by first occurrence
-    lists = {name: listed(getattr(inputs, name)) for name in ("prompt_ids", "truths")}
+    lists: dict[str, Any] = {name: listed(getattr(inputs, name)) for name in ("prompt_ids", "truths")}
     extras = _Extras([inputs.extras[""][row] or 0.0 for row in order.tolist()])
     return replace(inputs, **{**tensors, **lists, "groups": groups, "extras": extras})
 
 
 def _padded(inputs: EstimatorInputs) -> EstimatorInputs:
     grids = {name: value for name, value in vars(inputs).items() if isinstance(value, Tensor) and value.ndim == 2}
-    return replace(inputs, **{name: torch.nn.functional.pad(grid, (0, PADDING)) for name, grid in grids.items()})
+    padded: dict[str, Any] = {name: torch.nn.functional.pad(grid, (0, PADDING)) for name, grid in grids.items()}
+    return replace(inputs, **padded)

@@ -56,7 +56,7 @@ class _Case:
         objective = Terms((Term(surrogate, inputs.mask, aggregation=how),))
         totals = objective.totals(rows)
         for part in rows.chunk(microbatches):
-            objective(part, TokenOutputs(logprobs[part], entropy[part]), totals).backward()
+            objective(part, TokenOutputs(logprobs[part], entropy[part]), totals).backward()  # type: ignore[no-untyped-call]
         grids = [torch.zeros_like(x) if x.grad is None else x.grad for x in (logprobs, entropy)]
         return torch.cat(grids[: 1 if inputs.entropy is None else 2], dim=1)
 
@@ -97,7 +97,7 @@ def _checks(case: _Case) -> Iterator[Check]:
         "masked-out numbers change the gradient of other tokens",
     )
     padded = replace(case, inputs=_padded(inputs)).gradient()
-    padded = torch.cat([grid[:, :COLUMNS] for grid in padded.split(COLUMNS + PADDING, dim=1)], dim=1)
+    padded = torch.cat([grid[:, :COLUMNS] for grid in torch.split(padded, COLUMNS + PADDING, dim=1)], dim=1)
     yield _of(
         same(whole, padded),
         "padding changes no gradient",
