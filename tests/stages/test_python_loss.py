@@ -125,7 +125,7 @@ def test_current_logprobs_as_old_ones_carry_no_gradient() -> None:
 
 WRONG: Mapping[str, str] = {
     "raises": r"it failed: RuntimeError: The size of tensor a \(3\) must match .* "
-    r"\(users_training.py:20, in `raises`: `return batch.logprobs \+ torch.zeros\(7, 7\)`\)",
+    r"\(users_training.py:24, in `raises`: `return batch.logprobs \+ torch.zeros\(7, 7\)`\)",
     "no_gradient": r"it returned losses without a gradient: compute them from `logprobs`, without `detach`, `item` ",
     "one_number": r"it returned a tensor of shape \[\] as losses; the shape must be \[2, 3\]",
     "a_list": r"it returned a list as losses; it must be a tensor of floats of shape \[2, 3\]",
@@ -206,7 +206,7 @@ def test_estimator_with_a_critic_returns_what_it_learns() -> None:
     # Rewards 0, 1 and 0.5, 0, 2; values 0.2, 0.4 and 0.1, 0.3, 0.7. The last token of row 0 is masked out.
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.5, 2.0, 2.0]]))
     FLOAT32.check(found.advantages, torch.tensor([[0.8, 0.6, 0.0], [2.4, 1.7, 1.3]]))
-    assert found.metrics == {"advantage/custom_longest": 3.0}
+    assert found.metrics == {"advantage/custom_words": 3.0}
     assert (table.trains_critic, table.reads_values) == (True, True)
 
 
@@ -219,7 +219,7 @@ def test_estimator_with_a_critic_returns_what_it_learns() -> None:
             r"it returned a dict as returns; it must be a tensor of floats",
         ),
         ("rewards_to_go", {}, r"it returned a tuple of 3; it must return advantages, or \(advantages, metrics\)"),
-        ("one_number", {}, r"it failed: AttributeError: .* \(users_training.py:28, in `one_number`: "),
+        ("one_number", {}, r"it failed: AttributeError: .* \(users_training.py:32, in `one_number`: "),
         ("infinite_metric", {}, r"it returned `inf` as `ratio`, which is not a finite number"),
     ],
 )

@@ -10,6 +10,10 @@ def clip(batch, low=0.2, high=0.2):
     return torch.maximum(plain, clipped)
 
 
+def with_words(batch):
+    return clip(batch), {"words": batch.mask.float()}
+
+
 def every_grid(batch, scale=1.0):
     """Read every field; the entropy has a gradient too."""
     losses = -scale * batch.advantages * (batch.logprobs - 0.5 * batch.sampler_logprobs) - 0.25 * batch.entropy
@@ -91,7 +95,7 @@ def median(step, scale=1.0):
 def rewards_to_go(step):
     """Rewards of the rest of the response as returns, minus the values."""
     returns = step.token_rewards.flip(1).cumsum(1).flip(1)
-    return returns - step.values, returns, {"longest": int(step.lengths.max())}
+    return returns - step.values, returns, {"words": int(step.lengths.max())}
 
 
 def by_rank(step):

@@ -74,6 +74,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data": HELD,
         "eval": {"passes": "sampled", "samples_per_prompt": 2, "pass_at": [2], "maj_at": [2], "pass_score": 0.5},
     },
+    "a loss and an estimator of one's own": {
+        "ppo": {
+            **PPO,
+            "policy_loss": {"kind": "python", "function": f"{TESTS}/stages/users_training.py:with_words"},
+            "advantages": {
+                "kind": "python",
+                "function": f"{TESTS}/stages/users_training.py:rewards_to_go",
+                "trains_critic": True,
+            },
+        }
+    },
     "figures of one's own": {"data": HELD, "eval": {"metrics": f"{TESTS}/rewards/users_metrics.py:measure"}},
 }
 

@@ -366,7 +366,7 @@ def test_loss_of_the_user_has_its_options_and_all_terms(tmp_path: Path) -> None:
     assert harness.differing(*found) >= {"actor table", "policy minibatches loss"}
     other = {**sapo, "function": f"{USERS}:clip", "options": {}, "needs_entropy": False}
     tables = with_keys({"ppo.kl": LOSS, "ppo.policy_loss": other})
-    ours = {"kind": "clip", "clip_low": 0.2, "clip_high": 0.2, **SHARED}
+    ours = {"kind": "clip", "clip_low": 0.2, "clip_high": 0.2, **SHARED, "positive_nll_coef": 0.2}
     builtin = with_keys({"ppo.kl": LOSS, "ppo.policy_loss": ours})
     theirs, clip = (harness.played(json.dumps(each)) for each in (tables, builtin))
     # A copy of the clip loss trains bit-identically.

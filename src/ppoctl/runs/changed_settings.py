@@ -102,8 +102,11 @@ def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
     if step - 1 > start and _is_fixable(paths, step - 1, recipe):
         step -= 1
     keys = [key for key, _, _ in result_differences(recorded, recipe)]
-    changed = [key for key in keys if _is_of_the_whole_run(key) or (key == _LOSS_FILE and _LOSS not in keys)]
-    if changed and run_dir.first_free_step(paths, after=start) > start + 1:
+    generated = run_dir.first_free_step(paths, after=start) > start + 1
+    changed = [key for key in keys if generated and _is_of_the_whole_run(key)]
+    if step > start + 1 and _LOSS not in keys:
+        changed += [key for key in keys if key == _LOSS_FILE]
+    if changed:
         # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
         redo = [paths.step(s).as_posix() for s in paths.committed_steps() if s > (start or -1)]
         raise RecipeError(
