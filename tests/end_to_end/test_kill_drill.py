@@ -20,6 +20,7 @@ from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
 from ppoctl.algorithm.choose import step_function_at
+from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 
 HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
@@ -155,18 +156,23 @@ def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> 
     side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 8)])
 
 
-def test_killed_evaluation_generates_only_missing_samples(folder: Path) -> None:
-    recipe = fake_recipe(steps=1, rollout=KEEPS_EACH)
+@pytest.mark.parametrize(("stage", "step", "tables"), [("eval", 0, {}), ("greedy_rollout", 1, WITH["remax"])])
+def test_killed_generation_generates_only_missing_samples(
+    folder: Path, stage: str, step: int, tables: dict[str, object]
+) -> None:
+    recipe = fake_recipe(steps=1, rollout=KEEPS_EACH, **tables)
     witness = Witness()
     play(folder / "whole", recipe, witness)
-    number = next(i for i, moment in enumerate(witness.moments) if moment.startswith("inside eval after"))
+    number = next(i for i, moment in enumerate(witness.moments) if moment.startswith(f"inside {stage} after"))
     root = folder / "run"
     died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number))))
     assert died == signal.SIGKILL
     finished = int(witness.moments[number].split()[3])
-    assert len(list(RunPaths(root).parts(0, "eval").iterdir())) == finished
+    assert len(list(RunPaths(root).parts(step, stage).iterdir())) == finished
+    committed = sum(line["stage"] == "rollout" for line in read_lines(RunPaths(root).journal) if "stage" in line)
+    skipped = finished + committed * 4 + 8 * (step > 0)  # samples of the rollout and of the evaluation at the start
     num_generated = {run: play(folder / run, recipe).generator.num_generated for run in ("run", "again")}  # type: ignore[attr-defined]
-    assert num_generated["run"] == num_generated["again"] - finished
+    assert num_generated["run"] == num_generated["again"] - skipped
     assert result(root) == result(folder / "whole")
 
 

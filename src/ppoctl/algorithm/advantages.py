@@ -22,12 +22,8 @@ class AdvantagesSpec(StageSpec["Advantages"]):
 
     kind: ClassVar[str] = "advantages"
     keys: ClassVar[tuple[str, ...]] = (
-        "ppo.advantages",
-        "ppo.truncated",
-        "ppo.kl",
-        "ppo.critic_only_until",
-        *SHAPING_KEYS,
-    )
+        "ppo.advantages", "ppo.truncated", "ppo.kl", "ppo.critic_only_until", *SHAPING_KEYS,
+    )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = ()
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
