@@ -23,12 +23,16 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     kind: ClassVar[str] = "advantages"
     keys: ClassVar[tuple[str, ...]] = ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS)
     excluded_keys: ClassVar[tuple[str, ...]] = ()
+    reports_metrics: bool = True
+    """Whether the stage reports metrics. A second stage in a step reports none, because its rows are others."""
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
             yield f"{recipe.rollout.max_new_tokens} tokens"
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        if not self.reports_metrics:
+            return ()
         return (
             *always(
                 metrics.REWARD_SHAPED_MEAN, metrics.ADVANTAGE_RAW_MEAN, metrics.ADVANTAGE_RAW_STD,
@@ -54,6 +58,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             truncated=recipe.ppo.truncated,
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
+            reports_metrics=self.reports_metrics,
             name=self.name,
         )
 

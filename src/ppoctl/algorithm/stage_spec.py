@@ -19,6 +19,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import sequences_per_step
 from ppoctl.rewards.shaping import RewardShaping
 
 if TYPE_CHECKING:
@@ -140,6 +141,11 @@ class StageSpec(Generic[Result]):
         """Return the fields of the record under the settings of the recipe."""
         present = self.present_fields(recipe)
         return tuple(field for field in FIELDS[self.kind] if not field.is_optional or present.get(field.name, False))
+
+    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+        """Return the minimum and the maximum number of rows of a record that defines its rows, in one round."""
+        rows = sequences_per_step(recipe)
+        return rows, rows
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
         """Return the stage. The mathematics is imported here."""

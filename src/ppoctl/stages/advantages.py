@@ -29,6 +29,7 @@ class AdvantagesStage:
     penalty: KlPenalty | None
     """KL penalty in the reward or in the loss; None: no reference model."""
     fingerprint: str
+    reports_metrics: bool = True
     name: str = "advantages"
 
     def run(
@@ -65,6 +66,7 @@ class AdvantagesStage:
             trained_seqs=carry.trained_seqs + float(mask.any(1).sum()),
             trained_tokens=carry.trained_tokens + float(mask.sum()),
         )
+        summary = shaped.metrics | metrics | estimate.metrics | _summary(raw, mask, carry) | kl.metrics
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
             returns=estimate.returns,
@@ -72,7 +74,7 @@ class AdvantagesStage:
             mask=mask,
             carry_out=carry.as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=shaped.metrics | metrics | estimate.metrics | _summary(raw, mask, carry) | kl.metrics,
+            summary=summary if self.reports_metrics else {},
             shaped=shaped.per_response,
         )
 
