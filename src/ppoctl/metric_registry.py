@@ -51,7 +51,7 @@ GROUPS_PROMPTS_PER_KEPT = Metric(
 GROUPS_ALL_RIGHT_FRAC = Metric(
     "groups/all_right_frac", "fraction",
     "generated groups of which every scored response passes: its score is at least eval.pass_score, or 1 without it "
-    "(with rollout.groups)",
+    "(with rollout.groups)", "below 0.5",
 )  # fmt: skip
 GROUPS_ALL_WRONG_FRAC = Metric(
     "groups/all_wrong_frac", "fraction",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -14,8 +13,10 @@ from ppoctl.batch.selection import every_row, select, take
 from ppoctl.errors import DataError
 from ppoctl.stages.shaping import ShapingStep, apply_shaping
 
-Keeps = Callable[[Float[Tensor, " n"]], bool]
-"""Whether a group is kept, by one number for each of its responses that have a score."""
+Keeps = Callable[[Tensor], bool]
+"""Whether a group is kept, by one number for each of its n responses that have a score, shape [n]."""
+NumberOf = Callable[[Rollouts, Rewards], Tensor]
+"""One number for each response, shape [B], by which groups are kept."""
 
 
 def is_mixed(numbers: Float[Tensor, " n"]) -> bool:
@@ -36,12 +37,6 @@ class MeanWithin:
     def __call__(self, numbers: Float[Tensor, " n"]) -> bool:
         mean = numbers.double().mean().float()  # NaN without a number, and not within any bounds
         return bool((mean >= self.low) & (mean <= self.high))
-
-
-class NumberOf(Protocol):
-    """One number for each response, by which groups are kept."""
-
-    def __call__(self, rollouts: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]: ...
 
 
 def scores_of(rollouts: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]:
