@@ -58,7 +58,9 @@ GROUPS_ALL_WRONG_FRAC = Metric(
     "generated groups of which no scored response passes, as in all_right_frac (with rollout.groups)", "falling",
 )  # fmt: skip
 GROUPS_DROPPED_TOKENS = Metric(
-    "groups/dropped_tokens", "tokens", "response tokens generated for groups that the step drops (with rollout.groups)"
+    "groups/dropped_tokens",
+    "tokens",
+    "response tokens generated for groups that the step drops (with rollout.groups)",
 )
 REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer returned it", "rising", "higher")
 REWARD_SCORE_STD = Metric(

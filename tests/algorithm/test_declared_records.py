@@ -97,7 +97,9 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     trace, paths = trace_at(recipe, 1, algorithm.choose), RunPaths(root)
     names = [stage.name for stage in stages_present(paths, 1, trace.outline)]
     last = {name.partition(".")[0]: name for name in names}
-    selected = {c.stage.name: last[c.rows] for c in trace.calls if c.rows in trace and trace[c.rows].kind == "selection"}
+    selected = {
+        c.stage.name: last[c.rows] for c in trace.calls if c.rows in trace and trace[c.rows].kind == "selection"
+    }
     return Played(recipe, paths, tuple(replace(trace[name], name=name) for name in names), selected)
 
 

@@ -101,9 +101,7 @@ def test_metrics_of_a_step_describe_all_of_its_rounds(kept: RunPaths) -> None:
         assert (found["groups/rounds"][step], found["groups/kept"][step]) == (rounds, 2)
         for stage in ("rollout", "reward", "keep_groups"):
             seconds = [
-                line["seconds"]
-                for line in lines
-                if line["step"] == step and line["stage"].partition(".")[0] == stage
+                line["seconds"] for line in lines if line["step"] == step and line["stage"].partition(".")[0] == stage
             ]
             assert len(seconds) == rounds
             assert found[f"time/{stage}_s"][step] == pytest.approx(sum(seconds))
@@ -120,7 +118,9 @@ def test_critic_trains_on_all_rows_and_the_actor_on_the_kept_ones(sees_all: RunP
         assert len(groups) % 3 == 0  # rounds of three prompts
         assert of_all.returns.shape[0] == len(scores) == 2 * len(groups)
         for row, score in enumerate(scores):
-            assert of_all.returns[row][of_all.mask[row]].tolist() == pytest.approx([score] * int(of_all.mask[row].sum()))
+            assert of_all.returns[row][of_all.mask[row]].tolist() == pytest.approx(
+                [score] * int(of_all.mask[row].sum())
+            )
         # The advantage of a kept row is its score minus the values of the same row among all rows.
         rows = [2 * list(groups).index(group) + sample for group in mixed(groups)[:2] for sample in (0, 1)]
         assert of_kept.advantages.shape[0] == len(rows) == 4
@@ -134,7 +134,9 @@ def test_critic_trains_on_all_rows_and_the_actor_on_the_kept_ones(sees_all: RunP
         assert found["value/return_mean"][step] == pytest.approx(float(of_all.returns[of_all.mask].mean()))
         trained += 4
         assert found["trained/seqs"][step] == trained
-        updates = [committed(sees_all, step, name).per_minibatch["loss"] for name in ("critic_update", "actor_update")]
+        updates = [
+            committed(sees_all, step, name).per_minibatch["loss"] for name in ("critic_update", "actor_update")
+        ]
         assert [len(losses) for losses in updates] == [2 * len(scores) // 2, 2 * 4 // 2]  # two epochs of pairs
 
 
@@ -181,8 +183,10 @@ def test_short_step_trains_on_the_groups_that_there_are(tmp_path: Path) -> None:
 @pytest.fixture
 def on_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let commands run on fake engines."""
-    monkeypatch.setattr(session, "prepare", lambda recipe: (fake_components(recipe), {"model": "a" * 64, "data": "b"}))
-    yield
+    monkeypatch.setattr(
+        session, "prepare", lambda recipe: (fake_components(recipe), {"model": "a" * 64, "data": "b"})
+    )
+    return
 
 
 @pytest.mark.usefixtures("on_fakes")
@@ -273,12 +277,14 @@ def test_plan_has_the_least_and_the_most() -> None:
     assert found.storage.records_bytes - found.storage.records_bytes_min == 3 * (rollouts + rewards + selection)
     assert found.roles == usual.roles
     traced = traces(recipe).popitem()[1]
-    held = [driver_bytes(batch_of(recipe), records_of(traced, recipe, batch_of(recipe), most=m)) for m in (False, True)]
+    held = [
+        driver_bytes(batch_of(recipe), records_of(traced, recipe, batch_of(recipe), most=m)) for m in (False, True)
+    ]
     assert held[1].records - held[0].records == 2 * 3 * (rollouts + rewards + selection)
 
 
 def test_plan_counts_the_rows_of_a_critic_that_sees_all() -> None:
-    """Rounds of 3 prompts of 2 rows, at most 4: 6 to 24 rows for the critic, 4 for the actor, in 2 epochs of pairs."""
+    """1 to 4 rounds of 3 prompts of 2 rows: 6 to 24 rows for the critic, 4 for the actor, in 2 epochs of pairs."""
     groups = {"max_rounds": 4, "round_prompts": 3, "critic_sees": "all"}
     recipe = with_groups(groups, model=MODEL, steps=5, ppo={**PLAIN, "critic_only_steps": 2})
     found = plan(recipe)

@@ -62,9 +62,7 @@ def test_accepted_capabilities_are_saved_in_run_recipe(freezes: Path) -> None:
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["async", "critic-free", "freezing", "lora", "pf-ppo", "sft-start", "tools"]
-)
+@pytest.mark.parametrize("name", ["async", "critic-free", "freezing", "lora", "pf-ppo", "sft-start", "tools"])
 def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)

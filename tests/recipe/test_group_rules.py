@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "one response": (
         {},
         {"rollout": {"samples_per_prompt": 1}},
-        "[rollout.groups] chooses prompts by the scores of several responses, but each prompt has a single response",
+        "[rollout.groups] chooses prompts by the scores of several responses, but each prompt has a single one",
         "rollout.samples_per_prompt",
         "--set rollout.samples_per_prompt=8",
     ),
@@ -74,14 +74,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "fraction of warm-up": (
         ALL,
         {"critic": {"optimizer": {"lr": 0.1, "lr_warmup_frac": 0.1}}},
-        "the number of updates of the critic depends on the rounds of each step, so no fraction of it is known",
+        "the number of updates of the critic depends on the rounds of a step, so no fraction of it is known",
         "critic.optimizer.lr_warmup_frac",
         "--set critic.optimizer.lr_ticks=step",
     ),
     "end of a decay": (
         ALL,
         {"critic": {"optimizer": COSINE}},
-        "the number of updates of the critic depends on the rounds of each step, so its schedule has no end",
+        "the number of updates of the critic depends on the rounds of a step, so its schedule has no end",
         "critic.optimizer.lr_schedule",
         "--set critic.optimizer.lr_ticks=step",
     ),

@@ -700,7 +700,8 @@ def test_broken_rule_reports_its_message(smallest: Path, rule: str, sets: list[s
 def test_every_rule_has_a_failing_case() -> None:
     assert {name for name, _, _ in CASES} == {
         rule.__name__
-        for rule in {*across_tables.RULES} - {*CRITIC_RULES, *ESTIMATOR_RULES, *GROUP_RULES, *LAYOUT_RULES, *SLURM_RULES}
+        for rule in {*across_tables.RULES}
+        - {*CRITIC_RULES, *ESTIMATOR_RULES, *GROUP_RULES, *LAYOUT_RULES, *SLURM_RULES}
     }
 
 

@@ -1,5 +1,5 @@
-"""Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2): rounds of generation until a step has enough
-groups to learn from.
+"""Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2): rounds of generation until a step has
+enough groups to learn from.
 
 `KeptGroups` is a way of getting samples, so every step function can have it. If the critic trains on the dropped
 responses too, the step functions are those of this module: values and log-probs are computed once for all generated
@@ -21,7 +21,7 @@ from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutpu
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import GroupsTable, Recipe
-from ppoctl.recipe.sizes import fewest_rounds, sequences_per_round, sequences_per_step
+from ppoctl.recipe.sizes import fewest_rounds, sequences_per_round
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Logprobs, Rewards, Rollouts, Selection, Values
@@ -54,8 +54,8 @@ class KeepGroupsSpec(StageSpec["Selection"]):
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         of_groups = (
-            metrics.GROUPS_KEPT, metrics.GROUPS_ROUNDS, metrics.GROUPS_PROMPTS_PER_KEPT, metrics.GROUPS_ALL_RIGHT_FRAC,
-            metrics.GROUPS_ALL_WRONG_FRAC, metrics.GROUPS_DROPPED_TOKENS,
+            metrics.GROUPS_KEPT, metrics.GROUPS_ROUNDS, metrics.GROUPS_PROMPTS_PER_KEPT,
+            metrics.GROUPS_ALL_RIGHT_FRAC, metrics.GROUPS_ALL_WRONG_FRAC, metrics.GROUPS_DROPPED_TOKENS,
         )  # fmt: skip
         is_on, needs = recipe.rollout.groups is not None, "requires `rollout.groups`, which is not set"
         return tuple(
@@ -173,7 +173,13 @@ def _all_and_kept(
     values = run_stage(VALUES, inputs.states["critic"], rollouts)
     logprobs = run_stage(LOGPROBS, inputs.states["actor"], rollouts)
     rows = Rows(rollouts, rewards, values, logprobs)
-    return rows, Rows(*(run_stage.take(kept, [each], among=every) for each in rows)), generated
+    of_actor = Rows(
+        run_stage.take(kept, [rollouts], among=every),
+        run_stage.take(kept, [rewards], among=every),
+        run_stage.take(kept, [values], among=every),
+        run_stage.take(kept, [logprobs], among=every),
+    )
+    return rows, of_actor, generated
 
 
 def _critic_sees_all(run_stage: RunStage, inputs: StepInputs, groups: KeptGroups) -> StepOutputs:

@@ -70,7 +70,7 @@ def take(selection: Selection, records: Sequence[AnyRecord]) -> AnyRecord:
     places = _places(selection)
     rounds = [number for number, _ in places]
     require(max(rounds, default=1) <= len(records), "there is a record of every selected round")
-    sources = {number: records[number - 1] for number in sorted(set(rounds)) or [1]}
+    sources: dict[int, Any] = {number: records[number - 1] for number in sorted(set(rounds)) or [1]}
     counts = {number: _num_rows(record) for number, record in sources.items()}
     offsets = {number: sum(counts[other] for other in counts if other < number) for number in counts}
     index = [offsets[number] + row for number, row in places]

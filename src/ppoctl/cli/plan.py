@@ -104,7 +104,10 @@ def _batch_rows(planned: "Plan") -> Iterator[PlanRow]:
         each = f"{batch.prompts_per_round} prompts x {batch.samples_per_prompt} samples each"
         yield "rounds", f"{batch.rounds_min} to {batch.rounds_max}, {each}"
     yield "window", f"{batch.window_tokens} tokens"
-    yield "generated tokens", _at_most(batch, f"{batch.new_tokens_per_step_min:,}", f"{batch.new_tokens_per_step_max:,}")
+    yield (
+        "generated tokens",
+        _at_most(batch, f"{batch.new_tokens_per_step_min:,}", f"{batch.new_tokens_per_step_max:,}"),
+    )
     yield "trained tokens", f"at most {batch.tokens_per_step_max:,}, with prompts"
     if (work := planned.work) is not None:
         parts = {"generation": work.drawing, "forward passes": work.forwards, "updates": work.updates}
@@ -178,7 +181,10 @@ def _role_rows(roles: "Collection[RolePlan]") -> Iterator[tuple[str, ...]]:
     yield "epochs", *each("epochs")
     yield "sequences per minibatch", *each("minibatch_seqs")
     yield "minibatches per epoch", *each("minibatches_per_epoch")
-    yield "optimizer steps per PPO step", *(_range(role.updates_per_step_min, role.updates_per_step) for role in roles)
+    yield (
+        "optimizer steps per PPO step",
+        *(_range(role.updates_per_step_min, role.updates_per_step) for role in roles),
+    )
     yield "optimizer steps in total", *(_range(role.updates_total_min, role.updates_total) for role in roles)
     yield "warm-up", *map(_warm_up, roles)
     yield "learning rate, first", *each("lr_first", "{:.4g}")
@@ -225,7 +231,12 @@ def _storage_rows(planned: "Plan") -> Iterator[PlanRow]:
     step, kept = units.size(storage.records_bytes), units.size(storage.records_kept_bytes)
     of_step = _at_most(planned.batch, units.size(storage.records_bytes_min), step)
     yield "checkpoints", f"{storage.saves}, of which {storage.keep_last or 'all'} are kept"
-    yield "records", f"{of_step} a step, {kept} at a time" if planned.batch.rounds_max == 1 else f"of a step: {of_step}; {kept} at a time"
+    yield (
+        "records",
+        f"{of_step} a step, {kept} at a time"
+        if planned.batch.rounds_max == 1
+        else f"of a step: {of_step}; {kept} at a time",
+    )
     if storage.states_bytes is None:
         yield "size", "unknown: the model is not a local folder of a known family"
         return

@@ -29,7 +29,7 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
         return None  # validation reports a wrong value
     if isinstance(_at(layers.written, "rollout", "groups"), dict):
         message = (
-            f"`epochs` is `{epochs}`, but with [rollout.groups] the number of prompts of a step depends on the scores, "
+            f"`epochs` is `{epochs}`, but with [rollout.groups] the prompts of a step depend on the scores, "
             "so no number of steps is an epoch"
         )
         layers.problems.append(Problem(layers.place(("epochs",)), message, "write `steps` in place of `epochs`"))

@@ -28,9 +28,7 @@ class RunningStep:
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
 
-    def take(
-        self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None
-    ) -> AnyRecord:
+    def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)
 
 
@@ -62,9 +60,7 @@ class ReplayingStep:
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
 
-    def take(
-        self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None
-    ) -> AnyRecord:
+    def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)
 
 

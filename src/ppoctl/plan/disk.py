@@ -24,7 +24,7 @@ class StoragePlan:
     keep_last: int | None
     """Number of checkpoints that are kept; None: all."""
     records_bytes: int
-    """Bytes that the stages of one step commit, if all responses have full length, in the maximum number of rounds."""
+    """Bytes that the stages of one step commit in the maximum number of rounds, if all responses have full length."""
     records_kept_bytes: int
     """Bytes of the records of steps after a kept checkpoint. Rollouts that are kept for users are not included."""
     records_bytes_min: int = 0

@@ -37,9 +37,7 @@ class WorkPlan:
         return self.drawing + self.forwards + self.updates
 
 
-def work_of(
-    recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: bool = True
-) -> WorkPlan | None:
+def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: bool = True) -> WorkPlan | None:
     """Return the FLOPs of the last step, in which all roles train: with the maximum number of rounds or, if `most` is
     false, with the minimum. None: a model has neither a local folder nor a shipped config.json."""
     shapes = shapes_of(recipe)

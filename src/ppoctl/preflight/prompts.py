@@ -47,8 +47,8 @@ class RowChecks:
         """Yield notes on the rows of a table.
 
         Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`. Raises DataError if there are
-        fewer rows than `at_least` (the rows of a round, which `key` sets), or if the chat template rejects a row. Raises RewardError if
-        `reward` cannot score a row.
+        fewer rows than `at_least` (the rows of a round, which `key` sets), or if the chat template rejects a row.
+        Raises RewardError if `reward` cannot score a row.
         """
         read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -39,7 +38,7 @@ class MeanWithin:
         return bool((mean >= self.low) & (mean <= self.high))
 
 
-def scores_of(rollouts: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]:
+def scores_of(_: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]:
     """Return the scores as the scorer returned them."""
     return rewards.scores
 
@@ -60,7 +59,7 @@ class PassesAt:
 
     score: float
 
-    def __call__(self, rollouts: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]:
+    def __call__(self, _: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]:
         return (rewards.scores >= self.score).float()
 
 
@@ -135,8 +134,8 @@ class KeepGroupsStage:
         change = "when_short=use_fewer" if kept else f"max_rounds={2 * self.max_rounds}"
         raise DataError(
             f"step {step} has {len(kept)} of {self.num_groups} groups (`rollout.prompts_per_step`) after "
-            f"{self.max_rounds} rounds (`rollout.groups.max_rounds`): of {len(groups)} generated groups, {right} have "
-            f"only responses that pass, and {wrong} have none",
+            f"{self.max_rounds} rounds (`rollout.groups.max_rounds`): of {len(groups)} generated groups, {right} "
+            f"have only responses that pass, and {wrong} have none",
             hint=f"the rounds are saved: ppoctl resume RUN --set rollout.groups.{change}",
         )
 

@@ -19,7 +19,7 @@ _MOMENTS: KeyPath = ("reward", "moments", "kind")
 def check_kept_groups_have_several_samples(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.rollout.groups is not None and recipe.rollout.samples_per_prompt == 1:
         yield Conflict(
-            "[rollout.groups] chooses prompts by the scores of several responses, but each prompt has a single response",
+            "[rollout.groups] chooses prompts by the scores of several responses, but each prompt has a single one",
             (("rollout", "samples_per_prompt"),),
             "--set rollout.samples_per_prompt=8",
         )
@@ -83,7 +83,9 @@ def check_schedule_of_critic_that_sees_all(recipe: Recipe) -> Iterator[Conflict]
         optimizer = table.optimizer
         if not sees_all(recipe, role) or optimizer.lr_ticks == "step":
             continue
-        message = f"the number of updates of the {role} depends on the rounds of each step, so no fraction of it is known"
+        message = (
+            f"the number of updates of the {role} depends on the rounds of a step, so no fraction of it is known"
+        )
         if optimizer.lr_warmup_frac is not None:
             yield Conflict(
                 message, ((role, "optimizer", "lr_warmup_frac"), _SEES), f"--set {role}.optimizer.lr_ticks=step"
