@@ -28,6 +28,29 @@ ROLLOUT_RESENT_SEQS = Metric(
     "rollout/resent_seqs", "sequences", "responses requested again because an engine died", "0"
 )
 ROLLOUT_TOKENS = Metric("rollout/tokens", "tokens", "response tokens of the step, without prompts")
+GROUPS_KEPT = Metric(
+    "groups/kept", "groups", "groups that the step trains on (with rollout.groups)", "rollout.prompts_per_step"
+)
+GROUPS_ROUNDS = Metric(
+    "groups/rounds", "rounds", "rounds of generation of the step (with rollout.groups)", "1 to 3; below max_rounds"
+)
+GROUPS_PROMPTS_PER_KEPT = Metric(
+    "groups/prompts_per_kept", "prompts", "generated prompts for each kept group (with rollout.groups)", "1 to 3"
+)
+GROUPS_ALL_RIGHT_FRAC = Metric(
+    "groups/all_right_frac", "fraction",
+    "generated groups of which every scored response passes: its score is at least eval.pass_score, or 1 without it "
+    "(with rollout.groups)", "below 0.5",
+)  # fmt: skip
+GROUPS_ALL_WRONG_FRAC = Metric(
+    "groups/all_wrong_frac", "fraction",
+    "generated groups of which no scored response passes, as in all_right_frac (with rollout.groups)", "falling",
+)  # fmt: skip
+GROUPS_DROPPED_TOKENS = Metric(
+    "groups/dropped_tokens",
+    "tokens",
+    "response tokens generated for groups that the step drops (with rollout.groups)",
+)
 REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer returned it", "rising", "higher")
 REWARD_SCORE_STD = Metric(
     "reward/score_std", "score", "standard deviation of the scores", "above 0; at 0 there is nothing to learn from"
@@ -237,6 +260,9 @@ TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
 TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
 TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
+TIME_CRITIC_ADVANTAGES_S = Metric(
+    "time/critic_advantages_s", "s", "time of the advantages of all generated responses (with critic_sees = all)"
+)
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
 TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")
@@ -266,10 +292,14 @@ def named(group: str, figure: str) -> str:
 
 def reported(line: Mapping[str, Any]) -> dict[str, float]:
     """Return all metrics of a journal line: the values of the record and the measured times. The line of an event has
-    none."""
+    none.
+
+    Rounds of a stage report the same metrics: the time is that of all rounds so far, and the last round counts.
+    """
     if "stage" not in line:
         return {}
-    return {**line.get("figures", {}), **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
+    seconds = {f"time/{line['stage'].partition('.')[0]}_s": line.get("rounds_s", line["seconds"])}
+    return {**line.get("figures", {}), **line.get("clocked", {}), **seconds}
 
 
 ON_THE_CONSOLE: dict[str, str] = {

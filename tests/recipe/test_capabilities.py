@@ -62,15 +62,20 @@ def test_accepted_capabilities_are_saved_in_run_recipe(freezes: Path) -> None:
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["async", "critic-free", "dynamic-sampling", "freezing", "lora", "pf-ppo", "sft-start", "tools"]
-)
+@pytest.mark.parametrize("name", ["async", "critic-free", "freezing", "lora", "pf-ppo", "sft-start", "tools"])
 def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
 
 
 ESTIMATORS = ("gpg", "optimal_token_baseline")
+
+
+def test_capability_that_came_since_may_still_be_required(write: Write) -> None:
+    recipe = load([write(f'requires = ["dynamic-sampling"]\nwithout = ["dynamic-sampling"]\n{SMALLEST}')]).recipe
+    assert wanting(recipe) == ()
+
+
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -113,7 +118,6 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
         ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
         ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
         ("actor.freeze=['embedding']", "actor.freeze", "layers of the actor that do not train"),
-        ("rollout.dynamic_sampling=true", "rollout.dynamic_sampling", "sampling again"),
         ("ppo.pf_ppo.weight_pow=2.0", "ppo.pf_ppo", "rollouts resampled by their score"),
         ("rollout.tools=['python']", "rollout.tools", "responses of several turns"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),

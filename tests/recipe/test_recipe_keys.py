@@ -30,10 +30,12 @@ ROWS = [*SINGLE, *(f"{{format='mix', sources={{one={table}}}}}" for table in SIN
 RECIPES: list[list[str]] = [
     [],
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
+    ["rollout.groups={keep={min=0.1, max=0.9}}", "rollout.samples_per_prompt=2"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
     ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2"],
     ["ppo.advantages.kind=grpo_passk", "rollout.samples_per_prompt=2"],
+    ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2", "rollout.groups={by='shaped'}"],
     ["ppo.advantages.kind=raw_reward"],
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],

@@ -25,6 +25,8 @@ class AdvantagesSpec(StageSpec["Advantages"]):
         "ppo.advantages", "ppo.truncated", "ppo.kl", "ppo.critic_only_until", *SHAPING_KEYS,
     )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = ()
+    reports_metrics: bool = True
+    """Whether the stage reports metrics. A second stage in a step reports none, because its rows are others."""
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
@@ -34,6 +36,8 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             yield f"weights {dict(weights)}"
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        if not self.reports_metrics:
+            return ()
         return (
             *always(
                 metrics.REWARD_SHAPED_MEAN, metrics.ADVANTAGE_RAW_MEAN, metrics.ADVANTAGE_RAW_STD,
@@ -68,6 +72,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
             critic_first=None if until is None else CriticFirst(until.explained_variance, until.at_most),
+            reports_metrics=self.reports_metrics,
             name=self.name,
             component_weights=_component_weights(recipe),
         )

@@ -30,8 +30,8 @@ class GreedyRolloutSpec(RolloutSpec):
 
     kind: ClassVar[str] = "greedy_rollouts"
 
-    def num_rows(self, recipe: Recipe) -> int:
-        return recipe.rollout.prompts_per_step
+    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+        return recipe.rollout.prompts_per_step, recipe.rollout.prompts_per_step
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         return always(metrics.BASELINE_RESPONSE_TOKENS_MEAN, metrics.BASELINE_TRUNCATED_FRAC, metrics.BASELINE_TOKENS)
@@ -51,9 +51,6 @@ class GreedyRewardSpec(RewardSpec):
     """24-greedy_reward: a score of each greedy response."""
 
     kind: ClassVar[str] = "greedy_rewards"
-
-    def num_rows(self, recipe: Recipe) -> int:
-        return recipe.rollout.prompts_per_step
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         return always(metrics.BASELINE_SCORE_MEAN, metrics.BASELINE_ERROR_FRAC)

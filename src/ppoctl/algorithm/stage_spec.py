@@ -124,10 +124,6 @@ class StageSpec(Generic[Result]):
         """Return the uses of models, in order."""
         return ()
 
-    def num_rows(self, recipe: Recipe) -> int:
-        """Return the number of rows of the record, and of the sequences of each pass."""
-        return sequences_per_step(recipe)
-
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         """Return the metrics that the stage reports, and those that it would report under other settings."""
         return ()
@@ -150,6 +146,11 @@ class StageSpec(Generic[Result]):
         """Return the fields of the record under the settings of the recipe."""
         present = self.present_fields(recipe)
         return tuple(field for field in FIELDS[self.kind] if not field.is_optional or present.get(field.name, False))
+
+    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+        """Return the minimum and the maximum number of rows of a record that defines its rows, in one round."""
+        rows = sequences_per_step(recipe)
+        return rows, rows
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
         """Return the stage. The mathematics is imported here."""

@@ -48,6 +48,8 @@ EXAMPLES = {
     "level": '"sequence_mean"',
     "from": "[0, 1]",
     "to": "[-1, 1]",
+    "min": "0.1",
+    "max": "0.9",
     "low": "-10",
     "high": "10",
     "buffer_tokens": "512",

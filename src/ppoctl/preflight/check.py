@@ -97,8 +97,11 @@ def check(
         folder = local_folder(path) if isinstance(path, str) else None
         checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
-            enough = getattr(rollout, "prompts_per_step", 1) if key[1] == "train" else 1
-            rows_check = partial(checks.require, table, ".".join(key[1:]), at_least=enough, reward=reward)
+            enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
+            of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
+            rows_check = partial(
+                checks.require, table, ".".join(key[1:]), at_least=enough, key=of_round, reward=reward
+            )
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
     return found

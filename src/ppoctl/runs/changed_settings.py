@@ -30,6 +30,10 @@ from ppoctl.wire.sources import recorded_reward_digest
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
 """Tables that code with only one recipe reads, both for generation and for replay."""
+OF_A_STEP = ("rollout.groups",)
+"""Tables in them that only stages and step functions read, which know the recipe of each step."""
+NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
+"""Keys in these tables that the source of prompts reads, which has one recipe."""
 
 _LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
 """The file of a loss is not stored in a run: a replay requires the file of the recipe of its step."""
@@ -131,4 +135,7 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
 
 
 def _is_of_the_whole_run(key: str) -> bool:
-    return any(key == table or key.startswith(f"{table}.") for table in OF_THE_WHOLE_RUN)
+    def is_in(tables: tuple[str, ...]) -> bool:
+        return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+    return is_in(NOT_OF_A_STEP) or (is_in(OF_THE_WHOLE_RUN) and not is_in(OF_A_STEP))

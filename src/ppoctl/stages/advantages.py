@@ -33,6 +33,7 @@ class AdvantagesStage:
     fingerprint: str
     critic_first: CriticFirst | None = None
     """Condition under which the step trains the actor; None: it always does."""
+    reports_metrics: bool = True
     name: str = "advantages"
     component_weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each component of the reward; empty if the estimator does not read components."""
@@ -95,6 +96,7 @@ class AdvantagesStage:
             trained_tokens=shaped.carry.trained_tokens + float(mask.sum()),
             waited_steps=shaped.carry.waited_steps + float(trains_actor is False),
         )
+        summary = shaped.metrics | metrics | estimate.metrics | _summary(raw, mask, carry) | kl.metrics
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
             returns=estimate.returns,
@@ -102,7 +104,7 @@ class AdvantagesStage:
             mask=mask,
             carry_out=carry.as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=shaped.metrics | metrics | estimate.metrics | _summary(raw, mask, carry) | kl.metrics,
+            summary=summary if self.reports_metrics else {},
             shaped=shaped.per_response,
             trains_actor=trains_actor,
         )
