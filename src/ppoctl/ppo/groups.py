@@ -151,4 +151,4 @@ def _spread(by_row: Sequence[float], inputs: EstimatorInputs) -> Float[Tensor, "
 
 
 def _fraction(groups: set[int], inputs: EstimatorInputs) -> float:
-    return len(groups) / len(inputs.groups.unique())
+    return len(groups) / len(set(inputs.groups.tolist()))
