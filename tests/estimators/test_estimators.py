@@ -1,12 +1,13 @@
 """Estimators: what each table declares is what its estimator returns, and group advantages in the stage."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ppo.grids import holey_mask, normal
+from ppo.grids import estimator_inputs, holey_mask, normal
 from ppoctl.batch.records import Carry, Rewards, Rollouts, decode
 from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.gdpo import GdpoAdvantages
@@ -15,12 +16,15 @@ from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
 from ppoctl.estimators.kinds import ESTIMATORS, metrics_of
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.estimators.opo import OpoAdvantages
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
 from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
 from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.manual.algorithm_pages import algorithms
+from ppoctl.metric_registry import find
 from ppoctl.ppo.estimator import EstimatorInputs
 from ppoctl.ppo.masking import whiten
 from ppoctl.recipe.docstring_fields import parse_docstring
@@ -31,6 +35,7 @@ from ppoctl.stages.shaping import ApplyScale
 from stages import stub_models
 from tolerance import EXACT, FLOAT32
 
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
 TABLES: tuple[EstimatorTable, ...] = (
     GaeAdvantages(kind="gae"),
     GaeAdvantages(kind="gae", length_adaptive_alpha=0.5),
@@ -45,6 +50,9 @@ TABLES: tuple[EstimatorTable, ...] = (
     GdpoAdvantages(kind="gdpo"),
     ReinforcePlusPlusBaselineAdvantages(kind="reinforce_plus_plus_baseline"),
     ReinforcePlusPlusAdvantages(kind="reinforce_plus_plus", gamma=0.5),
+    PythonAdvantages(kind="python", function=f"{USERS}:median"),
+    PythonAdvantages(kind="python", function=f"{USERS}:rewards_to_go", trains_critic=True),
+    RemaxAdvantages(kind="remax"),
 )
 INPUTS = EstimatorInputs(
     token_rewards=torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]]),
@@ -53,8 +61,12 @@ INPUTS = EstimatorInputs(
     scores=torch.tensor([1.0, 2.5]),
     valid=torch.tensor([True, True]),
     groups=torch.tensor([0, 0]),
-    components={"a": torch.tensor([0.0, 3.0]), "b": torch.tensor([1.0, 0.5])},
     weights={"a": 1.0, "b": -0.5},
+    prompt_ids=["a", "a"],
+    lengths=torch.tensor([2, 3]),
+    truths=["7", None],
+    extras={"right": [1.0, 0.0], "a": [0.0, 3.0], "b": [1.0, 0.5]},
+    baselines=torch.tensor([0.5, 2.75]),
 )
 
 
@@ -62,11 +74,12 @@ INPUTS = EstimatorInputs(
 def test_estimates_have_what_the_table_declares(table: EstimatorTable) -> None:
     estimate = table.estimator()(INPUTS)
     assert (estimate.returns is not None) == table.trains_critic
-    assert set(estimate.metrics) == {added.metric.name for added in metrics_of(table) if added.is_on}
-    if table.reads_values:
+    # The registry has one entry for all metrics of a user's function.
+    assert {find(name) for name in estimate.metrics} == {added.metric for added in metrics_of(table) if added.is_on}
+    if isinstance(table, GaeAdvantages):
         with pytest.raises(AssertionError, match="requires the critic's values, which were not computed"):
             table.estimator()(replace(INPUTS, values=None))
-    else:
+    elif not table.reads_values:
         EXACT.check(table.estimator()(replace(INPUTS, values=None)).advantages, estimate.advantages)
 
 
@@ -82,7 +95,8 @@ def batch(seed: int) -> EstimatorInputs:
     grids = [normal(30, 7, seed=seed + k) * mask for k in (3, 4)]
     components, weights = {"a": columns[1], "b": columns[2]}, {"a": 1.0, "b": -0.5}
     groups = torch.arange(6).repeat_interleave(5)
-    return EstimatorInputs(grids[0], grids[1], mask, columns[0], valid, groups, components, weights)
+    inputs = estimator_inputs(columns[0], valid, groups, mask, components=components, weights=weights)
+    return replace(inputs, token_rewards=grids[0], values=grids[1], baselines=columns[1])
 
 
 def whitened(table: EstimatorTable, inputs: EstimatorInputs) -> torch.Tensor:
@@ -105,9 +119,10 @@ def test_padding_and_order_of_rows_do_not_change_advantages(table: EstimatorTabl
 
     changes: dict[str, Any] = {
         name: moved(getattr(inputs, name))
-        for name in ("token_rewards", "values", "mask", "scores", "valid", "groups")
+        for name in ("token_rewards", "values", "mask", "scores", "valid", "groups", "lengths", "baselines")
     }
-    changes["components"] = {name: moved(column) for name, column in inputs.components.items()}
+    changes["prompt_ids"] = [inputs.prompt_ids[row] for row in order.tolist()]
+    changes["extras"] = {name: [column[row] for row in order.tolist()] for name, column in inputs.extras.items()}
     FLOAT32.check(whitened(table, replace(inputs, **changes)), moved(expected))
 
 
@@ -126,6 +141,7 @@ def test_raw_reward_is_whitened_as_monte_carlo() -> None:
     assert plus_plus.whiten
     assert plus_plus.estimator() == RawRewardAdvantages(kind="raw_reward", gamma=0.5).estimator()
     assert not GrpoAdvantages(kind="grpo").whiten
+    assert not RemaxAdvantages(kind="remax").whiten
 
 
 # --- in the stage ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from estimators.test_estimators import whitened
+from ppo.grids import estimator_inputs
 from ppoctl.estimators.gdpo import GdpoAdvantages
 from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
@@ -41,7 +42,8 @@ def inputs() -> EstimatorInputs:
     rewards = (rewards - 0.1 * torch.arange(1, 5)) * MASK
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     components, weights = {"a": SCORES, "b": SECOND}, {"a": 1.0, "b": 0.5}
-    return EstimatorInputs(rewards, None, MASK, SCORES, torch.ones(8) > 0, groups, components, weights)
+    inputs = estimator_inputs(SCORES, torch.ones(8) > 0, groups, MASK, components=components, weights=weights)
+    return replace(inputs, token_rewards=rewards)
 
 
 GRPO = [1.224743, 0.0, 0.0, -1.224743, -0.499981, 1.499939, -0.499981, -0.499981]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppo.grids import holey_mask, normal
+from ppo.grids import estimator_inputs, holey_mask, normal
 from ppoctl.ppo import groups
 from ppoctl.ppo.estimator import EstimatorInputs
 from ppoctl.ppo.groups import Formula, from_mean, standardized
@@ -39,7 +39,7 @@ each_formula = pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: 
 
 
 def inputs_of(scores: Tensor, valid: Tensor, indices: Tensor, mask: Tensor) -> EstimatorInputs:
-    return EstimatorInputs(torch.zeros(mask.shape), None, mask, scores, valid, indices)
+    return estimator_inputs(scores, valid, indices, mask)
 
 
 def group_advantages(
@@ -107,9 +107,8 @@ def test_decoupled_advantages_by_hand() -> None:
     # Component a: deviations 0, -1, 1, std 1; 1, -1, std sqrt(2). Component b: 0, 4, 2: deviations -2, 2, 0, std 2;
     # the second group is equal. Weights 1 and 0.5.
     components = {"a": SCORES, "b": torch.tensor([0.0, 4.0, 2.0, 5.0, 0.0, 5.0])}
-    inputs = EstimatorInputs(
-        torch.zeros(MASK.shape), None, MASK, SCORES.flip(0), VALID, GROUPS, components, {"a": 1.0, "b": 0.5}
-    )
+    weights = {"a": 1.0, "b": 0.5}
+    inputs = estimator_inputs(SCORES.flip(0), VALID, GROUPS, MASK, components=components, weights=weights)
     found, equal = groups.decoupled_advantages(inputs)
     one, root, two = 1 / (1 + 1e-6), 1 / (2**0.5 + 1e-6), 2 / (2 + 1e-6)
     FLOAT32.check(found, spread([-two / 2, -one + two / 2, one, root, 0.0, -root]))
@@ -122,9 +121,8 @@ def test_decoupled_group_is_equal_if_all_components_are() -> None:
         "a": torch.tensor([1.0, 1.0, 1.0, 0.1, 0.0, 0.1]),
         "b": torch.tensor([0.0, 1.0, 0.0, 7.0, 0.0, 7.0]),
     }
-    inputs = EstimatorInputs(
-        torch.zeros(MASK.shape), None, MASK, SCORES, VALID, GROUPS, components, {"a": 2.0, "b": -1.0}
-    )
+    weights = {"a": 2.0, "b": -1.0}
+    inputs = estimator_inputs(SCORES, VALID, GROUPS, MASK, components=components, weights=weights)
     found, equal = groups.decoupled_advantages(inputs)
     assert equal == 0.5
     assert not found[3:].any()

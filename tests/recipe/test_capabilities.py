@@ -70,7 +70,7 @@ def test_every_planned_capability_can_be_required(write: Write, name: str) -> No
     assert wanting(recipe) == (name,)
 
 
-ESTIMATORS = ("remax", "gpg", "optimal_token_baseline")
+ESTIMATORS = ("gpg", "optimal_token_baseline")
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -79,7 +79,7 @@ def test_critic_free_estimator_is_reported_as_not_available_yet(smallest: Path, 
         load([smallest], [f"ppo.advantages.kind={kind}"])
     assert error.value.message == (
         f'--set: `ppo.advantages.kind` is `"{kind}"`, a known feature that is not available yet: further '
-        "algorithms without a critic (ReMax, GPG, optimal token baselines)"
+        "algorithms without a critic (GPG, optimal token baselines)"
     )
 
 

@@ -20,19 +20,20 @@ def recipe_of(kind: str, samples: int, kl: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("samples", "kl", "says", "hint"),
+    ("kind", "samples", "kl", "says", "hint"),
     [
-        (
-            1,
-            {"place": "none"},
-            "a single response to a prompt has no other responses",
-            "rollout.samples_per_prompt=8",
+        *(
+            (kind, 1, {"place": "none"}, "a single response to a prompt has no other", "rollout.samples_per_prompt=8")
+            for kind in COMPARE_GROUPS
         ),
-        (2, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss"),
+        ("remax", 1, IN_REWARD, "a KL penalty in the reward has no effect: the scores", "ppo.kl.place=loss"),
+        *(
+            (kind, 2, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss")
+            for kind in COMPARE_GROUPS
+        ),
     ],
 )
-@pytest.mark.parametrize("kind", COMPARE_GROUPS)
-def test_group_advantages_are_refused(kind: str, samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
+def test_relative_advantages_are_refused(kind: str, samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
     recipe = recipe_of(kind, samples, kl)
     (conflict,) = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
     assert conflict.message.startswith(says)
@@ -71,6 +72,7 @@ def test_gdpo_requires_unshaped_components(reward: dict[str, Any], says: str, ke
         *((kind, 2, {"place": "none"}) for kind in COMPARE_GROUPS),
         ("grpo", 2, {"place": "loss", "coef": 0.1}),
         ("reinforce_plus_plus", 1, IN_REWARD),
+        ("remax", 1, {"place": "loss", "coef": 0.1}),
         ("raw_reward", 1, IN_REWARD),
         ("monte_carlo", 1, IN_REWARD),
         ("gae", 1, IN_REWARD),

@@ -45,6 +45,9 @@ RECIPES: list[list[str]] = [
     ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}"],
     *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
+    ["ppo.policy_loss={kind='python', function='package:loss'}"],
+    ["ppo.advantages={kind='python', function='package:estimate'}"],
+    ["ppo.advantages={kind='python', function='package:estimate', trains_critic=true}"],
     ["eval.metrics=package:measure"],
     ["tracking.kind=none"],
     ["tracking.uri=x"],
@@ -71,6 +74,14 @@ RECIPES: list[list[str]] = [
 """Each key is omitted in one of these recipes and set in another."""
 
 
+_WITHOUT_CRITIC = {
+    "ppo.advantages.kind=grpo",
+    "ppo.advantages.kind=grpo_passk",
+    "ppo.advantages.kind=raw_reward",
+    "ppo.advantages={kind='python', function='package:estimate'}",
+}
+
+
 def fits(line: KeyLine, written: dict[str, Any]) -> bool:
     """Whether the line applies to this recipe, that is, to the alternative that it selects."""
     tag, equals, names = line.only.partition(" = ")
@@ -90,7 +101,7 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
     held: set[KeyLine] = set()
     without_critic = write(SMALLEST.partition("[critic.optimizer]")[0], "without-critic.toml")
     for sets in RECIPES:
-        has_critic = not {f"ppo.advantages.kind={kind}" for kind in ("grpo", "grpo_passk", "raw_reward")} & {*sets}
+        has_critic = not _WITHOUT_CRITIC & {*sets}
         loaded = load([smallest if has_critic else without_critic], sets, {})
         written = loaded.resolved()
         for entry in tree.values(loaded.recipe):
@@ -102,7 +113,8 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
             held |= {*lines}
     left = [line for line in LINES if line.default != REQUIRED and line not in held]
     # No bundled reward works without a ground truth; a user-defined name has no default.
-    named = ["reward.options.*", "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
+    training = ["ppo.advantages.options.*", "ppo.policy_loss.options.*"]
+    named = ["reward.options.*", *training, "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
     sets = [f"data.{name}{inside}" for name in ("train", "eval.*") for inside in ("", ".sources.*")]
     rows = [f"{table}.{key}" for table in sets for key in ("template_args.*", "answer", "options.*")]
     # A digest is read with its function. The keys of a scorer are the same as a component, or as a case.

@@ -234,6 +234,18 @@ CASES: list[tuple[str, list[str], str]] = [
         '`actor.optimizer.lr_min_frac` = `0.1` (--set), `actor.optimizer.lr_schedule` = `"constant"` (default)',
     ),
     (
+        "check_expected_step",
+        ["ppo.critic_only_until={explained_variance=0, at_most=3}", 'expect."policy/loss"={max=9, at_step=3}'],
+        "--set: `policy/loss` is expected at step 3, when only the critic may train: "
+        '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_until.at_most` = `3` (--set)',
+    ),
+    (
+        "check_rise_has_two_values",
+        ["ppo.critic_only_until={explained_variance=0, at_most=9}", 'expect."policy/loss".rise_min=0.1'],
+        "--set: `policy/loss` must rise above its first value, but the run reports it only once: "
+        '`expect."policy/loss".rise_min` = `0.1` (--set), `steps` = `10` (r.toml:2)',
+    ),
+    (
         "check_actor_trains",
         ["ppo.critic_only_steps=10"],
         "--set: the actor never trains: 10 critic-only steps of 10: `ppo.critic_only_steps` = `10` (--set), "

@@ -24,6 +24,8 @@ from ppoctl.batch.records import (
     Advantages,
     Carry,
     Correction,
+    GreedyRewards,
+    GreedyRollouts,
     Logprobs,
     Rewards,
     Rollouts,
@@ -342,6 +344,8 @@ class Played:
     """None: the estimator trains no critic."""
     logprobs: Logprobs
     correction: Correction | None
+    greedy: tuple[GreedyRollouts, GreedyRewards] | None
+    """Greedy responses, for an estimator that reads baselines."""
     advantages: Advantages
     critic_update: Update | None
     actor_update: Update
@@ -372,11 +376,20 @@ def play_step(harness: Harness) -> Played:
     values: Any = stages.values.run(critic, rollouts) if has_critic else None
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
-    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
+    greedy: Any = None
+    if harness.job.recipe.ppo.advantages.reads_baselines:
+        responses = stages.greedy_rollout.run(actor, prompts)
+        greedy = responses, stages.greedy_reward.run(prompts, responses)
+        advantages: Any = stages.advantages.run(rollouts, rewards, logprobs, CARRY, *greedy)
+    else:
+        has_waited = harness.job.recipe.ppo.critic_only_until is not None
+        carry = replace(CARRY, waited_steps=float(has_waited))  # in step 1
+        advantages = stages.advantages.run(rollouts, rewards, values, logprobs, carry)
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages) if has_critic else None
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": harness.actor.table, "critic": harness.critic.table}
-    return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
+    updates = (critic_update, actor_update, tables)
+    return Played(rollouts, rewards, values, logprobs, correction, greedy, advantages, *updates)
 
 
 TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
@@ -386,7 +399,7 @@ TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "referen
 def numbers_of(played: Played) -> dict[str, np.ndarray]:
     """Return the numbers of a step under their names in the textbook."""
     advantages, metrics = played.advantages, {}
-    for record in (played.rollouts, played.rewards, played.logprobs, advantages):
+    for record in (played.rollouts, played.rewards, *(played.greedy or ()), played.logprobs, advantages):
         metrics |= record.metrics()
     if played.correction is not None:
         metrics |= {"weights": played.correction.weights, "kept": played.correction.mask}
@@ -450,21 +463,44 @@ def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.
         updates=UPDATES,
         carried_coef=CARRIED_COEF,
         components={name: np.array([of_row[name] for of_row in parts]) for name in weights},
+        greedy=greedy_responses(tables),
     )
     return textbook.step(tables, rollout)
 
 
+def greedy_responses(tables: Mapping[str, Any]) -> textbook.TextbookGreedy:
+    """Return the greedy responses to the prompts of the step, with their scores."""
+    rows = Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows
+    table = moved_table("actor").double().numpy()
+    found = [textbook.greedy_response(table, row.token_ids[-1], END, tables["rollout"]) for row in rows]
+    lengths = np.array([len(tokens) for tokens, _, _ in found])
+    samples = tables["rollout"]["samples_per_prompt"]
+    return textbook.TextbookGreedy(
+        present=np.arange(lengths.max())[None, :] < lengths[:, None],
+        scores=[
+            None if place in LOST else riddle(text, row.answer)
+            for place, ((_, text, _), row) in enumerate(zip(found, rows, strict=True))
+        ],
+        truncated=np.array([is_truncated for _, _, is_truncated in found]),
+        of_row=np.arange(len(rows) * samples) // samples,
+    )
+
+
 @cache
-def _played(written: str) -> tuple[Played, dict[str, np.ndarray]]:
-    tables = json.loads(written)
+def played(written: str) -> Played:
+    """Return one step of the wired stages for a recipe in JSON."""
     with TemporaryDirectory() as folder:
-        played = play_step(open_harness(Path(folder), tables))
-    return played, textbook_numbers(tables, played)
+        return play_step(open_harness(Path(folder), json.loads(written)))
+
+
+@cache
+def _with_textbook(written: str) -> tuple[Played, dict[str, np.ndarray]]:
+    return played(written), textbook_numbers(json.loads(written), played(written))
 
 
 def wired_and_textbook(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
     """Return one step of the wired stages and the textbook's numbers for it; each recipe is played once."""
-    return _played(json.dumps(tables))
+    return _with_textbook(json.dumps(tables))
 
 
 def require_equal(found: Mapping[str, np.ndarray], expected_numbers: Mapping[str, np.ndarray]) -> None:

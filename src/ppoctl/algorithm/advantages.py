@@ -21,7 +21,9 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     """50-advantages: reward shaping, the KL penalty in the reward, advantages and whitening."""
 
     kind: ClassVar[str] = "advantages"
-    keys: ClassVar[tuple[str, ...]] = ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS)
+    keys: ClassVar[tuple[str, ...]] = (
+        "ppo.advantages", "ppo.truncated", "ppo.kl", "ppo.critic_only_until", *SHAPING_KEYS,
+    )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = ()
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
@@ -41,15 +43,23 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             *_of_truncated(recipe),
             *reported_kl(recipe, in_update=False),
             _measured_kl(recipe),
+            _trained(recipe),
             *_of_estimators(recipe),
         )  # fmt: skip
 
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
-        return {"returns": recipe.ppo.advantages.trains_critic, "shaped": True, "kl_coef": kl_use(recipe).adapts}
+        return {
+            "returns": recipe.ppo.advantages.trains_critic,
+            "shaped": True,
+            "kl_coef": kl_use(recipe).adapts,
+            "trains_actor": recipe.ppo.critic_only_until is not None,
+        }
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage
+        from ppoctl.stages.critic_first import CriticFirst
 
+        until = recipe.ppo.critic_only_until
         return AdvantagesStage(
             reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
             estimator=recipe.ppo.advantages.estimator(),
@@ -57,6 +67,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             truncated=recipe.ppo.truncated,
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
+            critic_first=None if until is None else CriticFirst(until.explained_variance, until.at_most),
             name=self.name,
             component_weights=_component_weights(recipe),
         )
@@ -95,6 +106,12 @@ def _measured_kl(recipe: Recipe) -> ReportedMetric:
     use = kl_use(recipe)
     fixed = ("requires an adaptive coefficient, but it is fixed", (("ppo", "kl", "adaptive"),))
     return ReportedMetric(metrics.KL_MEASURED, use.adapts, *(fixed if use.is_on else NO_REFERENCE))
+
+
+def _trained(recipe: Recipe) -> ReportedMetric:
+    key = ("ppo", "critic_only_until")
+    needs = f"requires `{'.'.join(key)}`, which is not set"
+    return ReportedMetric(metrics.POLICY_TRAINED, recipe.ppo.critic_only_until is not None, needs, (key,))
 
 
 def _of_estimators(recipe: Recipe) -> Iterator[ReportedMetric]:

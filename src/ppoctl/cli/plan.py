@@ -165,7 +165,7 @@ def _role_rows(roles: "Collection[RolePlan]") -> Iterator[tuple[str, ...]]:
     yield "sequences per minibatch", *each("minibatch_seqs")
     yield "minibatches per epoch", *each("minibatches_per_epoch")
     yield "optimizer steps per PPO step", *each("updates_per_step")
-    yield "optimizer steps in total", *each("updates_total")
+    yield "optimizer steps in total", *(_span(role.updates_total_min, role.updates_total) for role in roles)
     yield "warm-up", *map(_warm_up, roles)
     yield "learning rate, first", *each("lr_first", "{:.4g}")
     yield "learning rate, peak", *each("lr_peak", "{:.4g}")
@@ -181,7 +181,10 @@ def _warm_up(role: "RolePlan") -> str:
 
 
 def _bounds(role: "RolePlan") -> str:
-    low, high = role.microbatches_per_minibatch_min, role.microbatches_per_minibatch_max
+    return _span(role.microbatches_per_minibatch_min, role.microbatches_per_minibatch_max)
+
+
+def _span(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 

@@ -8,7 +8,7 @@ from ppoctl.cli import render
 
 if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory
-    from ppoctl.plan.run_plan import Plan
+    from ppoctl.plan.run_plan import Plan, RolePlan
 
 
 def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
@@ -62,8 +62,12 @@ def _disk(planned: "Plan") -> str:
 
 
 def _updates(planned: "Plan") -> str:
-    updates = (f"{role} {of.updates_total:,} ({of.updates_per_step} per step)" for role, of in planned.roles.items())
-    return ", ".join(updates)
+    return ", ".join(f"{role} {_total(of)} ({of.updates_per_step} per step)" for role, of in planned.roles.items())
+
+
+def _total(role: "RolePlan") -> str:
+    least, most = role.updates_total_min, role.updates_total
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _checkpoints(planned: "Plan") -> str:

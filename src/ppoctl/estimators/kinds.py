@@ -12,9 +12,11 @@ from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.estimators.opo import OpoAdvantages
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
 from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
 from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
@@ -29,7 +31,9 @@ AdvantagesTable = Annotated[
     | GdpoAdvantages
     | RawRewardAdvantages
     | ReinforcePlusPlusAdvantages
-    | ReinforcePlusPlusBaselineAdvantages,
+    | ReinforcePlusPlusBaselineAdvantages
+    | RemaxAdvantages
+    | PythonAdvantages,
     Field(discriminator="kind"),
 ]
 ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])

@@ -14,7 +14,7 @@ from ppoctl.recipe.schema import Recipe
 
 NOT_YET = {
     "async": "asynchronous training, in which a step learns from responses of an earlier actor",
-    "critic-free": "further algorithms without a critic (ReMax, GPG, optimal token baselines)",
+    "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "dynamic-sampling": "sampling again until the responses to a prompt have different scores",
     "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
@@ -26,7 +26,7 @@ NOT_YET = {
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
-    "critic-free": ("critic_free", "remax"),
+    "critic-free": ("critic_free",),
     "dynamic-sampling": ("dynamic_sampling", "use_dynamic_sampling", "dynamic_filtering", "filter_groups"),
     "freezing": ("freeze", "freezing", "frozen", "num_layers_unfrozen", "freeze_moe_router"),
     "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
@@ -35,7 +35,7 @@ _KEYS = {
 }
 """Capability -> names that users try as a key for it."""
 
-_ESTIMATORS = re.compile(r"remax|gpg|(tir_)?optimal_token_baseline")
+_ESTIMATORS = re.compile(r"gpg|(tir_)?optimal_token_baseline")
 """Advantage estimators without a critic that other systems have and ppoctl lacks; users try them as
 `ppo.advantages.kind`."""
 

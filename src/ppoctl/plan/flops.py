@@ -45,15 +45,16 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> WorkPl
     batch, flops = batch_of(recipe), defaultdict[str, float](float)
     tokens = batch.prompt_tokens + batch.response_tokens
     outputs = {role: shape.vocab_size if head_of(role) == "token" else 1 for role, shape in shapes.items()}
-    of_pass = {role: batch.sequences * forward_flops(shape, tokens, outputs[role]) for role, shape in shapes.items()}
+    of_row = {role: forward_flops(shape, tokens, outputs[role]) for role, shape in shapes.items()}
     for call in trace_at(recipe, recipe.steps, choose).calls:
+        rows = call.entry.at_most * call.stage.num_rows(recipe)
         for each in call.stage.passes(recipe):
             if each.kind == "score":
                 continue
             role = POLICY if each.model == REFERENCE else each.model
             # A backward pass costs twice a forward pass.
             passes = sizes.epochs(recipe, role) * 3 if each.kind == "train" else 1
-            flops[each.kind] += call.entry.at_most * passes * of_pass[role]
+            flops[each.kind] += rows * passes * of_row[role]
             if each.with_reference:
-                flops["forward"] += call.entry.at_most * (passes / 3 if each.kind == "train" else 1) * of_pass[role]
+                flops["forward"] += rows * (passes / 3 if each.kind == "train" else 1) * of_row[role]
     return WorkPlan(drawing=flops["generate"], forwards=flops["forward"], updates=flops["train"])

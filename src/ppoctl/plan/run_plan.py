@@ -57,6 +57,8 @@ class RolePlan:
     minibatch_seqs: int
     minibatches_per_epoch: int
     updates_per_step: int
+    updates_total_min: int
+    """Number of optimizer steps if `ppo.critic_only_until` is not met before its last step."""
     updates_total: int
     warmup_updates: int
     warmup_steps: float
@@ -170,7 +172,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
         batch=_batch(recipe, choose),
         roles={role: _role(recipe, role, table) for role, table in recipe.trained.items()},
         critic_start=_critic_start(recipe),
-        reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
+        reward_models={dotted(key): _reward_model(recipe, key, choose) for key in reward_models(recipe)},
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
@@ -199,7 +201,7 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
     return CriticStart(model.path, model.dtype, shape.family, parameters, source_run)
 
 
-def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
+def _reward_model(recipe: Recipe, key: KeyPath, choose: StepFunctionAt) -> RewardModelPlan:
     table, model = reward_models(recipe)[key], reward_model_of(recipe, key)
     layout, shape = table.parallel or ParallelTable(), model.shape
     if shape is None:
@@ -207,7 +209,11 @@ def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
     # Assumed: texts of a step have about as many tokens as its sequences, though the tokenizer differs.
     most = sizes.reward_tokens(table, shape)
     texts_per_pass = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
-    passes = ceil(ceil(sizes.sequences_per_step(recipe) / layout.data) / texts_per_pass)
+    passes = sum(
+        call.entry.at_most * ceil(ceil(call.stage.num_rows(recipe) / layout.data) / texts_per_pass)
+        for call in trace_at(recipe, recipe.steps, choose).calls
+        if any(each.kind == "score" for each in call.stage.passes(recipe))
+    )
     count = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
     return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
 
@@ -215,8 +221,8 @@ def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
 def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
     rollout = recipe.rollout
     sequences = sizes.sequences_per_step(recipe)
-    passes = [
-        call.entry.at_most
+    generated = [
+        call.entry.at_most * call.stage.num_rows(recipe)
         for call in trace_at(recipe, recipe.steps, choose).calls
         for each in call.stage.passes(recipe)
         if each.kind == "generate"
@@ -228,7 +234,7 @@ def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
         window_tokens=window,
-        new_tokens_per_step_max=sum(passes) * sequences * rollout.max_new_tokens,
+        new_tokens_per_step_max=sum(generated) * rollout.max_new_tokens,
         tokens_per_step_max=sequences * window,
     )
 
@@ -247,6 +253,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         minibatch_seqs=minibatch,
         minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
         updates_per_step=per_step,
+        updates_total_min=sizes.fewest_updates(recipe, role),
         updates_total=total,
         warmup_updates=warmup,
         warmup_steps=warmup / per_step,

@@ -63,7 +63,9 @@ def decoupled_advantages(inputs: EstimatorInputs) -> tuple[Float[Tensor, "B R"],
     """
     columns, equal = [], set(inputs.groups.tolist())
     for name, weight in inputs.weights.items():
-        by_row, equal_in_component = _advantages_of_rows(inputs.components[name], inputs, standardized)
+        by_row, equal_in_component = _advantages_of_rows(
+            inputs.scores.new_tensor(inputs.extras[name]), inputs, standardized
+        )
         columns.append([weight * advantage for advantage in by_row])
         equal &= equal_in_component
     return _spread([math.fsum(of_row) for of_row in zip(*columns, strict=True)], inputs), _fraction(equal, inputs)

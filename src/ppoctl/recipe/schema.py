@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens
@@ -33,6 +34,7 @@ from ppoctl.recipe.losses import AnyPolicyLossTable as AnyPolicyLossTable
 from ppoctl.recipe.losses import CispoLoss as CispoLoss
 from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
 from ppoctl.recipe.losses import GspoLoss as GspoLoss
+from ppoctl.recipe.losses import PythonPolicyLoss as PythonPolicyLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable

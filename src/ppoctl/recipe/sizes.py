@@ -36,6 +36,14 @@ def planned_updates(recipe: Recipe, role: str) -> int:
     return max(recipe.steps - critic_only_steps(recipe, role), 0) * updates_per_step(recipe, role)
 
 
+def fewest_updates(recipe: Recipe, role: str) -> int:
+    """Return the number of optimizer steps of one role if only the critic trains as long as `critic_only_until`
+    allows."""
+    until = recipe.ppo.critic_only_until
+    waits = until.at_most if until is not None and role == POLICY else 0
+    return max(planned_updates(recipe, role) - waits * updates_per_step(recipe, role), 0)
+
+
 def optimizer_of(recipe: Recipe, role: str) -> OptimizerTable:
     """Return the optimizer table of one role."""
     return recipe.trained[role].optimizer

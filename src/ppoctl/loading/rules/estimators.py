@@ -50,4 +50,13 @@ def check_components_are_not_shaped(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
+def check_baseline_sees_penalty(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.advantages.reads_baselines and recipe.ppo.kl.place == "reward":
+        yield Conflict(
+            "a KL penalty in the reward has no effect: the scores are compared with baselines that have no penalty",
+            (_KIND, ("ppo", "kl", "place")),
+            "--set ppo.kl.place=loss",
+        )
+
+
 ESTIMATOR_RULES = rules_of(globals())

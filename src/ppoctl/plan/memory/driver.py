@@ -6,10 +6,12 @@ Letters: B sequences, R tokens of the longest response. Grids have the shape [B,
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.stage_spec import StageSpec
 from ppoctl.algorithm.trace import Trace
 from ppoctl.batch.fields import RecordField
 from ppoctl.model.head import Head
@@ -81,10 +83,16 @@ def records_of(traced: Trace, recipe: Recipe, batch: StepBatch) -> dict[str, int
     Each record is one file. The small records of the updates are left out.
     """
     return {
-        call.stage.name: call.entry.at_most * record_bytes(call.stage.record(recipe), batch)
+        call.stage.name: call.entry.at_most
+        * record_bytes(call.stage.record(recipe), _rows_of(call.stage, recipe, batch))
         for call in traced.calls
         if call.entry.trains is None
     }
+
+
+def _rows_of(stage: StageSpec[Any], recipe: Recipe, batch: StepBatch) -> StepBatch:
+    """Return the batch with the rows of a stage's record."""
+    return replace(batch, sequences=batch.sequences * stage.num_rows(recipe) // sequences_per_step(recipe))
 
 
 def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
