@@ -15,7 +15,7 @@ from ppoctl.ppo.aggregation import AggregationKind
 from ppoctl.ppo.policy_loss import PolicyLoss
 from ppoctl.recipe.schema import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
 from ppoctl.stages.estimator_trial import random_step, try_estimator
-from ppoctl.stages.loss_trial import COLUMNS, ROWS, Check, random_inputs, try_loss
+from ppoctl.stages.loss_trial import COLUMNS, ROWS, LossCheck, random_inputs, try_loss
 
 FILE = Path(__file__).with_name("users_training.py")
 KINDS = {
@@ -35,7 +35,7 @@ def own(name: str, file: Path = FILE, *, needs_entropy: bool = False, **options:
     return PythonPolicyLoss(kind="python", function=function, options=options, needs_entropy=needs_entropy).build()
 
 
-def faults(checks: Sequence[Check]) -> list[tuple[str, str]]:
+def faults(checks: Sequence[LossCheck]) -> list[tuple[str, str]]:
     return [(check.level, check.says) for check in checks if check.level != "ok"]
 
 
@@ -96,7 +96,7 @@ def test_random_inputs_have_what_a_loss_must_bear() -> None:
 # --- estimators -----------------------------------------------------------------------------------------------------
 
 
-def own_estimator(name: str, file: Path = FILE, *, samples: int = 3, **keys: Any) -> tuple[Check, ...]:
+def own_estimator(name: str, file: Path = FILE, *, samples: int = 3, **keys: Any) -> tuple[LossCheck, ...]:
     table = PythonAdvantages(kind="python", function=f"{file}:{name}", **keys)
     return try_estimator(table.estimator(), samples=samples, has_values=table.reads_values)
 

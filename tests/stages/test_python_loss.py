@@ -5,6 +5,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,10 @@ def test_function_receives_every_grid_and_0_where_masked_out() -> None:
     losses = mine.losses(given)
     losses.sum().backward()
     new = LOGPROBS.tolist()
-    # -2 A (new - sampler / 2) - entropy / 4; the hole has NaN nowhere and is exactly 0.
+    # -2 A (new - sampler / 2) + 1 - entropy / 4; exactly 0 at the hole.
     expected = [
-        [-4 * (new[0][0] + 0.75) - 0.1, 0.0, 2 * (new[0][2] + 0.5) - 0.2],
-        [-2 * (new[1][0] + 1.0) - 0.25, 2 * (-2.0 + 0.5) - 0.3, 1 * (new[1][2] + 1.5) - 0.5],
+        [-4 * (new[0][0] + 0.75) + 0.9, 0.0, 2 * (new[0][2] + 0.5) + 0.8],
+        [-2 * (new[1][0] + 1.0) + 0.75, 2 * (-2.0 + 0.5) + 0.7, 1 * (new[1][2] + 1.5) + 0.5],
     ]
     FLOAT32.check(losses.detach(), torch.tensor(expected))
     EXACT.check(given.logprobs.grad, torch.tensor([[-4.0, 0.0, 2.0], [-2.0, 2.0, 1.0]]))
@@ -192,10 +193,10 @@ def advantages(name: str, **keys: Any) -> PythonAdvantages:
 
 
 def test_estimator_receives_the_whole_step() -> None:
-    # Scores 1 and 2.5 of one prompt: torch's median is the lower one, 1.
+    # Scores 2.5 and 1 of one prompt: torch's median is the lower one, 1. The last token of row 0 is masked out.
     table = advantages("median", options={"scale": 2.0})
-    found = table.estimator()(INPUTS)
-    EXACT.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [3.0, 3.0, 3.0]]))
+    found = table.estimator()(replace(INPUTS, scores=torch.tensor([2.5, 1.0])))
+    EXACT.check(found.advantages, torch.tensor([[3.0, 3.0, 0.0], [0.0, 0.0, 0.0]]))
     assert (found.returns, found.metrics) == (None, {"advantage/custom_baseline": 1.0})
     assert (table.trains_critic, table.reads_values, table.whiten, table.compares_groups) == (False,) * 4
 

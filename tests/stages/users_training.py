@@ -16,7 +16,7 @@ def with_words(batch):
 
 def every_grid(batch, scale=1.0):
     """Read every field; the entropy has a gradient too."""
-    losses = -scale * batch.advantages * (batch.logprobs - 0.5 * batch.sampler_logprobs) - 0.25 * batch.entropy
+    losses = -scale * batch.advantages * (batch.logprobs - 0.5 * batch.sampler_logprobs) + 1 - 0.25 * batch.entropy
     return losses, {"gap": batch.logprobs - batch.sampler_logprobs, "tokens": batch.mask.float()}
 
 

@@ -7,10 +7,10 @@ from ppoctl.cli import render
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.runs.loss_trial import Trial
+    from ppoctl.runs.loss_trial import LossTrial
 
 
-def tried(recipe: "Recipe") -> "list[Trial]":
+def tried(recipe: "Recipe") -> "list[LossTrial]":
     """Try the loss, and the estimator if it is a function of the user."""
     from ppoctl.runs.loss_trial import try_functions
 
@@ -21,7 +21,7 @@ def tried(recipe: "Recipe") -> "list[Trial]":
         render.passing()
 
 
-def print_trials(trials: "Sequence[Trial]") -> None:
+def print_trials(trials: "Sequence[LossTrial]") -> None:
     """Print each trial: what was tried, and one line for each check."""
     for trial in trials:
         render.heading(f"{trial.key} ({trial.name}): {trial.inputs}")
@@ -29,12 +29,12 @@ def print_trials(trials: "Sequence[Trial]") -> None:
         render.line()
 
 
-def is_right(trials: "Sequence[Trial]") -> bool:
+def is_right(trials: "Sequence[LossTrial]") -> bool:
     """Whether no check has the level `wrong`."""
     return all(check.level != "wrong" for trial in trials for check in trial.checks)
 
 
-def require_right(trials: "Sequence[Trial]") -> None:
+def require_right(trials: "Sequence[LossTrial]") -> None:
     """Raise RecipeError if a check has the level `wrong`."""
     if trials:
         from ppoctl.runs.loss_trial import require_right

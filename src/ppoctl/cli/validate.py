@@ -1,6 +1,6 @@
 """`ppoctl validate`: report all errors of a recipe in one pass, without loading a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,9 +75,13 @@ def validate(
     reward_trial.require_worth_training_on(reports)
     loss_trial.require_right(trials)
     if not json:
-        for note in notes_on(loaded.recipe):
-            render.print_stderr(f"note: {note}")
-        render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
+        _print_ok(files, notes_on(loaded.recipe))
+
+
+def _print_ok(files: Sequence[Path], notes: Iterable[str]) -> None:
+    for note in notes:
+        render.print_stderr(f"note: {note}")
+    render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
 
 
 def _print_assets(staged: "Sequence[Asset]") -> None:

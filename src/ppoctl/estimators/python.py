@@ -19,6 +19,7 @@ class PythonAdvantages(EstimatorTable):
     """Advantages that your own Python function computes from all responses of a step. A bootstrap value
     (`ppo.truncated`) is added to the last reward without a discount.
 
+    Formula: A = function(inputs, **options)
     Source: docs/your-own-loss.md
     Default of: no system
     Figures: advantage/raw_mean, advantage/raw_std

@@ -172,6 +172,7 @@ class ReinforceLoss(PolicyLossTable):
 class PythonPolicyLoss(PolicyLossTable):
     """Loss of each token that your own Python function computes: the mean over tokens, the entropy bonus and the KL
     penalty are added as for the other kinds.
+    Formula: l = function(inputs, **options)
     Source: docs/your-own-loss.md.
     Default of: no system (this kind of loss)."""
 

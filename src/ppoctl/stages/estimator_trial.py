@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ppoctl.errors import PpoctlError
 from ppoctl.ppo.estimator import Estimator, EstimatorInputs
-from ppoctl.stages.loss_trial import COLUMNS, PADDING, Check, random_mask, same
+from ppoctl.stages.loss_trial import COLUMNS, PADDING, LossCheck, random_mask, same
 
 PROMPTS = 4
 
 
-def try_estimator(estimator: Estimator, *, samples: int, has_values: bool) -> tuple[Check, ...]:
+def try_estimator(estimator: Estimator, *, samples: int, has_values: bool) -> tuple[LossCheck, ...]:
     """Return the checks of an estimator, for `samples` responses to each prompt. The first check that cannot be made
     ends the trial."""
     checks = []
@@ -22,16 +22,16 @@ def try_estimator(estimator: Estimator, *, samples: int, has_values: bool) -> tu
         for check in _checks(estimator, random_step(samples, has_values=has_values)):
             checks.append(check)
     except PpoctlError as error:
-        checks.append(Check("wrong", error.message))
+        checks.append(LossCheck("wrong", error.message))
     return tuple(checks)
 
 
-def _checks(estimator: Estimator, inputs: EstimatorInputs) -> Iterator[Check]:
+def _checks(estimator: Estimator, inputs: EstimatorInputs) -> Iterator[LossCheck]:
     first = estimator(inputs)
     metrics = "".join(f"; metric `{name}`" for name in first.metrics)
-    yield Check("ok", f"advantages are finite numbers of shape {[*inputs.mask.shape]}{metrics}")
+    yield LossCheck("ok", f"advantages are finite numbers of shape {[*inputs.mask.shape]}{metrics}")
 
-    def compare(other: EstimatorInputs, good: str, wrong: str, rows: Tensor | None = None) -> Check:
+    def compare(other: EstimatorInputs, good: str, wrong: str, rows: Tensor | None = None) -> LossCheck:
         found = estimator(other)
         pairs = [(first.advantages, found.advantages), (first.returns, found.returns)]
         is_same = all(
@@ -39,7 +39,7 @@ def _checks(estimator: Estimator, inputs: EstimatorInputs) -> Iterator[Check]:
             for one, two in pairs
             if one is not None and two is not None
         )
-        return Check("ok", good) if is_same else Check("wrong", wrong)
+        return LossCheck("ok", good) if is_same else LossCheck("wrong", wrong)
 
     yield compare(inputs, "a second call returns the same", "a second call returns other numbers")
     yield compare(

@@ -29,7 +29,7 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Check:
+class LossCheck:
     """Result of one check, as a sentence. No run should start with a result of level `wrong`."""
 
     level: Literal["ok", "warning", "wrong"]
@@ -61,7 +61,7 @@ class _Case:
         return torch.cat(grids[: 1 if inputs.entropy is None else 2], dim=1)
 
 
-def try_loss(loss: PolicyLoss, kind: AggregationKind) -> tuple[Check, ...]:
+def try_loss(loss: PolicyLoss, kind: AggregationKind) -> tuple[LossCheck, ...]:
     """Return the checks of a policy loss. The first check that cannot be made ends the trial."""
     checks = []
     case = _Case(loss, random_inputs(needs_entropy=loss.needs_entropy), kind)
@@ -69,15 +69,15 @@ def try_loss(loss: PolicyLoss, kind: AggregationKind) -> tuple[Check, ...]:
         for check in _checks(case):
             checks.append(check)
     except PpoctlError as error:
-        checks.append(Check("wrong", error.message))
+        checks.append(LossCheck("wrong", error.message))
     return tuple(checks)
 
 
-def _checks(case: _Case) -> Iterator[Check]:
+def _checks(case: _Case) -> Iterator[LossCheck]:
     whole, inputs = case.gradient(), case.inputs
     unmasked = inputs.mask.repeat(1, whole.shape[1] // COLUMNS)
     metrics = "".join(f"; metric `policy/{name}`" for name in case.loss.metrics(inputs))
-    yield Check("ok", f"losses are finite numbers of shape {[ROWS, COLUMNS]}{metrics}")
+    yield LossCheck("ok", f"losses are finite numbers of shape {[ROWS, COLUMNS]}{metrics}")
     yield _of(bool(whole.isfinite().all()), "gradients are finite", "gradients are not finite")
     some = bool(whole.any())
     yield _of(some, "the log-probs have a gradient", "every gradient is 0: the loss does not depend on the log-probs")
@@ -106,18 +106,18 @@ def _checks(case: _Case) -> Iterator[Check]:
     yield _direction(case)
 
 
-def _direction(case: _Case) -> Check:
+def _direction(case: _Case) -> LossCheck:
     """Compare the signs of gradient and advantage before the first update, where every ratio is 1."""
     inputs = replace(case.inputs, logprobs=case.inputs.old_logprobs)
     gradient = replace(case, inputs=inputs).gradient()[:, :COLUMNS]
     moved = gradient != 0
     share = float((gradient * inputs.advantages < 0)[moved].float().mean()) if bool(moved.any()) else 1.0
     says = f"a first update moves the log-probs of {share:.0%} of the tokens in the direction of their advantage"
-    return Check("ok", says) if share > 0.5 else Check("warning", f"{says}: check the sign of the loss")
+    return LossCheck("ok", says) if share > 0.5 else LossCheck("warning", f"{says}: check the sign of the loss")
 
 
-def _of(is_ok: bool, good: str, wrong: str) -> Check:  # noqa: FBT001 - the condition of the sentence
-    return Check("ok", good) if is_ok else Check("wrong", wrong)
+def _of(is_ok: bool, good: str, wrong: str) -> LossCheck:  # noqa: FBT001 - the condition of the sentence
+    return LossCheck("ok", good) if is_ok else LossCheck("wrong", wrong)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
