@@ -96,6 +96,8 @@ def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
             small |= {dotted((*key, name)): value for name, value in {**judge, "parallel": "{}"}.items()}
         else:
             small[dotted((*key, "workers"))] = "1"
+    if recipe.cluster.placement == "apart":
+        small["cluster"] = "{}"  # without Ray
     if recipe.ppo.critic_only_steps:
         small["ppo.critic_only_steps"] = "1"
     if recipe.rollout.groups is not None:
