@@ -155,6 +155,11 @@ ADVANTAGE_EQUAL_GROUPS_FRAC = Metric(
     "advantage/equal_groups_frac", "fraction",
     "prompts without two different scores, so that their responses have advantage 0 (with grpo)", "below 0.5",
 )  # fmt: skip
+RESAMPLE_EFFECTIVE_SEQS = Metric(
+    "resample/effective_seqs", "sequences",
+    "effective number of rows that ppo.resample samples from: (sum w)^2 / sum w^2 of their weights w",
+    "above a tenth of the rows",
+)  # fmt: skip
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "fraction", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )
@@ -277,6 +282,8 @@ TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
 TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
 TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
+TIME_RESAMPLE_S = Metric("time/resample_s", "s", "time of sampling rows again")
+TIME_WHITENING_S = Metric("time/whitening_s", "s", "time of whitening the advantages of rows that are sampled again")
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
 TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")

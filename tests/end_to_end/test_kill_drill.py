@@ -48,6 +48,15 @@ WITH: dict[str, dict[str, object]] = {
             "truncated": "bootstrap",
         },
     },
+    "pf-ppo": {
+        "reward": {"kind": "exact_match", "moments": {"kind": "running"}},
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "critic_only_steps": 1,
+            "resample": {"kind": "pow", "order": "before_whitening"},
+            "rollout_correction": {"kind": "tis"},
+        },
+    },
     "grpo": {
         "critic": None,
         "reward": {"kind": "exact_match", "moments": {"kind": "running"}},
@@ -84,6 +93,7 @@ STEP_FUNCTIONS = {
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
         ("every third", "grpo"),
+        ("every third", "pf-ppo"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

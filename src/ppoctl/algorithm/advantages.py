@@ -21,10 +21,16 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     """50-advantages: reward shaping, the KL penalty in the reward, advantages and whitening."""
 
     kind: ClassVar[str] = "advantages"
-    keys: ClassVar[tuple[str, ...]] = ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS)
+    keys: ClassVar[tuple[str, ...]] = (
+        "ppo.advantages", "ppo.whiten_rewards", "ppo.truncated", "ppo.kl", *SHAPING_KEYS,
+    )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = ()
+    whitens: bool = True
+    """Whether the stage whitens advantages if the recipe requires it. Otherwise a later stage whitens them."""
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+        if not self.whitens:
+            yield "not whitened"
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
             yield f"{recipe.rollout.max_new_tokens} tokens"
 
@@ -50,7 +56,8 @@ class AdvantagesSpec(StageSpec["Advantages"]):
         return AdvantagesStage(
             reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
             estimator=recipe.ppo.advantages.estimator(),
-            whitened=recipe.ppo.advantages.whiten,
+            whitened=self.whitens and recipe.ppo.advantages.whiten,
+            whitens_rewards=recipe.ppo.whiten_rewards,
             truncated=recipe.ppo.truncated,
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),

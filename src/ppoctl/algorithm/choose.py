@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import cache
 
 from ppoctl import metric_registry
+from ppoctl.algorithm.pf_ppo import PF_CRITIC_ONLY, PF_STEP_FUNCTIONS, pf_ppo
 from ppoctl.algorithm.policy_only import POLICY_ONLY, POLICY_ONLY_CORRECTED
 from ppoctl.algorithm.ppo import CRITIC_ONLY, PPO, PPO_CORRECTED
 from ppoctl.algorithm.stage_spec import ReportedMetric
 from ppoctl.algorithm.trace import StepFunction, Trace, trace
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import NoResampling, Recipe
 from ppoctl.store.outline import Outlines
 
 StepFunctionAt = Callable[[Recipe, int], StepFunction]
@@ -21,12 +22,15 @@ StepFunctionAt = Callable[[Recipe, int], StepFunction]
 
 def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     """Return the step function of a step: without a critic if the advantages train none; otherwise the critic alone
-    for the first `critic_only_steps`, then PPO."""
-    corrects = recipe.ppo.corrects_rollouts
+    for the first `critic_only_steps`, then PPO. With a critic, rows may be sampled again (PF-PPO)."""
+    corrects, resample = recipe.ppo.corrects_rollouts, recipe.ppo.resample
     if not recipe.ppo.advantages.trains_critic:
         return POLICY_ONLY_CORRECTED if corrects else POLICY_ONLY
+    resamples = not isinstance(resample, NoResampling)
     if step <= recipe.ppo.critic_only_steps:
-        return CRITIC_ONLY
+        return PF_CRITIC_ONLY if resamples else CRITIC_ONLY
+    if resamples:
+        return pf_ppo(resample.order, corrects=corrects)
     return PPO_CORRECTED if corrects else PPO
 
 
@@ -35,7 +39,7 @@ def changes_of(recipe: Recipe) -> tuple[int, ...]:
     return 1, recipe.ppo.critic_only_steps + 1
 
 
-ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED)
+ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, *PF_STEP_FUNCTIONS)
 
 _trace = cache(trace)
 

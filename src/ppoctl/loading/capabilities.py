@@ -18,11 +18,13 @@ NOT_YET = {
     "dynamic-sampling": "sampling again until the responses to a prompt have different scores",
     "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
-    "pf-ppo": "rollouts resampled by their score before the update (PF-PPO)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
     "tools": "responses of several turns, with tools or an environment",
 }
 """Capability that a recipe may require -> its description."""
+
+OFFERED = ("pf-ppo",)
+"""Capabilities that earlier versions did not have. A recipe of a run of such a version may require them."""
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
@@ -30,7 +32,6 @@ _KEYS = {
     "dynamic-sampling": ("dynamic_sampling", "use_dynamic_sampling", "dynamic_filtering", "filter_groups"),
     "freezing": ("freeze", "freezing", "frozen", "num_layers_unfrozen", "freeze_moe_router"),
     "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
-    "pf-ppo": ("pf_ppo", "use_pf_ppo"),
     "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
 }
 """Capability -> names that users try as a key for it."""
@@ -74,7 +75,7 @@ def says(name: str) -> str:
 
 def check_requires(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.requires:
-        if name not in NOT_YET:
+        if name not in NOT_YET and name not in OFFERED:
             yield Conflict(f"unknown capability `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
 
 

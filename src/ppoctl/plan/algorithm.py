@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ppoctl.model.head import Head
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import NoKl, Recipe
+from ppoctl.recipe.schema import NoKl, NoResampling, Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
     LengthPenalty,
@@ -40,6 +40,10 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
         "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_describe(kl)}",
     }
+    if not isinstance(ppo.resample, NoResampling):
+        choices["resampling"] = _describe(ppo.resample)
+    if ppo.whiten_rewards:
+        choices["token rewards"] = "scaled to unit variance"
     if not ppo.corrects_rollouts:
         return choices | {"correction": "none for the difference of sampler and trainer"}
     tables = [_describe(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]

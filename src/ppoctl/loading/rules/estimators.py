@@ -27,4 +27,13 @@ def check_group_sees_penalty(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
+def check_group_sees_whitened_rewards(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.advantages.compares_groups and recipe.ppo.whiten_rewards:
+        yield Conflict(
+            "whitened rewards of tokens have no effect: the advantages are computed from scores of responses",
+            (("ppo", "whiten_rewards"), _KIND),
+            "--set ppo.whiten_rewards=false",
+        )
+
+
 ESTIMATOR_RULES = rules_of(globals())
