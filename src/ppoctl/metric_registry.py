@@ -136,9 +136,8 @@ TRAINED_SEQS = Metric(
     "trained/seqs", "sequences", "responses with a score that have been trained on, in this and all earlier steps"
 )
 TRAINED_TOKENS = Metric(
-    "trained/tokens", "tokens",
-    "response tokens that have been in a loss so far; each is counted once, for any ppo.epochs",
-)  # fmt: skip
+    "trained/tokens", "tokens", "response tokens in a loss so far; each is counted once, for any ppo.epochs"
+)
 ADVANTAGE_LAMBDA_MEAN = Metric(
     "advantage/lambda_mean", "factor",
     "mean lambda of the policy's advantages, over sequences (with length_adaptive_alpha)",
@@ -156,10 +155,8 @@ ADVANTAGE_EQUAL_GROUPS_FRAC = Metric(
     "prompts without two different scores, so that their responses have advantage 0 (with grpo)", "below 0.5",
 )  # fmt: skip
 RESAMPLE_EFFECTIVE_SEQS = Metric(
-    "resample/effective_seqs", "sequences",
-    "effective number of rows that ppo.resample samples from: (sum w)^2 / sum w^2 of their weights w",
-    "above a tenth of the rows",
-)  # fmt: skip
+    "resample/effective_seqs", "sequences", "(sum w)^2 / sum w^2 of the weights w of rows", "above 1/10 of the rows"
+)
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "fraction", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )

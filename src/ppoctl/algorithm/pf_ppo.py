@@ -32,7 +32,7 @@ def _whiten_advantages(run_stage: RunStage, selection: "Selection", advantages: 
 
 
 @dataclass(frozen=True)
-class Order:
+class ResampleOrder:
     """Order of resampling and whitening."""
 
     suffix: str
@@ -44,13 +44,13 @@ class Order:
 
 
 ORDERS = {
-    "after_whitening": Order("", ADVANTAGES, _take_advantages),
-    "before_whitening": Order("_whitened_last", RAW_ADVANTAGES, _whiten_advantages),
+    "after_whitening": ResampleOrder("", ADVANTAGES, _take_advantages),
+    "before_whitening": ResampleOrder("_whitened_last", RAW_ADVANTAGES, _whiten_advantages),
 }
 """Value of `ppo.resample.order` -> the order."""
 
 
-def _pf_ppo(run_stage: RunStage, inputs: StepInputs, order: Order) -> StepOutputs:
+def _pf_ppo(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder) -> StepOutputs:
     """Generate, score, compute advantages, sample rows again, and update critic and actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     samples = ONE_ROUND(run_stage, inputs)
@@ -65,7 +65,7 @@ def _pf_ppo(run_stage: RunStage, inputs: StepInputs, order: Order) -> StepOutput
     return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
 
 
-def _pf_ppo_corrected(run_stage: RunStage, inputs: StepInputs, order: Order) -> StepOutputs:
+def _pf_ppo_corrected(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder) -> StepOutputs:
     """Run PF-PPO with rollout correction (see `ppo`)."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     samples = ONE_ROUND(run_stage, inputs)

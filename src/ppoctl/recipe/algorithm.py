@@ -73,7 +73,7 @@ class PpoTable(Table):
     Formula: r_t = mean + (r_t - mean) / sqrt(variance + 1e-8)
     Source: Ziegler et al. 2019 (arXiv:1909.08593; its code, lm-human-preferences); TRL, which also counts the
         position after the last token of a response
-    Default of: verl, NeMo-RL, OpenRLHF, trlX (not offered), TRL (off)
+    Default of: all systems (off); only TRL has it
     Figures: advantage/raw_std, value/return_std
     """
     resample: ResampleTable = NoResampling(kind="none")

@@ -53,22 +53,22 @@ class NoCorrection(ImportanceTable):
 
 
 class ImportanceWeights(ImportanceTable):
-    """Keys that all kinds of importance weights share."""
+    """Keys that all kinds of importance weights share: the division of the weights by their mean over the step. m
+    marks all tokens of the rollouts, k the tokens that are not rejected.
+
+    Formula: w / mean; kept_tokens: mean = sum(k w) / sum(k); tokens: mean = sum(m w) / sum(m); sequences: mean =
+        mean_i(sum_t(m w) / sum_t(m))
+    Source: self-normalized importance sampling (Owen 2013, section 9.2)
+    Default of: all systems (not divided); only verl has it, with tokens or sequences
+    Figures: correction/weight_mean
+    """
 
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the step (`normalize_over`), so that the mean weight is 1.
-    Default of: verl (off); no other system has it."""
+    """Whether the weights are divided by the mean that `normalize_over` selects."""
     normalize_over: Annotated[NormalizeOver, RESULTS] = "kept_tokens"
     """Weights whose mean divides all weights. kept_tokens: those of the tokens that are not rejected; tokens: those
     of all tokens, before rejection (verl with weights of tokens); sequences: the mean weight of each sequence, before
-    rejection, so that short and long sequences count equally (verl with weights of sequences).
-
-    Formula: kept_tokens: sum(k w) / sum(k); tokens: sum(m w) / sum(m); sequences: mean_i(sum_t(m w) / sum_t(m)); m
-    marks all tokens of the rollouts, k the tokens that are not rejected
-    Source: self-normalized importance sampling (Owen 2013, section 9.2)
-    Default of: no system; verl has tokens or sequences
-    Figures: correction/weight_mean
-    """
+    rejection, so that short and long sequences count equally (verl with weights of sequences)."""
 
     def normalization(self) -> "Normalize | None":
         from ppoctl.ppo.correction import normalized
