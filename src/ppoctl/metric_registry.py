@@ -163,9 +163,8 @@ TRAINED_SEQS = Metric(
     "trained/seqs", "sequences", "responses with a score that have been trained on, in this and all earlier steps"
 )
 TRAINED_TOKENS = Metric(
-    "trained/tokens", "tokens",
-    "response tokens that have been in a loss so far; each is counted once, for any ppo.epochs",
-)  # fmt: skip
+    "trained/tokens", "tokens", "response tokens in a loss so far; each is counted once, for any ppo.epochs"
+)
 ADVANTAGE_LAMBDA_MEAN = Metric(
     "advantage/lambda_mean", "factor",
     "mean lambda of the policy's advantages, over sequences (with length_adaptive_alpha)",
@@ -185,6 +184,9 @@ ADVANTAGE_EQUAL_GROUPS_FRAC = Metric(
 )  # fmt: skip
 ADVANTAGE_CUSTOM = Metric(
     "advantage/custom_{name}", "value", "metric that your estimator returns (ppo.advantages.kind = python)"
+)
+RESAMPLE_EFFECTIVE_SEQS = Metric(
+    "resample/effective_seqs", "sequences", "(sum w)^2 / sum w^2 of the weights w of rows", "above 1/10 of the rows"
 )
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "fraction", "1 - Var(return - value) / Var(return)", "rising towards 1"
@@ -263,6 +265,8 @@ TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
 TIME_CRITIC_ADVANTAGES_S = Metric(
     "time/critic_advantages_s", "s", "time of the advantages of all generated responses (with critic_sees = all)"
 )
+TIME_RESAMPLE_S = Metric("time/resample_s", "s", "time of sampling rows again")
+TIME_WHITENING_S = Metric("time/whitening_s", "s", "time of whitening the advantages of rows that are sampled again")
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
 TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")

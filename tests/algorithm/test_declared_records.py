@@ -63,6 +63,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
     "critic first": {"ppo": {**PPO, "critic_only_until": {"explained_variance": -1.0, "at_most": 1}}},
     "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "resampling, critic only": {"ppo": {**PPO, "critic_only_steps": 1, "resample": {"kind": "max_min"}}},
+    "resampling, corrected": {
+        "ppo": {
+            **PPO,
+            "whiten_rewards": True,
+            "resample": {"kind": "max_random", "order": "before_whitening"},
+            "rollout_correction": {"kind": "icepop_sequence"},
+        }
+    },
     "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
     "grpo, tis": {
         "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},

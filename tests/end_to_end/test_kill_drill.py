@@ -54,6 +54,15 @@ WITH: dict[str, dict[str, object]] = {
     "critic first": {
         "ppo": {**TWO_MINIBATCHES, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}},
     },
+    "pf-ppo": {
+        "reward": {"kind": "exact_match", "moments": {"kind": "running"}},
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "critic_only_steps": 1,
+            "resample": {"kind": "pow", "order": "before_whitening"},
+            "rollout_correction": {"kind": "tis"},
+        },
+    },
     "grpo": {
         "critic": None,
         "reward": {"kind": "exact_match", "moments": {"kind": "running"}},
@@ -107,6 +116,7 @@ STEP_FUNCTIONS = {
         ("every third", "python"),
         ("every third", "critic first"),
         ("every third", "remax"),
+        ("every third", "pf-ppo"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

@@ -8,7 +8,7 @@ from typing import Any
 
 from fakes.components import fake_components, fake_recipe
 from fakes.fingerprints import SPECS
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError
@@ -114,7 +114,8 @@ class Wiring:
 
 @dataclass(frozen=True)
 class BuiltStages:
-    """The stages of one step of a run, as attributes by their names. `correction` is None if the recipe has none."""
+    """The stages of one step of a run, as attributes by their names. `correction`, `resample` and `whitening` are
+    None if the recipe does not have them."""
 
     job: RunContext
     step: int
@@ -122,7 +123,9 @@ class BuiltStages:
     def __getattr__(self, name: str) -> Any:
         if name == "correction" and not self.job.recipe.ppo.corrects_rollouts:
             return None
-        traced = trace_at(self.job.recipe, self.step)
+        traced = trace(self.job.step_function(self.step))
+        if name in ("resample", "whitening") and name not in traced:
+            return None
         return self.job.build(self.step, traced[name] if name in traced else SPECS[name])
 
 

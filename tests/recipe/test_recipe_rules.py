@@ -341,6 +341,19 @@ CASES: list[tuple[str, list[str], str]] = [
         '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
+        "check_normalization_is_on",
+        ["ppo.rollout_correction={kind='icepop', normalize_over='tokens'}"],
+        "--set: `normalize_over` has no effect, because the weights are not divided by their mean: "
+        '`ppo.rollout_correction.normalize_over` = `"tokens"` (--set), `ppo.rollout_correction.normalize` = `false` '
+        "(default)",
+    ),
+    (
+        "check_resampling_fits",
+        ["ppo.resample={kind='max_min', order='before_whitening'}", "ppo.advantages.whiten=false"],
+        "--set: rows are sampled before the advantages are whitened, but the advantages are not whitened: "
+        '`ppo.resample.order` = `"before_whitening"` (--set), `ppo.advantages.whiten` = `false` (--set)',
+    ),
+    (
         "check_reward_scale",
         ["reward.scale={from=[1, 1], to=[0, 1]}"],
         "--set: the lowest score must be below the highest: `reward.scale.from` = `[1.0, 1.0]` (--set)",
@@ -690,7 +703,7 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, freezing, lora, pf-ppo, sft-start, "
+        "--set: unknown capability `magic`; known are async, critic-free, freezing, lora, sft-start, "
         'tools: `requires` = `["tools", "magic"]` (--set)',
     ),
     (

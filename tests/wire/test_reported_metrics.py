@@ -48,6 +48,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a masked rollout": {
         "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.9, "max_ratio": 1.1}}
     },
+    "rows that are sampled again": {
+        "ppo": {
+            **PPO,
+            "resample": {"kind": "pow", "order": "before_whitening"},
+            "rollout_correction": {"kind": "icepop_sequence"},
+        }
+    },
     "rejected tokens": {
         "ppo": {
             **PPO,

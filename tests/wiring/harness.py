@@ -29,11 +29,13 @@ from ppoctl.batch.records import (
     Logprobs,
     Rewards,
     Rollouts,
+    Selection,
     State,
     Update,
     Values,
 )
 from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.batch.selection import take
 from ppoctl.loop.run import RunContext
 from ppoctl.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
@@ -351,6 +353,10 @@ class Played:
     actor_update: Update
     tables: Mapping[str, Tensor]
     """Table of each role after its update."""
+    selection: Selection | None = None
+    """Rows that are sampled again; None: the updates train on all rows."""
+    taken_advantages: Advantages | None = None
+    """Advantages of these rows, as the updates receive them."""
 
 
 def with_holes(rollouts: Rollouts) -> Rollouts:
@@ -385,11 +391,21 @@ def play_step(harness: Harness) -> Played:
         has_waited = harness.job.recipe.ppo.critic_only_until is not None
         carry = replace(CARRY, waited_steps=float(has_waited))  # in step 1
         advantages = stages.advantages.run(rollouts, rewards, values, logprobs, carry)
-    critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages) if has_critic else None
-    actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
+    rows = None if stages.resample is None else stages.resample.run(rollouts, advantages)
+    taken = replace_by_rows(rows, rollouts, values, logprobs, correction, advantages)
+    if stages.whitening is not None:
+        taken[-1] = stages.whitening.run(taken[-1])
+    critic_update: Any = stages.critic_update.run(critic, taken[0], taken[1], taken[-1]) if has_critic else None
+    actor_update: Any = stages.actor_update.run(actor, taken[0], taken[2], taken[-1], taken[3])
     tables = {"actor": harness.actor.table, "critic": harness.critic.table}
     updates = (critic_update, actor_update, tables)
-    return Played(rollouts, rewards, values, logprobs, correction, greedy, advantages, *updates)
+    of_rows = (rows, None if rows is None else taken[-1])
+    return Played(rollouts, rewards, values, logprobs, correction, greedy, advantages, *updates, *of_rows)
+
+
+def replace_by_rows(rows: Selection | None, *records: Any) -> list[Any]:
+    """Return the selected rows of each record; None: the records themselves."""
+    return [record if rows is None or record is None else take(rows, [record]) for record in records]
 
 
 TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
@@ -413,6 +429,9 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
         "next kl/coef": advantages.carry.kl_coef,
         **metrics,
     }
+    if played.selection is not None and played.taken_advantages is not None:
+        found |= {"resampled": played.selection.rows, "taken advantages": played.taken_advantages.advantages}
+        found |= played.selection.metrics()
     if played.values is not None:
         found |= {"values": played.values.values * played.rollouts.mask, "returns": advantages.returns}
         found |= {} if played.values.behind is None else {"behind": played.values.behind}

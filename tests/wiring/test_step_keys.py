@@ -25,7 +25,9 @@ from wiring.harness import BASE, STEP_NUMBER, numbers_of, open_harness, play_ste
 CLAMPS = {"input_clamp": None, "output_clamp": None}
 LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
 PLACES = {"reward": BASE["ppo"]["kl"], "loss": LOSS}
-WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False}
+WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False, "normalize_over": "kept_tokens"}
+WEIGHT_KINDS = ("tis_sequence", "icepop", "icepop_sequence", "sequence_mask")
+POWER = {"kind": "pow", "power": 2.0, "order": "after_whitening"}
 RATIO = {"kind": "ratio", "statistic": "k1", "level": "token", "min_ratio": None, "max_ratio": 1.2, "max": None}
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
@@ -122,7 +124,11 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.rollout_correction.max_ratio", 1.05),
     ("ppo.rollout_correction.min_ratio", 0.9),
     ("ppo.rollout_correction.normalize", True),
-    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in ("tis_sequence", "icepop", "sequence_mask")),
+    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in WEIGHT_KINDS),
+    ("ppo.whiten_rewards", True),
+    ("ppo.resample", POWER),
+    ("ppo.resample", {"kind": "max_min", "order": "after_whitening"}),
+    ("ppo.resample", {"kind": "max_random", "order": "after_whitening"}),
     ("ppo.rollout_rejection", RATIO),
     ("ppo.max_sequence_gap", 1.25),
     *(
@@ -159,9 +165,10 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("drawn", "scores", "values", "behind", "logprobs", "reference"),
         ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
-    "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
+    "resample": (("drawn", "shaped"), ("resampled",)),
+    "critic_update": (("drawn", "values", "advantages", "returns", "resampled"), ("critic table",)),
     "actor_update": (
-        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef"),
+        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef", "resampled"),
         ("actor table",),
     ),
 }
@@ -500,6 +507,45 @@ def test_all_corrections_apply_together() -> None:
     trusted = {"kind": "none"}
     alone = numbers(with_keys({"ppo.rollout_correction": trusted, "ppo.max_sequence_gap": 1.2}))
     assert set(np.unique(alone["weights"])) == {0.0, 1.0}
+
+
+@holds("ppo.rollout_correction.normalize_over")
+@pytest.mark.parametrize("kind", ["tis", "icepop_sequence"])
+def test_weights_are_divided_by_the_configured_mean(kind: str) -> None:
+    table = {"kind": kind, **WEIGHTS, "max_ratio": 1.2, "normalize": True}
+    changes = [
+        {"ppo.rollout_correction": {**table, "normalize_over": over}, "ppo.rollout_rejection": RATIO}
+        for over in ("kept_tokens", "tokens", "sequences")
+    ]
+    found = [numbers(with_keys(each)) for each in changes]
+    means = [float(each["correction/weight_mean"]) for each in found]
+    assert means[0] == pytest.approx(1.0)
+    for one, other in combinations(found, 2):
+        assert "weights" in harness.differing(one, other)
+        assert "kept" not in harness.differing(one, other)
+
+
+def test_whitened_rewards_do_not_include_the_bootstrap_value() -> None:
+    plain = {"ppo.truncated": "bootstrap", "ppo.kl": LOSS, "ppo.advantages.whiten": True}
+    found = [numbers(with_keys({**plain, "ppo.whiten_rewards": on})) for on in (False, True)]
+    assert {"token_rewards", "returns", "critic table", "actor table"} <= harness.differing(*found)
+    assert not harness.differing(*found) & {"shaped", "values", "behind"}
+
+
+@holds(*(f"ppo.resample.{key}" for key in ("kind", "power", "order")))
+@pytest.mark.parametrize(("key", "value"), [("power", 0.4), ("order", "before_whitening"), ("seed", 6)])
+def test_updates_train_on_the_rows_that_the_recipe_samples(key: str, value: Any) -> None:
+    """The penalty is in the loss, and good responses have a term of their own: both are read with the rows."""
+    changes = {"ppo.advantages.whiten": True, "ppo.kl": LOSS, "ppo.policy_loss.positive_nll_coef": 0.2}
+    other = {"seed": value, "ppo.resample": POWER} if key == "seed" else {"ppo.resample": {**POWER, key: value}}
+    found = [numbers(with_keys({**changes, **each})) for each in ({"ppo.resample": POWER}, other)]
+    differing = harness.differing(*found)
+    assert {"taken advantages", "actor table"} <= differing
+    assert ("resampled" in differing) == (key != "order")
+    assert ("critic table" in differing) == (key != "order")
+    rows = found[1]["resampled"].astype(int).tolist()
+    assert len(set(rows)) < len(rows), "no row is repeated: the case is too weak"
+    assert not {3, 6} & set(rows), "rows without a score are never sampled"
 
 
 @holds("ppo.critic_only_steps")

@@ -11,12 +11,12 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from wiring import textbook_groups, textbook_losses
+from wiring import textbook_groups, textbook_losses, textbook_resampling
 
 Array = np.ndarray
 UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
@@ -62,6 +62,8 @@ class TextbookRollout:
     components: Mapping[str, Array]
     """Score of each response in each component of the reward."""
     greedy: TextbookGreedy
+    OF_ROWS: ClassVar[tuple[str, ...]] = ("before", "tokens", "present", "mask", "sampler", "truncated")
+    """Fields that the updates read, with one entry per row."""
 
 
 @dataclass
@@ -112,6 +114,8 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         nats = np.where(mask, found, 0.0)
     coef, next_coef, measured = coefficients(kl, nats, mask, rollout.carried_coef)
     rewards = at_last_token(shaped, mask) - (coef * nats if kl["place"] == "reward" else 0.0)
+    if tables["ppo"].get("whiten_rewards"):
+        rewards = np.where(mask, rewards[mask].mean() + whitened(rewards, mask), 0.0)
     gae_keys = tables["ppo"]["advantages"]
     last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
     bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
@@ -123,10 +127,11 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         advantages, returns, lams = estimate_advantages(
             gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
         )
-    if gae_keys.get("whiten") or gae_keys["kind"] in textbook_groups.WHITENED:
-        unmasked = advantages[mask]
-        advantages = np.where(mask, (advantages - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
-    numbers |= {
+    resample = tables["ppo"].get("resample", {"kind": "none"})
+    whitens_last = resample.get("order") == "before_whitening"
+    if whitens(gae_keys) and not whitens_last:
+        advantages = whitened(advantages, mask)
+    numbers |= truncation_metrics(truncated, rollout, bootstrap, valid) | {
         "scores": np.array([score or 0.0 for score in rollout.scores]),
         "shaped": shaped,
         **({} if by == "current" else {"logprobs": np.where(rollout.mask, old, 0.0)}),
@@ -136,13 +141,10 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         "mask": mask.astype(float),
         "next kl/coef": next_coef,
     }
-    if truncated == "bootstrap":
-        numbers |= {"behind": bootstrap, "advantage/bootstrap_mean": np.where(valid, bootstrap, 0.0)[valid].mean()}
-    if truncated == "filter":
-        numbers["advantage/filtered_frac"] = rollout.truncated[valid].mean()
     if gae_keys.get("length_adaptive_alpha"):
         numbers["advantage/lambda_mean"] = lams[mask.any(1)].mean()
     # Without a forward pass before the update, these metrics are computed in its first minibatch.
+    assert by == "trainer" or resample["kind"] == "none", "the first minibatch is one of all rows"
     first = minibatches(tables, rollout, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
     numbers |= of_rewards | mismatch_metrics(actor, rollout, rollout.mask & seen)
@@ -163,6 +165,18 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     numbers |= metrics
     if has_critic:
         numbers |= {"values": values, "returns": returns}
+    if resample["kind"] != "none":
+        chances = textbook_resampling.row_weights(resample, shaped, mask.any(1))
+        rows = textbook_resampling.sampled_rows(chances, derived(tables["seed"], rollout.step, "resample"))
+        numbers |= {"resampled": rows, "resample/effective_seqs": chances.sum() ** 2 / (chances**2).sum()}
+        rollout = replace(rollout, **{name: getattr(rollout, name)[rows] for name in TextbookRollout.OF_ROWS})
+        values, returns, mask, old, reference, advantages, weights, kept, entropy, seen = (
+            grid[rows] for grid in (values, returns, mask, old, reference, advantages, weights, kept, entropy, seen)
+        )
+        valid, shaped = valid[rows], shaped[rows]
+        advantages = whitened(advantages, mask) if whitens_last else advantages
+        numbers["taken advantages"] = advantages
+    if has_critic:
         numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
@@ -186,6 +200,24 @@ def waiting(tables: Tables, rollout: TextbookRollout, explained: float) -> dict[
     if rollout.step > until["at_most"] or explained >= until["explained_variance"]:
         return {"policy/trained": 1.0}
     return {"policy/trained": 0.0, "actor table": rollout.actor, "actor updates": rollout.updates["actor"]}
+
+
+def truncation_metrics(truncated: str, rollout: TextbookRollout, bootstrap: Array, valid: Array) -> dict[str, Array]:
+    """Return the numbers that a treatment of truncated responses adds."""
+    if truncated == "bootstrap":
+        return {"behind": bootstrap, "advantage/bootstrap_mean": bootstrap[valid].mean()}
+    return {"advantage/filtered_frac": rollout.truncated[valid].mean()} if truncated == "filter" else {}
+
+
+def whitens(keys: Tables) -> bool:
+    """Return whether the estimator whitens advantages."""
+    return bool(keys.get("whiten")) or keys["kind"] in textbook_groups.WHITENED
+
+
+def whitened(numbers: Array, mask: Array) -> Array:
+    """Return the numbers with mean 0 and variance 1 over the mask, and 0 elsewhere."""
+    unmasked = numbers[mask]
+    return np.where(mask, (numbers - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
 
 
 def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
@@ -513,11 +545,17 @@ def correct_mismatch(ppo: Tables, old: Array, rollout: TextbookRollout) -> tuple
         if gap is not None:
             passes &= np.exp(np.abs(log_r)).mean() <= gap
         kept[row][row_mask] = passes
-    weights = np.where(kept, weights, 0.0)
     if kind != "none" and keys["normalize"]:
-        weights /= weights[kept].mean()
+        by_sequence = [weights[row][row_mask].mean() for row, row_mask in enumerate(rollout.mask) if row_mask.any()]
+        means = {
+            "kept_tokens": weights[kept].mean(),
+            "tokens": weights[rollout.mask].mean(),
+            "sequences": np.mean(by_sequence),
+        }
+        weights = weights / means[keys.get("normalize_over", "kept_tokens")]
+    weights = np.where(kept, weights, 0.0)
     numbers = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
-    if kind in ("tis", "tis_sequence", "icepop"):
+    if kind in ("tis", "tis_sequence", "icepop", "icepop_sequence"):
         numbers["correction/capped_frac"] = outside[kept].mean()
     if rejects:
         numbers["correction/rejected_frac"] = 1 - kept.sum() / rollout.mask.sum()
@@ -532,10 +570,10 @@ def token_weights(keys: Tables, log_r: Array) -> tuple[Array, Array]:
         return np.ones_like(ratio), ratio < 0
     if kind == "sequence_mask":
         return ratio, ratio < 0
-    if kind == "tis_sequence":
+    if kind.endswith("_sequence"):
         ratio = np.full_like(ratio, math.prod(ratio))
     outside = (ratio < keys["min_ratio"]) | (ratio > keys["max_ratio"])
-    if kind == "icepop":
+    if kind.startswith("icepop"):
         return np.where(outside, 0.0, ratio), outside
     return np.clip(ratio, keys["min_ratio"], keys["max_ratio"]), outside
 

@@ -22,13 +22,17 @@ class AdvantagesSpec(StageSpec["Advantages"]):
 
     kind: ClassVar[str] = "advantages"
     keys: ClassVar[tuple[str, ...]] = (
-        "ppo.advantages", "ppo.truncated", "ppo.kl", "ppo.critic_only_until", *SHAPING_KEYS,
+        "ppo.advantages", "ppo.whiten_rewards", "ppo.truncated", "ppo.kl", "ppo.critic_only_until", *SHAPING_KEYS,
     )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = ()
     reports_metrics: bool = True
     """Whether the stage reports metrics. A second stage in a step reports none, because its rows are others."""
+    whitens: bool = True
+    """Whether the stage whitens advantages if the recipe requires it. Otherwise a later stage whitens them."""
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+        if not self.whitens:
+            yield "not whitened"
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
             yield f"{recipe.rollout.max_new_tokens} tokens"
 
@@ -67,7 +71,8 @@ class AdvantagesSpec(StageSpec["Advantages"]):
         return AdvantagesStage(
             reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
             estimator=recipe.ppo.advantages.estimator(),
-            whitened=recipe.ppo.advantages.whiten,
+            whitened=self.whitens and recipe.ppo.advantages.whiten,
+            whitens_rewards=recipe.ppo.whiten_rewards,
             truncated=recipe.ppo.truncated,
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),

@@ -30,6 +30,7 @@ class RemaxAdvantages(EstimatorTable):
 
     trains_critic: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
+    reads_token_rewards: ClassVar[bool] = False
     reads_baselines: ClassVar[bool] = True
     whiten: ClassVar[bool] = False
     """Whether advantages are whitened: the baseline already reduces their variance, and whitening would move it."""

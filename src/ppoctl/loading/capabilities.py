@@ -17,13 +17,12 @@ NOT_YET = {
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
-    "pf-ppo": "rollouts resampled by their score before the update (PF-PPO)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
     "tools": "responses of several turns, with tools or an environment",
 }
 """Capability that a recipe may require -> its description."""
 
-AVAILABLE = ("dynamic-sampling",)
+AVAILABLE = ("dynamic-sampling", "pf-ppo")
 """Capabilities that an earlier version did not have: the recipe of a run may still require them."""
 
 _KEYS = {
@@ -31,7 +30,6 @@ _KEYS = {
     "critic-free": ("critic_free",),
     "freezing": ("freeze", "freezing", "frozen", "num_layers_unfrozen", "freeze_moe_router"),
     "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
-    "pf-ppo": ("pf_ppo", "use_pf_ppo"),
     "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
 }
 """Capability -> names that users try as a key for it."""

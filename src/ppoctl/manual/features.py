@@ -48,8 +48,8 @@ SECTIONS = (
     ),
     Section(
         "Advantages",
-        "distribution of the reward over tokens; treatment of truncated responses",
-        ("ppo.advantages", "ppo.truncated"),
+        "distribution of the reward over tokens; treatment of truncated responses; rows of the updates",
+        ("ppo.whiten_rewards", "ppo.advantages", "ppo.truncated", "ppo.resample"),
     ),
     Section(
         "Sampler and trainer",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ppoctl.model.head import Head
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import NoKl, Recipe
+from ppoctl.recipe.schema import NoKl, NoResampling, Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
     LengthPenalty,
@@ -43,6 +43,10 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     if (until := ppo.critic_only_until) is not None:
         bound = f"until the explained variance is {until.explained_variance:g}"
         choices["critic alone"] = f"{bound}, for at most {until.at_most} steps"
+    if not isinstance(ppo.resample, NoResampling):
+        choices["resampling"] = _describe(ppo.resample)
+    if ppo.whiten_rewards:
+        choices["token rewards"] = "scaled to unit variance"
     if not ppo.corrects_rollouts:
         return choices | {"correction": "none for the difference of sampler and trainer"}
     tables = [_describe(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]

@@ -1,7 +1,7 @@
 """Recipe tables of PPO as a whole and of a trained role (optimizer, batching).
 
-The tables inside `[ppo]` are in the modules `kl`, `losses` and `correction` and in the package `estimators`, and the
-table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
+The tables inside `[ppo]` are in the modules `kl`, `losses`, `correction` and `resampling` and in the package
+`estimators`, and the table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
 """
 
 from functools import partial
@@ -15,6 +15,7 @@ from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, No
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
+from ppoctl.recipe.resampling import NoResampling, ResampleTable
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 from ppoctl.recipe_table import ParallelTable as ParallelTable
 
@@ -88,6 +89,19 @@ class PpoTable(Table):
     Default of: NeMo-RL, verl, trlX, TRL (terminal)
     Figures: rollout/truncated_frac, advantage/bootstrap_mean, advantage/filtered_frac
     """
+    whiten_rewards: Annotated[bool, RESULTS] = False
+    """Whether the rewards of tokens, including a KL penalty in the reward, are scaled to unit variance over all
+    unmasked tokens of the step before the advantages are estimated. Their mean does not change. A bootstrap value is
+    added afterwards. The critic learns returns of the scaled rewards.
+
+    Formula: r_t = mean + (r_t - mean) / sqrt(variance + 1e-8)
+    Source: Ziegler et al. 2019 (arXiv:1909.08593; its code, lm-human-preferences); TRL, which also counts the
+        position after the last token of a response
+    Default of: all systems (off); only TRL has it
+    Figures: advantage/raw_std, value/return_std
+    """
+    resample: ResampleTable = NoResampling(kind="none")
+    """Rows that the updates train on, sampled again by the scores of the responses (PF-PPO)."""
     kl: Kl = NoKl(place="none")
     """KL penalty for the distance between the actor and the reference model."""
     policy_loss: AnyPolicyLossTable = ClippedLoss()
@@ -140,7 +154,7 @@ class PpoTable(Table):
             weigh=table.weigh(),
             bounded=table.has_bounds,
             keeps=(*table.keeps(), *self.rollout_rejection.keeps(), *by_gap),
-            normalize=table.normalize,
+            normalize=table.normalization(),
             fingerprint=fingerprint,
             name=name,
         )

@@ -18,8 +18,10 @@ from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.correction import CorrectionTable as CorrectionTable
 from ppoctl.recipe.correction import IcePop as IcePop
+from ppoctl.recipe.correction import ImportanceWeights as ImportanceWeights
 from ppoctl.recipe.correction import NoCorrection as NoCorrection
 from ppoctl.recipe.correction import RatioRejection as RatioRejection
+from ppoctl.recipe.correction import SequenceIcePop as SequenceIcePop
 from ppoctl.recipe.correction import SequenceMask as SequenceMask
 from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.correction import TruncatedSequenceImportance as TruncatedSequenceImportance
@@ -40,6 +42,7 @@ from ppoctl.recipe.losses import PythonPolicyLoss as PythonPolicyLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
+from ppoctl.recipe.resampling import NoResampling as NoResampling
 from ppoctl.recipe.rows import AnyRows as AnyRows
 from ppoctl.recipe.rows import ColumnRows as ColumnRows
 from ppoctl.recipe.rows import DataTable as DataTable

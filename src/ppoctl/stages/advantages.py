@@ -12,7 +12,7 @@ from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts,
 from ppoctl.errors import RewardError
 from ppoctl.ppo.estimator import Estimator, EstimatorInputs
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
-from ppoctl.ppo.rewards import bootstrapped
+from ppoctl.ppo.rewards import bootstrapped, with_unit_variance
 from ppoctl.stages.critic_first import CriticFirst
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
@@ -34,6 +34,8 @@ class AdvantagesStage:
     critic_first: CriticFirst | None = None
     """Condition under which the step trains the actor; None: it always does."""
     reports_metrics: bool = True
+    whitens_rewards: bool = False
+    """Whether token rewards, with a KL penalty, are scaled to unit variance."""
     name: str = "advantages"
     component_weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each component of the reward; empty if the estimator does not read components."""
@@ -58,6 +60,8 @@ class AdvantagesStage:
         token_rewards = shaped.per_token.where(mask, 0.0)
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
+        if self.whitens_rewards:
+            token_rewards = with_unit_variance(token_rewards, mask)
         bootstrapped_rewards = token_rewards
         if self.truncated == "bootstrap":
             assert values is not None, "bootstrap values come from a critic, and the step has none"

@@ -21,6 +21,8 @@ NUMBERS = {
     "logprobs": 40,
     "correction": 45,
     "advantages": 50,
+    "resample": 55,
+    "whitening": 56,
     "critic_update": 60,
     "actor_update": 70,
     "eval": 80,

@@ -21,6 +21,7 @@ from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
 from ppoctl.loading.rules.losses import LOSS_RULES
 from ppoctl.loading.rules.metrics import METRIC_RULES
+from ppoctl.loading.rules.resampling import RESAMPLING_RULES
 from ppoctl.loading.rules.rewards import REWARD_RULES
 from ppoctl.loading.rules.rows import ROW_RULES, has_truth, tables_of_rows
 from ppoctl.loading.rules.sampling import SAMPLING_RULES
@@ -170,6 +171,7 @@ RULES = (
     *REWARD_RULES,
     *ROW_RULES,
     *SCHEDULE_RULES,
+    *RESAMPLING_RULES,
     *KL_RULES,
     *LOSS_RULES,
     *ESTIMATOR_RULES,
