@@ -32,13 +32,13 @@ OLD_LOGPROBS = {
 
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
     """Return choice -> description of the choice."""
-    ppo, kl = recipe.ppo, recipe.ppo.kl
+    ppo = recipe.ppo
     losses: Mapping[Head, Table] = {"token": ppo.policy_loss, "value": ppo.value_loss}
     choices = {
         "advantages": _describe(ppo.advantages),
         **{f"{role}'s loss": _describe(losses[head_of(role)]) for role in recipe.trained},
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
-        "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_describe(kl)}",
+        "KL": _kl(recipe),
     }
     if not ppo.corrects_rollouts:
         return choices | {"correction": "none for the difference of sampler and trainer"}
@@ -46,6 +46,13 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     if ppo.max_sequence_gap is not None:
         tables.append(f"max_sequence_gap {ppo.max_sequence_gap:g}")
     return choices | {"correction": "; ".join(tables)}
+
+
+def _kl(recipe: Recipe) -> str:
+    kl, own = recipe.ppo.kl, recipe.model.reference
+    if isinstance(kl, NoKl):
+        return "none; no reference is loaded"
+    return f"in the {kl.place}: {_describe(kl)}" + (f"; reference `{own.path}`" if own is not None else "")
 
 
 def _describe(table: Table) -> str:

@@ -1,6 +1,6 @@
 """Steps after which a run evaluates and saves."""
 
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import EvalTable, Recipe
 
 
 def evaluates(recipe: Recipe, step: int) -> bool:
@@ -10,7 +10,13 @@ def evaluates(recipe: Recipe, step: int) -> bool:
     table = recipe.eval
     if step == 0:
         return table.at_start
-    return (table.at_end and step == recipe.steps) or (table.every_steps > 0 and step % table.every_steps == 0)
+    return (table.at_end and step == recipe.steps) or _is_regular(table, step)
+
+
+def _is_regular(table: EvalTable, step: int) -> bool:
+    """Whether an evaluation between the start and the end of the run follows this step."""
+    first = table.first_step or table.every_steps
+    return table.every_steps > 0 and step >= first and (step - first) % table.every_steps == 0
 
 
 def saves(recipe: Recipe, step: int) -> bool:

@@ -65,12 +65,24 @@ class CriticModelTable(Table):
     """Dtype of the critic's weights and activations; absent: `model.dtype`."""
 
 
+class ReferenceModelTable(Table):
+    """A reference of its own for the KL penalty: a model with the architecture and the token ids of the actor's
+    model, in the dtype of the actor. Its weights never change.
+
+    Default of: all systems (none: the initial weights of the actor); TRL has `ref_model`
+    """
+
+    path: Annotated[str, RESULTS]
+    """Weights of the reference: a folder or hub id of a language model, a folder written by `convert-ckpt --to
+    megatron`, or a saved actor of a run, `runs/NAME/states/actor/STEP`."""
+
+
 PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
 """Validator of a table that may be written as its path alone, as in run directories of earlier versions."""
 
 
 class ModelTable(Table):
-    """The base model: the initial weights of actor and reference, and of a critic without its own model."""
+    """The base model: the initial weights of the actor, and of a critic and a reference without their own model."""
 
     path: Annotated[str, RESULTS]
     """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
@@ -78,6 +90,8 @@ class ModelTable(Table):
     """Dtype of weights and activations; main weights and optimizer are float32 in both cases."""
     critic: Annotated[CriticModelTable | None, PathOrTable] = None
     """The critic's own model, as a table or as its path alone; absent: the base model with a value head of zeros."""
+    reference: Annotated[ReferenceModelTable | None, PathOrTable] = None
+    """The reference of the KL penalty, as a table or as its path alone; absent: the base model."""
 
 
 class RolloutTable(Table):
