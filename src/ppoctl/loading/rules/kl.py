@@ -1,10 +1,9 @@
 """Rules about the KL penalty. See `across_tables`."""
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import fields
 
 from ppoctl.loading.problems import Conflict, rules_of
-from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
@@ -12,8 +11,8 @@ from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 
 _REFERENCE: KeyPath = ("model", REFERENCE)
-_SAME_SIZES = frozenset(field.name for field in fields(ModelShape)) - {"family", "max_positions", "rope", "norm_eps"}
-"""Fields of a model's shape that the reference must share with the actor's model."""
+_MAY_DIFFER = frozenset({"family", "max_positions", "rope", "norm_eps"})
+"""Fields of a model's shape in which the reference may differ from the actor's model. They change no size."""
 
 
 def check_reference_is_read(recipe: Recipe) -> Iterator[Conflict]:
@@ -21,7 +20,7 @@ def check_reference_is_read(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(
             "`model.reference` has no effect, because no KL penalty reads a reference",
             ((*_REFERENCE, "path"), ("ppo", "kl", "place")),
-            "--set ppo.kl.place=loss",
+            "remove `model.reference`, or add `--set 'ppo.kl={place=\"loss\", coef=0.001}'`",
         )
 
 
@@ -32,7 +31,7 @@ def check_reference_sizes(recipe: Recipe) -> Iterator[Conflict]:
     own, base = model_of(recipe, REFERENCE).shape, model.shape
     if recipe.model.reference is None or own is None or base is None:
         return
-    for name in sorted(_SAME_SIZES):
+    for name in (field.name for field in dataclasses.fields(own) if field.name not in _MAY_DIFFER):
         ours, its = getattr(base, name), getattr(own, name)
         if ours != its:
             yield Conflict(
