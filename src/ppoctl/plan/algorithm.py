@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ppoctl.model.head import Head
+from ppoctl.recipe.bounds import bounds_text
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import NoKl, Recipe
 from ppoctl.recipe_table import Table
@@ -40,6 +41,9 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
         "KL": _kl(recipe),
     }
+    if recipe.until:
+        bounds = (f"`{name}` is {bounds_text(each.min, each.max)}" for name, each in recipe.until.items())
+        choices["early end"] = f"when {' and '.join(bounds)}"
     if not ppo.corrects_rollouts:
         return choices | {"correction": "none for the difference of sampler and trainer"}
     tables = [_describe(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]

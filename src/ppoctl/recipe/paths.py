@@ -31,7 +31,7 @@ BY_ONE_KEY: dict[KeyPath, str] = {
     ("model", "reference"): "path",
     ("eval", "metrics"): "function",
 }
-"""Path of a table that may be written as the value of one of its keys (`schema.PathOrTable`) -> that key."""
+"""Path of a table that may be written as the value of one of its keys (`models.PathOrTable`) -> that key."""
 IMAGE = ("slurm", "container", "image")
 _SETS = (("data", "train"), ("data", "eval", tree.ANY_NAME))
 ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))

@@ -35,6 +35,9 @@ from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
 from ppoctl.recipe.losses import GspoLoss as GspoLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
+from ppoctl.recipe.models import CriticModelTable as CriticModelTable
+from ppoctl.recipe.models import ModelTable as ModelTable
+from ppoctl.recipe.models import ReferenceModelTable as ReferenceModelTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
 from ppoctl.recipe.rows import AnyRows as AnyRows
 from ppoctl.recipe.rows import ColumnRows as ColumnRows
@@ -49,49 +52,6 @@ from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.recipe_table import Table as Table
 from ppoctl.rewards.reward import Reward
-
-
-class CriticModelTable(Table):
-    """The critic's own model, of any supported family and size, with the same token ids as the actor's model.
-
-    Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
-    """
-
-    path: Annotated[str, RESULTS]
-    """Initial weights of the critic: a reward model (a folder or hub id of a ...ForSequenceClassification with one
-    label), another language model (the value head starts at zero), a folder written by `convert-ckpt --to megatron`,
-    or a saved critic of a run, `runs/NAME/states/critic/STEP`. The optimizer of a saved critic is not loaded."""
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, RESULTS] = None
-    """Dtype of the critic's weights and activations; absent: `model.dtype`."""
-
-
-class ReferenceModelTable(Table):
-    """A reference of its own for the KL penalty: a model with the architecture and the token ids of the actor's
-    model, in the dtype of the actor. Its weights never change.
-
-    Default of: all systems (none: the initial weights of the actor); TRL has `ref_model`
-    """
-
-    path: Annotated[str, RESULTS]
-    """Weights of the reference: a folder or hub id of a language model, a folder written by `convert-ckpt --to
-    megatron`, or a saved actor of a run, `runs/NAME/states/actor/STEP`."""
-
-
-PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
-"""Validator of a table that may be written as its path alone, as in run directories of earlier versions."""
-
-
-class ModelTable(Table):
-    """The base model: the initial weights of the actor, and of a critic and a reference without their own model."""
-
-    path: Annotated[str, RESULTS]
-    """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
-    dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
-    """Dtype of weights and activations; main weights and optimizer are float32 in both cases."""
-    critic: Annotated[CriticModelTable | None, PathOrTable] = None
-    """The critic's own model, as a table or as its path alone; absent: the base model with a value head of zeros."""
-    reference: Annotated[ReferenceModelTable | None, PathOrTable] = None
-    """The reference of the KL penalty, as a table or as its path alone; absent: the base model."""
 
 
 class RolloutTable(Table):
@@ -339,6 +299,20 @@ class Expectation(Table):
     """Smallest rise above the metric's first value; absent: not checked."""
 
 
+class Target(Table):
+    """Bounds on a metric that end the run before `steps`. The run ends after the first step that reports every metric
+    of `[until]` with a value within its bounds. It then saves, evaluates (`eval.at_end`) and checks `[expect]`, as
+    after its last step. Evaluations before the first step are not used."""
+
+    min: Annotated[float | None, REPORTING] = None
+    """Lowest value that ends the run; absent: no lower bound."""
+    max: Annotated[float | None, REPORTING] = None
+    """Highest value that ends the run; absent: no upper bound."""
+    for_steps: Annotated[int, REPORTING, AtLeastOne] = 1
+    """Number of consecutive steps with a value of this metric within the bounds. Steps that do not report the metric
+    are not counted."""
+
+
 class Recipe(Table):
     """One training run: model, data, algorithm, roles, and the devices that they run on."""
 
@@ -376,6 +350,9 @@ class Recipe(Table):
     slurm: SlurmTable = SlurmTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
     """Bounds that the run must meet, by metric name."""
+    until: dict[str, Target] = Field(default_factory=dict)
+    """Bounds that end the run early when all of them are met, by metric name. Schedules of learning rates still use
+    `steps`."""
 
     @property
     def trained(self) -> dict[str, TrainedTable]:

@@ -14,6 +14,9 @@ from ppoctl.errors import RunAliveError, quoted
 from ppoctl.store.append import intact
 from ppoctl.store.run_paths import RunPaths
 
+EARLY_END = "until"
+"""Key of an attempt that ended the run before its last step: the values that ended it."""
+
 
 def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the attempts of a run, each with its `status`.
@@ -35,7 +38,8 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         elif line.get("event") == "attempt_ended" and line["attempt"] in by_number:
             ended = {"status": line["status"], "exit_code": line["exit_code"], "ended_at": line["at"]}
-            by_number[line["attempt"]] |= ended
+            early = {EARLY_END: line[EARLY_END]} if EARLY_END in line else {}
+            by_number[line["attempt"]] |= ended | early
     return list(by_number.values())
 
 
