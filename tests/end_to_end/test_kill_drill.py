@@ -63,6 +63,12 @@ WITH: dict[str, dict[str, object]] = {
             "rollout_correction": {"kind": "tis"},
         },
     },
+    # The run ends after step 2, which it would neither save nor evaluate otherwise.
+    "early end": {
+        "steps": 5,
+        "eval": {"every_steps": 4},
+        "until": {"policy/entropy_mean": {"max": 2.4, "for_steps": 2}},
+    },
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
@@ -84,6 +90,7 @@ STEP_FUNCTIONS = {
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
         ("every third", "grpo"),
+        ("every third", "early end"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

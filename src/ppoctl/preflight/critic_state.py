@@ -10,7 +10,7 @@ from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.append import intact
-from ppoctl.store.liveness import EARLY_END, attempts
+from ppoctl.store.liveness import ended_early
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
@@ -41,8 +41,8 @@ def _require_kept(role: str, folder: Path) -> None:
     if origin is None or origin.run is None or other is None or other.checkpoint.keep_last is None:
         return
     saved = saved_steps(RunPaths(Path(origin.run)), tuple(other.trained))
-    ended_early = any(EARLY_END in each for each in attempts(intact(RunPaths(Path(origin.run)).journal))[-1:])
-    if max(saved, default=0) >= other.steps or ended_early:
+    lines = intact(RunPaths(Path(origin.run)).journal)
+    if max(saved, default=0) >= other.steps or ended_early(lines) is not None:
         return
     copy, key = Path(f"{role}-{origin.step}"), f"model.{role}.path"
     raise RecipeError(

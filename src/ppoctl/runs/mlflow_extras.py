@@ -11,7 +11,7 @@ from ppoctl.machine import nvml
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
-from ppoctl.store.liveness import EARLY_END, attempts
+from ppoctl.store.liveness import ended_early
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.mirror_hooks import MirrorHooks
@@ -76,7 +76,7 @@ def contract_of(paths: RunPaths) -> dict[str, str]:
     recipes = run_dir.recipes(paths)
     recipe, lines = recipes[max(recipes)], read_lines(paths.journal)
     is_short = max((line["step"] for line in lines if "stage" in line), default=0) < recipe["steps"]
-    if is_short and EARLY_END not in attempts(lines)[-1]:
+    if is_short and ended_early(lines) is None:
         return {}  # `ppoctl rollout` and a save also end without an error
     expect = recipe.get("expect") or {}
     wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in expect.items()}

@@ -43,6 +43,13 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(by_number.values())
 
 
+def ended_early(lines: Iterable[dict[str, Any]]) -> str | None:
+    """Return the values that ended the run before its last step, from its newest attempt; None: it did not end
+    early."""
+    newest = attempts(lines)[-1:]
+    return newest[0].get(EARLY_END) if newest else None
+
+
 def require_idle(paths: RunPaths, *, here: tuple[str, int] | None = None) -> None:
     """Raise RunAliveError if another process on this host works on the run. Other hosts are not checked.
 

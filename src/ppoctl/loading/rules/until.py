@@ -34,13 +34,11 @@ def check_until_can_end(recipe: Recipe) -> Iterator[Conflict]:
     steps = _steps_before_the_last(recipe)
     for name, found in steps.items():
         key: KeyPath = ("until", name)
-        if len(found) < recipe.until[name].for_steps:
-            message = (
-                f"`{name}` cannot end the run early: {len(found)} steps before the last report it, fewer than "
-                f"{recipe.until[name].for_steps}"
-            )
-            keys = (_EVERY,) if is_evaluation_metric(name) else ()
-            yield Conflict(message, ((*key, "for_steps"), *keys, ("steps",)))
+        needed = recipe.until[name].for_steps
+        if len(found) < needed:
+            message = f"`{name}` cannot end the run early: {len(found)} steps before the last report it, fewer than {needed}"
+            every = (_EVERY,) if is_evaluation_metric(name) else ()
+            yield Conflict(message, ((*key, "for_steps") if needed > 1 else key, *every, ("steps",)))
             return
     if len(steps) == len(recipe.until) and steps and _first_end(recipe, steps) is None:
         yield Conflict("no step before the last reports all metrics of [until]", (("until",), ("steps",)))
