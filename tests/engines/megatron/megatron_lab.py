@@ -347,9 +347,12 @@ def minibatch(rollouts: TrainerBatch, rows: Sequence[int] | None = None, step: O
 Batching = BySequences | ByTokens
 
 
-def actor(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronActor:
+def actor(
+    folder: Path, *, dtype: str = "float32", batching: Batching | None = None, reference: Path | None = None
+) -> MegatronActor:
     batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
-    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching)
+    frozen = None if reference is None else str(reference)
+    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching, reference=frozen)
     made = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     made.start()
     return made

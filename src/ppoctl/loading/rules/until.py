@@ -36,7 +36,8 @@ def check_until_can_end(recipe: Recipe) -> Iterator[Conflict]:
         key: KeyPath = ("until", name)
         needed = recipe.until[name].for_steps
         if len(found) < needed:
-            message = f"`{name}` cannot end the run early: {len(found)} steps before the last report it, fewer than {needed}"
+            found_text = f"{len(found)} steps before the last report it, fewer than {needed}"
+            message = f"`{name}` cannot end the run early: {found_text}"
             every = (_EVERY,) if is_evaluation_metric(name) else ()
             yield Conflict(message, ((*key, "for_steps") if needed > 1 else key, *every, ("steps",)))
             return
