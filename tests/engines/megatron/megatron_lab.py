@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -198,6 +199,14 @@ def with_ends(folder: Path, copy: Path, ends: Sequence[int]) -> Path:
     """Copy a model folder, and name the tokens that end a response."""
     shutil.copytree(folder, copy)
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends)}))
+    return copy
+
+
+def with_scaled_weights(folder: Path, copy: Path) -> Path:
+    """Copy a model folder, and multiply all its weights by 1.2."""
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: 1.2 * weight for name, weight in weights.items()}, copy / "model.safetensors", {"format": "pt"})
     return copy
 
 
