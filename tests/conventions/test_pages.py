@@ -90,7 +90,7 @@ def test_feature_sections_are_filled_and_name_known_metrics() -> None:
 
 
 WITHOUT = (
-    "model", "model.critic", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
+    "model", "model.critic", "model.reference", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
     "checkpoint.keep_last", "checkpoint.best_keep", "checkpoint.best_direction",
 )  # fmt: skip
 """Features without a published formula."""

@@ -300,9 +300,7 @@ class Expectation(Table):
 
 
 class Target(Table):
-    """Bounds on a metric that end the run before `steps`. The run ends after the first step that reports every metric
-    of `[until]` with a value within its bounds. It then saves, evaluates (`eval.at_end`) and checks `[expect]`, as
-    after its last step. Evaluations before the first step are not used."""
+    """Bounds on a metric that, together with the other metrics of `[until]`, end the run early."""
 
     min: Annotated[float | None, REPORTING] = None
     """Lowest value that ends the run; absent: no lower bound."""
@@ -351,8 +349,10 @@ class Recipe(Table):
     expect: dict[str, Expectation] = Field(default_factory=dict)
     """Bounds that the run must meet, by metric name."""
     until: dict[str, Target] = Field(default_factory=dict)
-    """Bounds that end the run early when all of them are met, by metric name. Schedules of learning rates still use
-    `steps`."""
+    """Bounds that end the run before `steps`, by metric name: the run ends after the first step that reports every
+    metric of this table with a value within its bounds. It then saves, evaluates (`eval.at_end`) and checks
+    `[expect]`, as after its last step. An evaluation before the first step ends no run. Schedules of learning rates
+    still use `steps`."""
 
     @property
     def trained(self) -> dict[str, TrainedTable]:
