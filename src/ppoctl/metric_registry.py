@@ -344,11 +344,6 @@ _CUSTOM = re.compile(r"eval/[^/]+/(greedy_)?custom_[A-Za-z0-9_]+")
 _OF_NUMBER = re.compile(r"_at_[1-9][0-9]*(?=(_stderr)?$)")
 
 
-def is_time(name: str) -> bool:
-    """Whether a metric is measured by a clock, so that a repeated run has other values."""
-    return name.startswith(("time/", "throughput/")) or name in (REWARD_SECONDS_MEAN.name, REWARD_SECONDS_MAX.name)
-
-
 def responses_asked(name: str) -> int | None:
     """Return the number of responses k of a metric such as `eval/SET/pass_at_8`; None for other metrics."""
     match = _OF_NUMBER.search(name) if eval_set(name) else None

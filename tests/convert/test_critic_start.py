@@ -205,3 +205,34 @@ def test_reward_model_without_its_head_is_refused(model: Model, reward: Path) ->
     )
     with pytest.raises(EnvironmentProblemError, match=r"tensor `score\.weight` missing"):
         require_own_model("critic", str(reward), str(model("qwen2")))
+
+
+def test_reference_must_be_a_language_model_with_the_tokens_of_the_actor(
+    model: Model, reward: Path, tmp_path: Path
+) -> None:
+    base, key = model("qwen2"), r"`model\.reference\.path` is `.*`, "
+    other = shutil.copytree(base, tmp_path / "other")
+    assert require_own_model("reference", str(other), str(base)) == []
+    with pytest.raises(EnvironmentProblemError, match=r"tensor `lm_head\.weight` missing"):
+        require_own_model("reference", str(reward), str(base))
+    for start, name in ((base, "actor"), (reward, "critic")):
+        run(start, "megatron", tmp_path / name, verify=False)
+    assert len(require_own_model("reference", str(tmp_path / "actor"), str(base))) <= 1
+    with pytest.raises(RecipeError, match=f"{key}which has the weights of a critic in Megatron format") as caught:
+        require_own_model("reference", str(tmp_path / "critic"), str(base))
+    assert caught.value.hint == "use the weights of an actor: a state in `states/actor` of a run"
+    for folder, ids in ((tmp_path / "base", {"a": 0, "b": 1}), (other, {"b": 0, "a": 1})):
+        shutil.copytree(base, folder, dirs_exist_ok=True)
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
+    with pytest.raises(RecipeError, match=f"{key}whose tokenizer maps `a` to `1`, .* maps it to `0`") as caught:
+        require_own_model("reference", str(other), str(tmp_path / "base"))
+    assert str(caught.value.hint).endswith("omit the key: the reference then is the actor's initial model")
+
+
+def test_problems_of_a_reference_are_found_before_anything_starts(model: Model, tmp_path: Path) -> None:
+    resolved = recipe(model("qwen2"), model("qwen2"), tmp_path)
+    keys = {"model": {**resolved.model.model_dump(), "reference": {"path": str(tmp_path / "gone")}}}
+    found = check(Recipe.model_validate({**resolved.model_dump(by_alias=True), **keys}), rows=False)
+    assert [problem.message for problem in found.problems if "reference" in problem.message] == [
+        f"`model.reference.path` is `{tmp_path / 'gone'}`: no such folder"
+    ]

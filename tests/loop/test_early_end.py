@@ -107,7 +107,7 @@ def test_ended_run_does_nothing_again_and_continues_without_its_bounds(tmp_path:
     assert paths.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
 
 
-def test_scheduled_evaluation_decides_before_the_run_goes_on(tmp_path: Path) -> None:
+def test_scheduled_evaluation_decides_before_the_next_step(tmp_path: Path) -> None:
     """pass_at_1 is 0.317 before the first step, 0.358 after step 2, 0.333 after step 4, 0.542 after step 6."""
     for bounds, ended in (({"min": 0.35}, [0, 2]), ({"max": 0.34}, [0, 2, 4]), ({"min": 0.6}, [0, 2, 4, 6])):
         root = tmp_path / str(ended[-1])

@@ -241,7 +241,7 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
     stops = [alarm.text for alarm in alarms if alarm.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
         _save_best(job, states[job.policy], metrics)
-    if saves(job.recipe, step, ends_early=ended_early(job, step) is not None) or stops:
+    if _saves(job, step) or stops:
         # Finish earlier saves first: `apply` can then delete superseded states before the new states need the space.
         job.states.saves.finish()
         job.retention.apply()
@@ -254,6 +254,10 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
         job.states.saves.finish()
         raise HealthStopError("; ".join(stops), hint=_after_health_stop(job))
     job.retention.apply()
+
+
+def _saves(job: RunContext, step: int) -> bool:
+    return saves(job.recipe, step, ends_early=ended_early(job, step) is not None)
 
 
 def _recorded(job: RunContext, step: int) -> Recorded:

@@ -96,7 +96,7 @@ def require_own_model(name: str, path: str, base: str) -> list[str]:
     if is_megatron and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{key}` is `{path}`: the folder has no config.json, so its model is unknown",
-            hint=f"ppoctl convert-ckpt {quoted(folder)} {name.upper()} --to hf",
+            hint=f"ppoctl convert-ckpt {quoted(folder)} {quoted(name.upper())} --to hf",
         )
     _require_file(folder, "config.json", key)
     shape = read_shape(folder)
@@ -176,13 +176,13 @@ def _require_megatron_head(name: str, path: str, folder: Path) -> None:
     if has_value_head and head_of_model(name) == "token":
         raise RecipeError(
             f"`{key}` is `{path}`, which has the weights of a critic in Megatron format",
-            hint=f"use the weights of an actor: --set {key}=runs/NAME/states/actor/STEP",
+            hint="use the weights of an actor: a state in `states/actor` of a run",
         )
     if not has_value_head and head_of_model(name) == "value":
         raise RecipeError(
             f"`{key}` is `{path}`, which has the weights of an actor in Megatron format",
             hint="use the weights of a critic, or convert these (the value head starts at zero): "
-            f"ppoctl convert-ckpt {quoted(folder)} {name.upper()} --to hf",
+            f"ppoctl convert-ckpt {quoted(folder)} {quoted(name.upper())} --to hf",
         )
 
 

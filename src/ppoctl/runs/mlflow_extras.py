@@ -75,8 +75,8 @@ def contract_of(paths: RunPaths) -> dict[str, str]:
     """
     recipes = run_dir.recipes(paths)
     recipe, lines = recipes[max(recipes)], read_lines(paths.journal)
-    is_short = max((line["step"] for line in lines if "stage" in line), default=0) < recipe["steps"]
-    if is_short and ended_early(lines) is None:
+    done = max((line["step"] for line in lines if "stage" in line), default=0)
+    if done < recipe["steps"] and ended_early(lines) is None:
         return {}  # `ppoctl rollout` and a save also end without an error
     expect = recipe.get("expect") or {}
     wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in expect.items()}
