@@ -92,6 +92,12 @@ WITH: dict[str, dict[str, object]] = {
         "reward": {"kind": "exact_match", "moments": {"kind": "running", "center": True}},
         "ppo": {**TWO_MINIBATCHES, "advantages": {"kind": "remax"}, "kl": {"place": "none"}},
     },
+    # The run ends after step 2, which it would neither save nor evaluate otherwise.
+    "early end": {
+        "steps": 5,
+        "eval": {"every_steps": 4},
+        "until": {"policy/entropy_mean": {"max": 2.4, "for_steps": 2}},
+    },
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
@@ -117,6 +123,7 @@ STEP_FUNCTIONS = {
         ("every third", "critic first"),
         ("every third", "remax"),
         ("every third", "pf-ppo"),
+        ("every third", "early end"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(

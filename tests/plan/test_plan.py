@@ -262,6 +262,17 @@ def test_different_critic_model_has_separate_byte_counts(smallest: Path, tmp_pat
     assert (gone.memory, gone.storage.states_bytes) == (None, None)
 
 
+def test_another_reference_needs_the_memory_of_the_base_model(smallest: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(QUICKSTART / "model", tmp_path / "other")
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "ppo.kl={place='loss', coef=0.1}"]
+    alike, own = (plan(load([smallest], [*sets, *more], {}).recipe) for more in ((), (f"model.reference={other}",)))
+    assert own.memory is not None
+    assert own.memory == alike.memory
+    assert own.memory.roles["actor"].largest.reference == own.memory.roles["actor"].largest.weights > 0
+    assert own.storage == alike.storage
+    assert own.algorithm["KL"] == f"{alike.algorithm['KL']}; reference `{other}`"
+
+
 def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
     sets = [
         "ppo.advantages={kind='gae', gamma=0.0, gae_lambda=0.9, whiten=false}",
@@ -279,7 +290,12 @@ def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
     assert (
         told["correction"] == "tis: max_ratio 2; ratio: statistic k1, level token, max_ratio 3; max_sequence_gap 1.5"
     )
-    told = plan(load([smallest], ["ppo.old_logprobs=sampler"], {}).recipe).algorithm
+    assert "early end" not in told
+    ends = 'until={"reward/score_mean"={min=0.5}, "policy/entropy_mean"={min=1, max=2}}'
+    told = plan(load([smallest], ["ppo.old_logprobs=sampler", ends], {}).recipe).algorithm
+    assert told["early end"] == (
+        "when `reward/score_mean` is at least 0.5 and `policy/entropy_mean` is at least 1 and at most 2"
+    )
     assert told["old log-probs"] == "of the generator, without a forward pass of the actor"
 
 

@@ -55,9 +55,11 @@ RECIPES: list[list[str]] = [
     ["tracking.kind=none"],
     ["tracking.uri=x"],
     ["model.critic=org/judge"],
+    ["model.reference=org/sft", "ppo.kl={place='loss', coef=1}"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
     ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
-    ['expect."reward/score_mean".max=1'],
+    ['expect."reward/score_mean".max=1', 'until."reward/score_mean".max=0'],
+    ['until."reward/score_mean"={min=1, for_steps=2}'],
     ["reward.kind=exact_match", "data.train.instruction=x"],
     ["reward={kind='python', function='package:score'}"],
     *([f"reward={{kind='{kind}'}}"] for kind in ("math", "dapo_math", "code")),
@@ -139,6 +141,7 @@ def with_stars(path: KeyPath) -> KeyPath:
     """Return the path with `*` in place of user-defined names."""
     named = {
         "expect": 1,
+        "until": 1,
         "data": 2 if path[1:2] == ("eval",) else None,
         "reward": 2 if path[1:2] in (("parts",), ("cases",)) else None,
     }.get(path[0])

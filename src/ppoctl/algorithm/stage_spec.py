@@ -19,6 +19,7 @@ from ppoctl.metric_registry import Metric
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.roles import REFERENCE
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 from ppoctl.rewards.shaping import RewardShaping
@@ -38,8 +39,8 @@ SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
 UPDATE = "update"
 """Kind of the record of a stage that trains a role."""
 
-REFERENCE = "reference"
-"""Model of a pass: the frozen copy of the policy that a KL penalty reads."""
+OWN_REFERENCE = f"model.{REFERENCE}"
+"""Key of the reference's own model. Only the stages that read the reference have it in their fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class StageSpec(Generic[Result]):
     """Kind of the record that the stage commits, as in `batch.fields`."""
     keys: ClassVar[tuple[str, ...]] = ()
     """Recipe keys that decide the result."""
-    excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
+    excluded_keys: ClassVar[tuple[str, ...]] = (*SHAPING_KEYS, OWN_REFERENCE)
     """Keys below `keys` that do not decide the result. Only the advantages read the keys of reward shaping."""
     defines_rows: ClassVar[bool] = False
     """Whether the record defines its rows. Otherwise its rows are those of the inputs of the stage."""

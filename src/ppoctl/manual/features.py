@@ -43,8 +43,8 @@ SECTIONS = (
     ),
     Section(
         "KL penalty",
-        "penalty for moving away from the initial model",
-        ("ppo.kl",),
+        "penalty for moving away from the initial model, or from another model",
+        ("ppo.kl", "model.reference"),
     ),
     Section(
         "Advantages",

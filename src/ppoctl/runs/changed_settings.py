@@ -17,7 +17,7 @@ from ppoctl.recipe.fingerprint import differences, result_differences
 from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import optimizer_of, warmup_updates
-from ppoctl.runs.resume_checks import is_done, last_saved, require_same_run
+from ppoctl.runs.resume_checks import is_done, last_saved, last_step, require_same_run
 from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -47,7 +47,7 @@ class Change:
     """(dotted key, old value, new value)."""
     from_step: int
     steps: int
-    """Number of steps of the changed run."""
+    """Last step of the changed run."""
 
     def lines(self) -> list[str]:
         """Return one line per key, such as `actor.optimizer.lr 0.0004 -> 1e-05 from step 5`."""
@@ -64,7 +64,7 @@ def change(paths: RunPaths, recipe: Recipe) -> Change | None:
     require_same_run(paths, recipe)
     if recipe == recorded:
         return None
-    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), recipe.steps)
+    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), last_step(paths, recipe))
     _require_continuous_rate(paths, recorded, recipe, changes.from_step - 1)
     return changes
 

@@ -27,6 +27,7 @@ from ppoctl.loading.rules.rows import ROW_RULES, has_truth, tables_of_rows
 from ppoctl.loading.rules.sampling import SAMPLING_RULES
 from ppoctl.loading.rules.schedule import SCHEDULE_RULES
 from ppoctl.loading.rules.slurm import SLURM_RULES
+from ppoctl.loading.rules.until import UNTIL_RULES
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
@@ -178,6 +179,7 @@ RULES = (
     *CORRECTION_RULES,
     *CRITIC_RULES,
     *METRIC_RULES,
+    *UNTIL_RULES,
     *EVALUATION_RULES,
     *SAMPLING_RULES,
     *GROUP_RULES,
