@@ -35,6 +35,8 @@ EXAMPLES = {
     "prompt": '"question"',
     "answer": '"answer"',
     "image": '"/images/ppoctl.sqsh"',
+    "explained_variance": "0.5",
+    "at_most": "50",
     "prompts_per_step": "64",
     "max_prompt_tokens": "512",
     "max_new_tokens": "1024",
