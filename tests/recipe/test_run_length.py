@@ -112,7 +112,7 @@ def test_epochs_with_dynamic_sampling_are_refused(write: Write) -> None:
     with pytest.raises(RecipeError) as caught:
         load([write(IN_EPOCHS)], ["rollout.groups={}", "rollout.samples_per_prompt=2"], {})
     assert caught.value.message == (
-        "r.toml:2: `epochs` is `3`, but with [rollout.groups] the prompts of a step depend on the scores, so no number "
-        "of steps is an epoch"
+        "r.toml:2: `epochs` is `3`, but with [rollout.groups] the prompts of a step depend on the scores, so no "
+        "number of steps is an epoch"
     )
     assert caught.value.hint == "write `steps` in place of `epochs`"

@@ -41,7 +41,8 @@ def changes_of(recipe: Recipe) -> tuple[int, ...]:
     return 1, recipe.ppo.critic_only_steps + 1
 
 
-ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, ppo(KeptGroups(1)))
+_KEEPS_GROUPS = critic_sees_all(KeptGroups(1))
+ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, _KEEPS_GROUPS)
 
 _trace = cache(trace)
 
