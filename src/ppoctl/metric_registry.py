@@ -28,29 +28,12 @@ ROLLOUT_RESENT_SEQS = Metric(
     "rollout/resent_seqs", "sequences", "responses requested again because an engine died", "0"
 )
 ROLLOUT_TOKENS = Metric("rollout/tokens", "tokens", "response tokens of the step, without prompts")
-GROUPS_KEPT = Metric(
-    "groups/kept", "groups", "groups that the step trains on (with rollout.groups)", "rollout.prompts_per_step"
-)
-GROUPS_ROUNDS = Metric(
-    "groups/rounds", "rounds", "rounds of generation of the step (with rollout.groups)", "1 to 3; below max_rounds"
-)
-GROUPS_PROMPTS_PER_KEPT = Metric(
-    "groups/prompts_per_kept", "prompts", "generated prompts for each kept group (with rollout.groups)", "1 to 3"
-)
-GROUPS_ALL_RIGHT_FRAC = Metric(
-    "groups/all_right_frac", "fraction",
-    "generated groups of which every scored response passes: its score is at least eval.pass_score, or 1 without it "
-    "(with rollout.groups)", "below 0.5",
-)  # fmt: skip
-GROUPS_ALL_WRONG_FRAC = Metric(
-    "groups/all_wrong_frac", "fraction",
-    "generated groups of which no scored response passes, as in all_right_frac (with rollout.groups)", "falling",
-)  # fmt: skip
-GROUPS_DROPPED_TOKENS = Metric(
-    "groups/dropped_tokens",
-    "tokens",
-    "response tokens generated for groups that the step drops (with rollout.groups)",
-)
+GROUPS_KEPT = Metric("groups/kept", "groups", "groups that the step trains on (with rollout.groups)", "steady")
+GROUPS_ROUNDS = Metric("groups/rounds", "rounds", "rounds of generation of the step (with rollout.groups)", "1 to 3")
+GROUPS_PROMPTS_PER_KEPT = Metric("groups/prompts_per_kept", "prompts", "generated prompts per kept group", "1 to 3")
+GROUPS_ALL_RIGHT_FRAC = Metric("groups/all_right_frac", "fraction", "groups whose responses all pass", "below 0.5")
+GROUPS_ALL_WRONG_FRAC = Metric("groups/all_wrong_frac", "fraction", "groups whose responses all fail", "falling")
+GROUPS_DROPPED_TOKENS = Metric("groups/dropped_tokens", "tokens", "response tokens of groups that the step drops")
 REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer returned it", "rising", "higher")
 REWARD_SCORE_STD = Metric(
     "reward/score_std", "score", "standard deviation of the scores", "above 0; at 0 there is nothing to learn from"
@@ -258,6 +241,8 @@ TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including t
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
 TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
+TIME_KEEP_GROUPS_S = Metric("time/keep_groups_s", "s", "time of the choice of groups (with rollout.groups)")
+TIME_ALL_ROWS_S = Metric("time/all_rows_s", "s", "time of the join of all rounds (with critic_sees = all)")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
 TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
@@ -296,10 +281,7 @@ def named(group: str, figure: str) -> str:
 
 def reported(line: Mapping[str, Any]) -> dict[str, float]:
     """Return all metrics of a journal line: the values of the record and the measured times. The line of an event has
-    none.
-
-    Rounds of a stage report the same metrics: the time is that of all rounds so far, and the last round counts.
-    """
+    none. The rounds of a stage have the same metrics; the time is that of all rounds so far."""
     if "stage" not in line:
         return {}
     seconds = {f"time/{line['stage'].partition('.')[0]}_s": line.get("rounds_s", line["seconds"])}
@@ -363,17 +345,11 @@ def is_of_a_scorer(name: str) -> bool:
 
 
 _OF_THE_STEP = {
-    metric.name
-    for metric in (
-        REWARD_SCORE_MEAN,
-        REWARD_SHAPED_MEAN,
-        REWARD_MOMENTS_MEAN,
-        REWARD_UNFINISHED_MEAN,
-        REWARD_OVERLONG_MEAN,
-        REWARD_LENGTH_MEAN,
-        REWARD_SECONDS_MEAN,
+    metric.name for metric in (
+        REWARD_SCORE_MEAN, REWARD_SHAPED_MEAN, REWARD_MOMENTS_MEAN, REWARD_UNFINISHED_MEAN, REWARD_OVERLONG_MEAN,
+        REWARD_LENGTH_MEAN, REWARD_SECONDS_MEAN,
     )
-}
+}  # fmt: skip
 _OF_PART = re.compile(r"reward/([A-Za-z0-9_-]+)_mean")
 
 

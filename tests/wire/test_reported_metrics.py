@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.components import fake_recipe
+from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import play
 from ppoctl.loading.rules.metrics import check_metrics_reported
 from ppoctl.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find, reported
@@ -64,6 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "the critic until it is good": {"ppo": {**PPO, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "the critic sees all groups": {"rollout": {**FEW_ROWS, "groups": {"critic_sees": "all"}}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
     "a sum": {"reward": {"kind": "sum", "parts": {"number": {"kind": "gsm8k"}}}},

@@ -323,7 +323,7 @@ def open_harness(
     actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
     scorer = RiddleScorer(lost, weights_of(tables))
-    prompt_source = Riddles(recipe.rollout.prompts_per_step)
+    prompt_source = Riddles(recipe.rollout.prompts_per_round)
 
     def generator(actor_at: Callable[[State], Actor], notify: Any, logs: Any) -> LoggedGenerator:
         made.append(LoggedGenerator(actor_at))

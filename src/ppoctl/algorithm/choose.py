@@ -51,7 +51,7 @@ def changes_of(recipe: Recipe) -> tuple[int, ...]:
 
 ALL_STEP_FUNCTIONS = (
     *(PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, REMAX, REMAX_CORRECTED),
-    ppo(KeptGroups(1)),
+    critic_sees_all(KeptGroups(1)),
     *PF_STEP_FUNCTIONS,
 )
 

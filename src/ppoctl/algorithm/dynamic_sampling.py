@@ -152,7 +152,7 @@ class KeptGroups:
         return kept, tuple(generated)
 
 
-class Rows(NamedTuple):
+class RowRecords(NamedTuple):
     """Records of the same rows, in the order of the inputs of the advantages."""
 
     rollouts: "Rollouts"
@@ -163,7 +163,7 @@ class Rows(NamedTuple):
 
 def _all_and_kept(
     run_stage: RunStage, inputs: StepInputs, groups: KeptGroups
-) -> "tuple[Rows, Rows, tuple[tuple[Rollouts, Rewards], ...]]":
+) -> "tuple[RowRecords, RowRecords, tuple[tuple[Rollouts, Rewards], ...]]":
     """Generate, and compute values and log-probs of all rows. Return all rows, the kept ones, and those of each
     round."""
     kept, generated = groups.rounds(run_stage, inputs)
@@ -172,8 +172,8 @@ def _all_and_kept(
     rollouts, rewards = (run_stage.take(every, records) for records in of_rounds)
     values = run_stage(VALUES, inputs.states["critic"], rollouts)
     logprobs = run_stage(LOGPROBS, inputs.states["actor"], rollouts)
-    rows = Rows(rollouts, rewards, values, logprobs)
-    of_actor = Rows(
+    rows = RowRecords(rollouts, rewards, values, logprobs)
+    of_actor = RowRecords(
         run_stage.take(kept, [rollouts], among=every),
         run_stage.take(kept, [rewards], among=every),
         run_stage.take(kept, [values], among=every),

@@ -44,7 +44,7 @@ class BatchPlan:
     new_tokens_per_step_max: int
     """Number of tokens of all responses, in the maximum number of rounds, if all have full length."""
     new_tokens_per_step_min: int
-    """The same number in the minimum number of rounds."""
+    """Number of tokens of all responses, in the minimum number of rounds."""
     prompts_per_round: int
     rounds_min: int
     rounds_max: int

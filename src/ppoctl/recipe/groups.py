@@ -6,7 +6,13 @@ from ppoctl.recipe_table import RESULTS, AtLeastOne, OrMixed, Table
 
 
 class MeanBounds(Table):
-    """Bounds of the mean over the responses to a prompt, for groups that are neither too easy nor too hard."""
+    """Bounds of the mean over the responses to a prompt, for groups that are neither too easy nor too hard.
+
+    Formula: min <= mean(x) <= max, over the responses that have a score; x as `by` selects
+    Source: Prime (arXiv:2502.01456), section 3.4, which keeps prompts of medium accuracy
+    Default of: OpenRLHF (0 and 1, which it excludes)
+    Figures: groups/prompts_per_kept
+    """
 
     min: Annotated[float, RESULTS]
     """Lowest mean of a group that is kept."""
@@ -47,7 +53,7 @@ class GroupsTable(Table):
     max_rounds: Annotated[int, RESULTS, AtLeastOne] = 10
     """Maximum number of rounds of a step."""
     when_short: Annotated[Literal["fail", "use_fewer"], RESULTS] = "fail"
-    """What happens if the last round leaves a step with fewer groups. fail: the run stops with exit 4, and a resume
+    """Treatment of a step that has too few groups after the last round. fail: the run stops with exit 4, and a resume
     continues from these rounds; use_fewer: the step trains on the groups that there are, at least one. The last
     minibatch is then smaller, and losses are divided by what is there."""
     critic_sees: Annotated[Literal["kept", "all"], RESULTS] = "kept"

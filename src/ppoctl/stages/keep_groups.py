@@ -9,7 +9,7 @@ from torch import Tensor
 from ppoctl import metric_registry
 from ppoctl.batch.records import Carry, Rewards, Rollouts, Selection
 from ppoctl.batch.selection import every_row, select, take
-from ppoctl.errors import DataError
+from ppoctl.errors import DataError, quoted
 from ppoctl.stages.shaping import ShapingStep, apply_shaping
 
 Keeps = Callable[[Tensor], bool]
@@ -136,7 +136,7 @@ class KeepGroupsStage:
             f"step {step} has {len(kept)} of {self.num_groups} groups (`rollout.prompts_per_step`) after "
             f"{self.max_rounds} rounds (`rollout.groups.max_rounds`): of {len(groups)} generated groups, {right} "
             f"have only responses that pass, and {wrong} have none",
-            hint=f"the rounds are saved: ppoctl resume RUN --set rollout.groups.{change}",
+            hint=f"the rounds are saved: ppoctl resume RUN --set rollout.groups.{quoted(change)}",
         )
 
 

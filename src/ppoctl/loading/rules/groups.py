@@ -63,18 +63,20 @@ def check_kept_without_moments(recipe: Recipe) -> Iterator[Conflict]:
         )
     if groups.critic_sees == "all":
         yield Conflict(
-            "critic and actor would have rewards divided by moments of different responses", (_SEES, _MOMENTS),
+            "critic and actor would have rewards divided by moments of different responses",
+            (_SEES, _MOMENTS),
             "--set rollout.groups.critic_sees=kept",
-        )  # fmt: skip
+        )
 
 
 def check_critic_sees_has_critic(recipe: Recipe) -> Iterator[Conflict]:
     groups = recipe.rollout.groups
     if groups is not None and groups.critic_sees == "all" and not recipe.ppo.advantages.trains_critic:
         yield Conflict(
-            "no critic trains on the dropped groups, because these advantages have no critic", (_SEES, _KIND),
+            "no critic trains on the dropped groups, because these advantages have no critic",
+            (_SEES, _KIND),
             "--set rollout.groups.critic_sees=kept",
-        )  # fmt: skip
+        )
 
 
 def check_schedule_of_critic_that_sees_all(recipe: Recipe) -> Iterator[Conflict]:
