@@ -3,6 +3,7 @@ recipes and for every test algorithm."""
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ SHAPED = {
     "length_penalty": {"per_token": 0.01, "free_tokens": 1},
 }
 
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
+
 RECIPES: dict[str, dict[str, Any]] = {
     "none": {"ppo": {**PPO, "kl": {"place": "none"}}},
     "kl in reward": {"ppo": {**PPO, "kl": IN_REWARD}},
@@ -58,10 +61,34 @@ RECIPES: dict[str, dict[str, Any]] = {
     "shaping": {"reward": SHAPED},
     "length adaptive": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
+    "critic first": {"ppo": {**PPO, "critic_only_until": {"explained_variance": -1.0, "at_most": 1}}},
     "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
     "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
     "grpo, tis": {
         "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},
+        "critic": None,
+    },
+    **{
+        name: {"ppo": {**PPO, "advantages": {"kind": name}, "kl": IN_LOSS}, "critic": None}
+        for name in ("rloo", "opo", "grpo_passk", "reinforce_plus_plus_baseline")
+    },
+    "reinforce++": {
+        "ppo": {**PPO, "advantages": {"kind": "reinforce_plus_plus", "gamma": 0.9}, "kl": IN_REWARD},
+        "critic": None,
+    },
+    "python": {
+        "ppo": {
+            **PPO,
+            "policy_loss": {"kind": "python", "function": f"{USERS}:every_grid", "needs_entropy": True},
+            "advantages": {"kind": "python", "function": f"{USERS}:rewards_to_go", "trains_critic": True},
+        }
+    },
+    "python without critic": {
+        "ppo": {**PPO, "advantages": {"kind": "python", "function": f"{USERS}:median"}},
+        "critic": None,
+    },
+    "remax": {
+        "ppo": {**PPO, "advantages": {"kind": "remax"}, "kl": IN_LOSS, "rollout_correction": {"kind": "tis"}},
         "critic": None,
     },
     "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
@@ -83,6 +110,8 @@ class Played:
     recipe: Recipe
     paths: RunPaths
     specs: tuple[StageSpec[Any], ...]
+    selected_by: dict[str, str]
+    """Stage -> last round of the selection that defines its rows, if a selection defines them."""
 
 
 @pytest.fixture(scope="module", params=[*RECIPES, *EVERY])
@@ -94,7 +123,11 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     play(root, recipe, choose=algorithm.choose)
     trace, paths = trace_at(recipe, 1, algorithm.choose), RunPaths(root)
     names = [stage.name for stage in stages_present(paths, 1, trace.outline)]
-    return Played(recipe, paths, tuple(replace(trace[name], name=name) for name in names))
+    last = {name.partition(".")[0]: name for name in names}
+    selected = {
+        c.stage.name: last[c.rows] for c in trace.calls if c.rows in trace and trace[c.rows].kind == "selection"
+    }
+    return Played(recipe, paths, tuple(replace(trace[name], name=name) for name in names), selected)
 
 
 def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[int]]]:
@@ -109,14 +142,17 @@ def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[i
     return tensors | {name: ("json", []) for name in record_metadata(data)[1]}
 
 
-def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
-    """Return the sizes of the axes of a stage's record. All rollouts of a step have equally many rows, and only the
-    last selection of a loop must have as many."""
+def sizes_of_axes(played: Played, spec: StageSpec[Any]) -> dict[str, int]:
+    """Return the sizes of the axes of a stage's record."""
+    paths = played.paths
     if spec.kind == "selection":
         return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
     _, dot, number = spec.name.partition(".")
-    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else f"rollout{dot}{number}")
+    rollout = "greedy_rollout" if spec.kind.startswith("greedy") else f"rollout{dot}{number}"
+    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else rollout)
     rows, width = fields["tokens"][1]
+    if (selection := played.selected_by.get(spec.name)) is not None:
+        rows = committed_fields(paths, selection)["rounds"][1][0]
     sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"
     return sizes
@@ -124,7 +160,7 @@ def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
 
 def test_declared_fields_are_the_committed_fields(played: Played) -> None:
     for spec in played.specs:
-        sizes = sizes_of_axes(played.paths, spec)
+        sizes = sizes_of_axes(played, spec)
         declared = {
             field.name: ("json", [])
             if field.dtype in ("json", "text")
@@ -138,13 +174,15 @@ def test_declared_metrics_are_the_reported_metrics(played: Played) -> None:
     lines = read_lines(played.paths.journal)
     of_stage = {line["stage"]: line for line in lines if line.get("step") == 1 and "stage" in line}
     for spec in played.specs:
-        reported = set(metric_registry.reported(of_stage[spec.name])) - set(_of_a_clock(spec))
+        names = set(metric_registry.reported(of_stage[spec.name])) - set(_of_a_clock(spec))
+        # The registry has one entry for all metrics of a user's function.
+        reported = {metric_registry.find(name).name if "/custom_" in name else name for name in names}
         assert reported == _declared(spec, played.recipe), spec.name
 
 
 def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
     declared = {each.metric.name for each in spec.metrics(recipe) if each.is_on}
-    return (declared | {f"time/{spec.name}_s"}) - set(_of_a_clock(spec))
+    return (declared | {f"time/{spec.name.partition('.')[0]}_s"}) - set(_of_a_clock(spec))
 
 
 def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:

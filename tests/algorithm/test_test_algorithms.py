@@ -1,23 +1,20 @@
-"""The test algorithms of `fakes/algorithms`, which no file of ppoctl names: traces, plans, and records on disk."""
+"""The test algorithms of `fakes/algorithms`, which no file of ppoctl names, and dynamic sampling: traces, plans, and
+records on disk."""
 
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fakes.algorithms.dynamic_sampling import KEPT_GROUPS, with_rounds
 from fakes.algorithms.every import EVERY
 from fakes.algorithms.two_critics import JUDGE_UPDATE
 from fakes.job import play
 from ppoctl.algorithm.choose import outlines, trace_at
-from ppoctl.algorithm.trace import StepFunction
 from ppoctl.algorithm.updates import CRITIC_UPDATE
 from ppoctl.batch.records import Selection
 from ppoctl.batch.selection import take
-from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
@@ -69,6 +66,15 @@ ROWS = {
         "logprobs": "keep_groups",
         "advantages": "keep_groups",
     },
+    "critic sees all": {
+        "keep_groups": "keep_groups",
+        "all_rows": "all_rows",
+        "values": "all_rows",
+        "logprobs": "all_rows",
+        "correction": "keep_groups",
+        "critic_advantages": "all_rows",
+        "advantages": "keep_groups",
+    },
     "resampled rows": {"resample": "resample"},
     "two critics": {},
     "one step off": {
@@ -98,6 +104,7 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
     roles = {name: outlines(each.recipe(), each.choose).roles for name, each in EVERY.items()}
     assert roles == {
         "dynamic sampling": ("actor",),
+        "critic sees all": ("actor", "critic"),
         "resampled rows": ("actor", "critic"),
         "two critics": ("actor", "critic", "judge"),
         "one step off": ("actor",),
@@ -116,30 +123,6 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
 def planned(name: str, **changes: Any) -> tuple[Recipe, Plan]:
     recipe = EVERY[name].recipe(model=SMALL_MODEL, **changes)
     return recipe, plan(recipe, choose=EVERY[name].choose)
-
-
-def _with_rounds(at_most: int, recipe: Recipe, step: int) -> StepFunction:
-    return with_rounds(at_most)
-
-
-def test_plan_counts_the_maximum_number_of_rounds() -> None:
-    recipe = DYNAMIC.recipe(model=SMALL_MODEL)
-    choices = {most: partial(_with_rounds, most) for most in (1, 4)}
-    one, four = (plan(recipe, choose=choice) for choice in choices.values())
-    assert one.work is not None
-    assert four.work is not None
-    assert four.work.drawing == 4 * one.work.drawing
-    assert (four.work.forwards, four.work.updates) == (one.work.forwards, one.work.updates)
-    assert one.batch.new_tokens_per_step_max == 12
-    assert four.batch.new_tokens_per_step_max == 48
-    # 4 rows of 4 + 3 tokens. Rollouts: ids, mask and log-probs; 4 int64 and 4 characters for each token.
-    rollouts = 4 * 4 * 4 + 12 * (4 + 1 + 4) + 4 * 4 * 8 + 12 * 4
-    rewards, selection = 4 * (4 + 8), 4 * (8 + 8)
-    assert four.storage.records_bytes - one.storage.records_bytes == 3 * (rollouts + rewards + selection)
-    batch = batch_of(recipe)
-    records = {most: records_of(trace_at(recipe, 1, choice), recipe, batch) for most, choice in choices.items()}
-    driver = {most: driver_bytes(batch, of_stages).records for most, of_stages in records.items()}
-    assert driver[4] - driver[1] == 2 * 3 * (rollouts + rewards + selection)
 
 
 def test_plan_counts_a_third_role() -> None:
@@ -197,6 +180,16 @@ def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPath
             means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
             assert [row.advantage for row in rows] == means
             continue
+        if name == "critic sees all":
+            last = max(row.round for row in rows)
+            kept = committed(paths, step, "keep_groups" if last == 1 else f"keep_groups.{last}")
+            whole = committed(paths, step, "advantages")
+            means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
+            of_kept = list(zip(kept.rounds.tolist(), kept.prompt_ids, kept.sample_indices, strict=True))
+            expected_means = dict(zip(of_kept, means, strict=True))
+            found = {(row.round, row.prompt_id, row.sample): row.advantage for row in rows}
+            assert {key: value for key, value in found.items() if value is not None} == expected_means
+            continue
         left_out = 0
         for first, second in zip(rows[::2], rows[1::2], strict=True):
             assert (first.round, first.prompt_id) == (second.round, second.prompt_id)
@@ -213,44 +206,12 @@ def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPath
         assert left_out == (len(rows) // 2 - 2 if name == "dynamic sampling" else 0)
 
 
-def test_dynamic_sampling_keeps_the_first_groups_whose_scores_differ(runs: dict[str, RunPaths]) -> None:
-    paths = runs["dynamic sampling"]
-    rounds = by_round(read_lines(paths.ledger))
-    assert [step for step, _ in rounds] == [1, 1, 2, 3, 3, 3]  # two rounds, one and three
-    for step in (1, 2, 3):
-        groups: dict[tuple[int, str], list[float]] = defaultdict(list)
-        last = max(number for of_step, number in rounds if of_step == step)
-        for number in range(1, last + 1):
-            for line in rounds[step, number]:
-                groups[number, line["prompt"]].append(line["score"])
-            differing = [group for group, scores in groups.items() if len(set(scores)) > 1]
-            name = "keep_groups" if number == 1 else f"keep_groups.{number}"
-            kept = committed(paths, step, name)
-            pairs = list(zip(kept.rounds.tolist(), kept.prompt_ids, strict=True))
-            assert pairs == [group for group in differing[:2] for _ in range(2)]
-            assert kept.sample_indices == [0, 1] * len(differing[:2])
-            assert kept.is_full == (number == last)
-            assert kept.metrics() == {KEPT_GROUPS.name: len(differing[:2])}
-
-
 def test_each_round_uses_the_next_batch_of_prompts(runs: dict[str, RunPaths]) -> None:
     """No prompt is used twice, and none is left out, over rounds and steps."""
-    for name, batches in (("dynamic sampling", 6), ("one step off", 3)):
+    for name, batches in (("dynamic sampling", 6), ("critic sees all", 6), ("one step off", 3)):
         used = [line["prompt"] for line in read_lines(runs[name].ledger)]
         assert list(dict.fromkeys(used)) == [f"p{number}" for number in range(2 * batches)]
         assert len(used) == 4 * batches
-
-
-def test_step_ends_after_the_maximum_number_of_rounds(tmp_path: Path) -> None:
-    recipe = DYNAMIC.recipe(steps=4, checkpoint={"keep_rollouts_every_steps": 1, "every_steps": 4})
-    play(tmp_path / "run", recipe, choose=partial(_with_rounds, 2))
-    paths = RunPaths(tmp_path / "run")
-    lines = read_lines(paths.ledger)
-    assert [key for key in by_round(lines) if key[0] == 3] == [(3, 1), (3, 2)]
-    kept = committed(paths, 3, "keep_groups.2")
-    assert (kept.is_full, kept.prompt_ids) == (False, ["p9", "p9"])
-    assert committed(paths, 3, "advantages").advantages.shape[0] == 2
-    assert next(line["prompt"] for line in lines if line["step"] == 4) == "p10"
 
 
 def test_updates_train_on_the_resampled_rows(runs: dict[str, RunPaths]) -> None:

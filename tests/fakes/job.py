@@ -8,7 +8,7 @@ from typing import Any
 
 from fakes.components import fake_components, fake_recipe
 from fakes.fingerprints import SPECS
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError
@@ -122,7 +122,8 @@ class BuiltStages:
     def __getattr__(self, name: str) -> Any:
         if name == "correction" and not self.job.recipe.ppo.corrects_rollouts:
             return None
-        return self.job.build(self.step, SPECS[name])
+        traced = trace_at(self.job.recipe, self.step)
+        return self.job.build(self.step, traced[name] if name in traced else SPECS[name])
 
 
 def open_run(

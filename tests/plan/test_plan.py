@@ -201,6 +201,37 @@ def test_actor_has_no_updates_in_critic_only_steps(smallest: Path) -> None:
     assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
 
 
+def test_actor_has_fewest_updates_if_the_critic_trains_alone_as_long_as_allowed(smallest: Path) -> None:
+    recipe = load([smallest], ["ppo.critic_only_until={explained_variance=0.25, at_most=3}"], {}).recipe
+    planned = plan(recipe)
+    actor, critic = planned.roles["actor"], planned.roles["critic"]
+    assert (actor.updates_total_min, actor.updates_total) == (14, 20)  # two updates in 7 or 10 steps
+    assert (critic.updates_total_min, critic.updates_total) == (20, 20)
+    assert planned.algorithm["critic alone"] == "until the explained variance is 0.25, for at most 3 steps"
+
+
+def test_greedy_responses_are_counted_once_per_prompt(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=6", "rollout.samples_per_prompt=4", "ppo.minibatch_seqs=8"]
+    sets += [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32"]
+    text = smallest.read_text("utf-8")
+    smallest.write_text(text[: text.index("[critic.optimizer]")], "utf-8")
+    kinds = ("remax", "grpo")
+    remax, grpo = (plan(load([smallest], [*sets, f"ppo.advantages.kind={kind}"], {}).recipe) for kind in kinds)
+    assert remax.work is not None
+    assert grpo.work is not None
+    assert (remax.batch.new_tokens_per_step_max, grpo.batch.new_tokens_per_step_max) == (30 * 13, 24 * 13)
+    assert remax.batch.tokens_per_step_max == grpo.batch.tokens_per_step_max == 24 * 33
+    assert remax.work.drawing == pytest.approx(grpo.work.drawing * 30 / 24)
+    assert (remax.work.forwards, remax.work.updates) == (grpo.work.forwards, grpo.work.updates)
+    assert remax.memory is not None
+    # 6 rows of the 24 of the rollout, and as many scores with their outcomes.
+    assert remax.memory.records["greedy_rollout"] * 4 == remax.memory.records["rollout"]
+    assert remax.memory.records["greedy_reward"] == 6 * (4 + 8)
+    more = remax.storage.records_bytes - grpo.storage.records_bytes
+    assert more == remax.memory.records["greedy_rollout"] + 6 * (4 + 8)
+    assert remax.memory.schedule.of("draws") == ("rollout", "greedy_rollout", "eval")
+
+
 def small_critic(folder: Path) -> Path:
     """One layer of half the width, and the head of a critic: embedding 576 x 64, and the layer's own numbers."""
     model = json.loads((QUICKSTART / "model/config.json").read_text("utf-8"))

@@ -30,9 +30,12 @@ ROWS = [*SINGLE, *(f"{{format='mix', sources={{one={table}}}}}" for table in SIN
 RECIPES: list[list[str]] = [
     [],
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
+    ["rollout.groups={keep={min=0.1, max=0.9}}", "rollout.samples_per_prompt=2"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
     ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2"],
+    ["ppo.advantages.kind=grpo_passk", "rollout.samples_per_prompt=2"],
+    ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2", "rollout.groups={by='shaped'}"],
     ["ppo.advantages.kind=raw_reward"],
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
@@ -44,6 +47,9 @@ RECIPES: list[list[str]] = [
     ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}"],
     *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
+    ["ppo.policy_loss={kind='python', function='package:loss'}"],
+    ["ppo.advantages={kind='python', function='package:estimate'}"],
+    ["ppo.advantages={kind='python', function='package:estimate', trains_critic=true}"],
     ["eval.metrics=package:measure"],
     ["tracking.kind=none"],
     ["tracking.uri=x"],
@@ -70,6 +76,14 @@ RECIPES: list[list[str]] = [
 """Each key is omitted in one of these recipes and set in another."""
 
 
+_WITHOUT_CRITIC = {
+    "ppo.advantages.kind=grpo",
+    "ppo.advantages.kind=grpo_passk",
+    "ppo.advantages.kind=raw_reward",
+    "ppo.advantages={kind='python', function='package:estimate'}",
+}
+
+
 def fits(line: KeyLine, written: dict[str, Any]) -> bool:
     """Whether the line applies to this recipe, that is, to the alternative that it selects."""
     tag, equals, names = line.only.partition(" = ")
@@ -89,7 +103,7 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
     held: set[KeyLine] = set()
     without_critic = write(SMALLEST.partition("[critic.optimizer]")[0], "without-critic.toml")
     for sets in RECIPES:
-        has_critic = not {"ppo.advantages.kind=grpo", "ppo.advantages.kind=raw_reward"} & {*sets}
+        has_critic = not _WITHOUT_CRITIC & {*sets}
         loaded = load([smallest if has_critic else without_critic], sets, {})
         written = loaded.resolved()
         for entry in tree.values(loaded.recipe):
@@ -101,7 +115,8 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
             held |= {*lines}
     left = [line for line in LINES if line.default != REQUIRED and line not in held]
     # No bundled reward works without a ground truth; a user-defined name has no default.
-    named = ["reward.options.*", "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
+    training = ["ppo.advantages.options.*", "ppo.policy_loss.options.*"]
+    named = ["reward.options.*", *training, "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
     sets = [f"data.{name}{inside}" for name in ("train", "eval.*") for inside in ("", ".sources.*")]
     rows = [f"{table}.{key}" for table in sets for key in ("template_args.*", "answer", "options.*")]
     # A digest is read with its function. The keys of a scorer are the same as a component, or as a case.

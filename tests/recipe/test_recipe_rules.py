@@ -10,6 +10,7 @@ from ppoctl.loading.load import load
 from ppoctl.loading.rules import across_tables
 from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
+from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
 from ppoctl.loading.rules.metrics import is_lower_better
 from ppoctl.loading.rules.slurm import SLURM_RULES
@@ -232,6 +233,18 @@ CASES: list[tuple[str, list[str], str]] = [
         ["actor.optimizer.lr_min_frac=0.1"],
         "--set: `actor.optimizer.lr_min_frac` is set, but a constant learning rate never decays: "
         '`actor.optimizer.lr_min_frac` = `0.1` (--set), `actor.optimizer.lr_schedule` = `"constant"` (default)',
+    ),
+    (
+        "check_expected_step",
+        ["ppo.critic_only_until={explained_variance=0, at_most=3}", 'expect."policy/loss"={max=9, at_step=3}'],
+        "--set: `policy/loss` is expected at step 3, when only the critic may train: "
+        '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_until.at_most` = `3` (--set)',
+    ),
+    (
+        "check_rise_has_two_values",
+        ["ppo.critic_only_until={explained_variance=0, at_most=9}", 'expect."policy/loss".rise_min=0.1'],
+        "--set: `policy/loss` must rise above its first value, but the run reports it only once: "
+        '`expect."policy/loss".rise_min` = `0.1` (--set), `steps` = `10` (r.toml:2)',
     ),
     (
         "check_actor_trains",
@@ -677,8 +690,8 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, dynamic-sampling, freezing, lora, pf-ppo, "
-        'sft-start, tools: `requires` = `["tools", "magic"]` (--set)',
+        "--set: unknown capability `magic`; known are async, critic-free, freezing, lora, pf-ppo, sft-start, "
+        'tools: `requires` = `["tools", "magic"]` (--set)',
     ),
     (
         "check_without",
@@ -699,7 +712,8 @@ def test_broken_rule_reports_its_message(smallest: Path, rule: str, sets: list[s
 def test_every_rule_has_a_failing_case() -> None:
     assert {name for name, _, _ in CASES} == {
         rule.__name__
-        for rule in {*across_tables.RULES} - {*CRITIC_RULES, *ESTIMATOR_RULES, *LAYOUT_RULES, *SLURM_RULES}
+        for rule in {*across_tables.RULES}
+        - {*CRITIC_RULES, *ESTIMATOR_RULES, *GROUP_RULES, *LAYOUT_RULES, *SLURM_RULES}
     }
 
 

@@ -41,6 +41,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(kl={"place": "reward", "coef": 0.5}), {"logprobs", "advantages", "actor_update"}),
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(advantages={"kind": "monte_carlo"}), {"advantages"}),
+        (ppo(critic_only_until={"explained_variance": 0.5, "at_most": 1}), {"advantages"}),
         (ppo(truncated="filter"), {"advantages"}),
         (ppo(truncated="bootstrap"), {"values", "advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),

@@ -10,17 +10,28 @@ An actor's table has one row of logits per token (of the next token), a critic's
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from wiring import textbook_losses
+from wiring import textbook_groups, textbook_losses
 
 Array = np.ndarray
 UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
 Tables = Mapping[str, Any]
+
+
+@dataclass
+class TextbookGreedy:
+    """Greedy responses, one per prompt."""
+
+    present: Array
+    scores: Sequence[float | None]
+    truncated: Array
+    of_row: Array
+    """Prompt of each row of the rollout."""
 
 
 @dataclass
@@ -48,6 +59,9 @@ class TextbookRollout:
     """Optimizer steps of each role so far."""
     carried_coef: float
     """KL coefficient carried over from the previous step."""
+    components: Mapping[str, Array]
+    """Score of each response in each component of the reward."""
+    greedy: TextbookGreedy
 
 
 @dataclass
@@ -75,6 +89,12 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     """Return every number of one step, by name."""
     valid = np.array([score is not None for score in rollout.scores])
     shaped, numbers = shape_rewards(tables, rollout, valid)
+    of_rewards = reward_metrics(rollout.scores, shaped, valid)
+    baselines = np.zeros(len(valid))
+    if tables["ppo"]["advantages"]["kind"] == "remax":
+        baselines, has_baseline, of_greedy = greedy_baselines(tables, rollout)
+        valid, numbers = valid & has_baseline, numbers | of_greedy
+        shaped = np.where(valid, shaped, 0.0)
     truncated = tables["ppo"]["truncated"]
     mask = rollout.mask & valid[:, None] & ~(rollout.truncated & (truncated == "filter"))[:, None]
     sampling = tables["rollout"]
@@ -95,15 +115,15 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     gae_keys = tables["ppo"]["advantages"]
     last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
     bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
-    has_critic = gae_keys["kind"] in ("gae", "monte_carlo")
-    if gae_keys["kind"] == "grpo":
-        of_rows, equal = relative_scores(gae_keys, shaped, valid, sampling["samples_per_prompt"])
-        advantages, numbers["advantage/equal_groups_frac"] = np.where(mask, of_rows[:, None], 0.0), equal
+    has_critic = gae_keys["kind"] in ("gae", "monte_carlo") or gae_keys.get("trains_critic", False)
+    if gae_keys["kind"] in OF_RESPONSES and not has_critic:
+        of_rows, more = response_advantages(tables, rollout, shaped - baselines, valid, mask)
+        advantages, numbers = np.where(mask, of_rows[:, None], 0.0), numbers | more
     else:
         advantages, returns, lams = estimate_advantages(
             gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
         )
-    if gae_keys.get("whiten"):
+    if gae_keys.get("whiten") or gae_keys["kind"] in textbook_groups.WHITENED:
         unmasked = advantages[mask]
         advantages = np.where(mask, (advantages - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
     numbers |= {
@@ -125,7 +145,7 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     # Without a forward pass before the update, these metrics are computed in its first minibatch.
     first = minibatches(tables, rollout, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
-    numbers |= reward_metrics(rollout.scores, shaped, valid) | mismatch_metrics(actor, rollout, rollout.mask & seen)
+    numbers |= of_rewards | mismatch_metrics(actor, rollout, rollout.mask & seen)
     if has_kl:
         numbers |= {} if kl["estimator"] == "full" else {"reference": np.where(rollout.mask, reference, 0.0)}
         # A sum over the vocabulary that only the loss reads is computed in the update, not before it.
@@ -146,11 +166,26 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
-    numbers |= actor_update(
-        with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
-    )
-    numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
+    explained = 1 - (returns - values)[mask].var() / returns[mask].var() if has_critic else 0.0
+    numbers |= waiting(tables, rollout, explained)
+    if numbers.get("policy/trained", 1.0):
+        is_good = valid & (shaped > 0)
+        numbers |= actor_update(
+            with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=is_good
+        )
+        numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in numbers.items()}
+
+
+def waiting(tables: Tables, rollout: TextbookRollout, explained: float) -> dict[str, Any]:
+    """Return whether the policy trains and, if it waits for a critic that explains the returns, its unchanged numbers
+    (value pretraining of VC-PPO, arXiv:2503.01491)."""
+    until = tables["ppo"].get("critic_only_until")
+    if until is None:
+        return {}
+    if rollout.step > until["at_most"] or explained >= until["explained_variance"]:
+        return {"policy/trained": 1.0}
+    return {"policy/trained": 0.0, "actor table": rollout.actor, "actor updates": rollout.updates["actor"]}
 
 
 def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
@@ -206,13 +241,48 @@ def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tup
     return np.where(valid, rewards, 0.0), numbers
 
 
+def greedy_response(table: Array, token: int, end: int, sampling: Tables) -> tuple[list[int], str, bool]:
+    """Return the tokens of a greedy response, its text before a stop string, and whether it is truncated."""
+    tokens: list[int] = []
+    while len(tokens) < sampling["max_new_tokens"]:
+        tokens.append(int(np.argmax(table[tokens[-1] if tokens else token])))
+        text = " ".join(map(str, tokens))
+        for stop in sampling["stop_strings"]:
+            if stop in text:
+                return tokens, text.partition(stop)[0], False
+        if tokens[-1] == end:
+            return tokens, text, False
+    return tokens, text, True
+
+
+def greedy_baselines(tables: Tables, rollout: TextbookRollout) -> tuple[Array, Array, dict[str, Any]]:
+    """Return, for each row, the shaped reward of the greedy response to its prompt, and whether there is one; and the
+    metrics of greedy responses (Li et al. 2024, arXiv:2310.10505). The moments of rewards are not modelled."""
+    greedy = rollout.greedy
+    assert tables["reward"]["moments"]["kind"] == "none"
+    valid = np.array([score is not None for score in greedy.scores])
+    alone = replace(rollout, present=greedy.present, scores=greedy.scores, truncated=greedy.truncated)
+    shaped, _ = shape_rewards(tables, alone, valid)
+    metrics = {
+        "baseline/score_mean": np.mean([score for score in greedy.scores if score is not None]),
+        "baseline/error_frac": 1 - valid.mean(),
+        "baseline/tokens": greedy.present.sum(),
+        "baseline/response_tokens_mean": greedy.present.sum(1).mean(),
+        "baseline/truncated_frac": greedy.truncated.mean(),
+    }
+    return shaped[greedy.of_row], valid[greedy.of_row], metrics
+
+
 def estimate_advantages(
     keys: Tables, rewards: Array, values: Array, mask: Array, bootstrap: Array
 ) -> tuple[Array, Array, Array]:
     """Return advantages, returns, and the policy's lambda of each row."""
-    if keys["kind"] in ("monte_carlo", "raw_reward"):
+    if keys["kind"] in ("monte_carlo", "raw_reward", "reinforce_plus_plus"):
         _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
+    if keys["kind"] == "python":  # rewards to go
+        _, returns = gae(rewards, 0 * values, mask, 1.0, np.ones(len(mask)), bootstrap)
+        return np.where(mask, returns - values, 0.0), returns, np.ones(len(mask))
     lams = np.full(len(mask), keys["gae_lambda"])
     if keys["length_adaptive_alpha"]:
         lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * row_mask.sum()) for row_mask in mask])
@@ -222,18 +292,36 @@ def estimate_advantages(
     return advantages, returns, lams
 
 
-def relative_scores(keys: Tables, scores: Array, valid: Array, samples: int) -> tuple[Array, float]:
-    """Return the advantage of each response relative to the others of its prompt (Shao et al. 2024, arXiv:2402.03300,
-    section 4.1.2; not scaled: arXiv:2503.20783), and the fraction of prompts without two different scores."""
-    advantages, equal = np.zeros(len(scores)), []
+OF_RESPONSES = (*textbook_groups.KINDS, "remax", "python")
+"""Kinds of advantages of which all tokens of a response have the same, if the function of the user says so."""
+
+
+def response_advantages(
+    tables: Tables, rollout: TextbookRollout, relative: Array, valid: Array, mask: Array
+) -> tuple[Array, dict[str, Array]]:
+    """Return the advantage of each response, and the numbers of its estimator. `relative` are the shaped rewards
+    minus the baselines, if there are any."""
+    keys, samples = tables["ppo"]["advantages"], tables["rollout"]["samples_per_prompt"]
+    if keys["kind"] == "remax":
+        return relative, {}
+    if keys["kind"] == "python":
+        return from_median(relative, valid, samples) * keys["options"]["scale"], {}
+    scores, weights = [relative], [1.0]
+    if keys["kind"] == "gdpo":
+        weights = [part["weight"] for part in tables["reward"]["parts"].values()]
+        scores = [rollout.components[name] for name in tables["reward"]["parts"]]
+    of_rows, equal = textbook_groups.group_advantages(keys, scores, weights, valid, mask.sum(1), samples)
+    return of_rows, {"advantage/equal_groups_frac": equal}
+
+
+def from_median(scores: Array, valid: Array, samples: int) -> Array:
+    """Return each score minus the lower median of the scored responses to the same prompt."""
+    advantages = np.zeros(len(scores))
     for first in range(0, len(scores), samples):
-        rows = [row for row in range(first, first + samples) if valid[row]]
-        of_group = scores[rows]
-        equal.append(len(rows) < 2 or bool((of_group == of_group[0]).all()))
-        if not equal[-1]:
-            divisor = of_group.std(ddof=1) + 1e-6 if keys["scale"] == "group" else 1.0
-            advantages[rows] = (of_group - of_group.mean()) / divisor
-    return advantages, float(np.mean(equal))
+        rows = range(first, first + samples)
+        scored = sorted(scores[row] for row in rows if valid[row])
+        advantages[rows] = scores[rows] - (scored[(len(scored) - 1) // 2] if scored else 0.0)
+    return advantages
 
 
 def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> tuple[Array, Array]:

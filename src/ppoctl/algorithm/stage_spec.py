@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+from ppoctl import metric_registry
 from ppoctl.batch.fields import FIELDS, RecordField
 from ppoctl.metric_registry import Metric
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import sequences_per_step
 from ppoctl.rewards.shaping import RewardShaping
 
 if TYPE_CHECKING:
@@ -129,8 +131,12 @@ class StageSpec(Generic[Result]):
     def reports(self, recipe: Recipe, name: str) -> bool:
         """Return whether the stage reports the metric of this name."""
         return name == f"time/{self.name}_s" or any(
-            each.is_on and each.metric.name == name for each in self.metrics(recipe)
+            each.is_on and each.metric is metric_registry.find(name) for each in self.metrics(recipe)
         )
+
+    def reports_from(self, recipe: Recipe) -> int:
+        """Return the first step at which the stage certainly reports its metrics."""
+        return 1
 
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         """Return optional field of the record -> whether it is present. A field that is not listed is absent."""
@@ -140,6 +146,11 @@ class StageSpec(Generic[Result]):
         """Return the fields of the record under the settings of the recipe."""
         present = self.present_fields(recipe)
         return tuple(field for field in FIELDS[self.kind] if not field.is_optional or present.get(field.name, False))
+
+    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+        """Return the minimum and the maximum number of rows of a record that defines its rows, in one round."""
+        rows = sequences_per_step(recipe)
+        return rows, rows
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
         """Return the stage. The mathematics is imported here."""

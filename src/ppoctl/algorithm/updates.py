@@ -122,6 +122,10 @@ class PolicyUpdateSpec(UpdateSpec):
             *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
         )  # fmt: skip
 
+    def reports_from(self, recipe: Recipe) -> int:
+        until = recipe.ppo.critic_only_until
+        return 1 if until is None else until.at_most + 1
+
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         return {"gap": recipe.ppo.old_logprobs != "trainer"}
 
@@ -153,6 +157,8 @@ def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
         metrics.POLICY_DUAL_CLIP_FRAC,
     ):  # fmt: skip
         yield ReportedMetric(metric, metric in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
+    own, needs = metrics.POLICY_CUSTOM, "requires a loss of your own"
+    yield ReportedMetric(own, own in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
 
 
 def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:

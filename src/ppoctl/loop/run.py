@@ -149,11 +149,12 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
     while step < job.recipe.steps:
         step += 1
         outputs = job.step_function(step).run(running_step(job, step), inputs_of(job, step, states, carry))
+        used_by = _used_by(outputs, states)
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = replace(outputs.carry, further_rounds=carry.further_rounds + outputs.rounds - 1)
         # The ledger is written before the save, because the save stores the size of the ledger after this step.
-        job.ledger.record(step, outputs.samples, _used_by(outputs))
+        job.ledger.record(step, outputs.samples, used_by)
         _evaluate(job, step, states[job.policy])
         _check_and_save(job, step, states, carry)
         # `done` changes last, because a stop saves it: it must never be a step whose evaluation or save is missing.
@@ -212,9 +213,11 @@ def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     return step, {role: state for role, (state, _) in saved.items()}, saved[job.policy][1]
 
 
-def _used_by(outputs: StepOutputs) -> dict[str, str]:
-    """Return role -> lineage of the state that was trained on the step's samples."""
-    return {role: state.lineage[:16] for role, state in outputs.states.items()}
+def _used_by(outputs: StepOutputs, before: Mapping[str, State]) -> dict[str, str]:
+    """Return role -> lineage of the state that was trained on the step's samples. An update without optimizer steps
+    leaves the lineage unchanged."""
+    trained = {role: state for role, state in outputs.states.items() if state.lineage != before[role].lineage}
+    return {role: state.lineage[:16] for role, state in trained.items()}
 
 
 def _evaluate(job: RunContext, step: int, policy: State) -> None:

@@ -40,6 +40,9 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
         "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_describe(kl)}",
     }
+    if (until := ppo.critic_only_until) is not None:
+        bound = f"until the explained variance is {until.explained_variance:g}"
+        choices["critic alone"] = f"{bound}, for at most {until.at_most} steps"
     if not ppo.corrects_rollouts:
         return choices | {"correction": "none for the difference of sampler and trainer"}
     tables = [_describe(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]

@@ -20,7 +20,7 @@ from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.rows import StoredRows, sources_of
-from ppoctl.recipe.schema import AnyRows, Recipe
+from ppoctl.recipe.schema import AnyRows, PythonAdvantages, PythonPolicyLoss, Recipe, Table
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.sizes import window_tokens
 from ppoctl.rewards.metric_function import MetricFunction
@@ -89,17 +89,31 @@ def check(
     measures = getattr(getattr(recipe, "eval", None), "metrics", None)
     if isinstance(measures, MetricFunction):
         _try(found, place(("eval", "metrics", "function")), measures.require_there)
+    for key, own in _training_functions(recipe):
+        _try(found, place((*key, "function")), own.called.require_there)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
         _try(found, place(("tracking", "uri")), lambda: resolved_uri(uri))
         folder = local_folder(path) if isinstance(path, str) else None
         checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
-            enough = getattr(rollout, "prompts_per_step", 1) if key[1] == "train" else 1
-            rows_check = partial(checks.require, table, ".".join(key[1:]), at_least=enough, reward=reward)
+            enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
+            of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
+            rows_check = partial(
+                checks.require, table, ".".join(key[1:]), at_least=enough, key=of_round, reward=reward
+            )
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
     return found
+
+
+def _training_functions(recipe: Recipe) -> Iterator[tuple[KeyPath, PythonPolicyLoss | PythonAdvantages]]:
+    """Yield the tables that name a loss or an estimator of the user, if all of their keys are right."""
+    ppo = getattr(recipe, "ppo", None)
+    for name in ("policy_loss", "advantages"):
+        table = getattr(ppo, name, None)
+        if isinstance(table, PythonPolicyLoss | PythonAdvantages) and _has_all_keys(table):
+            yield ("ppo", name), table
 
 
 def require(recipe: Recipe) -> None:
@@ -160,12 +174,17 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, AnyRows]]:
 
 
 def _is_complete(table: AnyRows) -> bool:
-    if not all(hasattr(table, name) for name in type(table).model_fields):
+    if not _has_all_keys(table):
         return False
     if not isinstance(table, StoredRows):
         return True
     named = (table.path or "",) if isinstance(table.path, str | None) else table.path
     return (table.path is None) != (table.dataset is None) and not any(path.startswith("$") for path in named)
+
+
+def _has_all_keys(table: Table) -> bool:
+    """Whether no key of the table is wrong (`loading.partial`)."""
+    return all(hasattr(table, name) for name in type(table).model_fields)
 
 
 def _reward(recipe: Recipe) -> RewardTable | None:

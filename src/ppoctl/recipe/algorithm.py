@@ -7,7 +7,7 @@ table of the optimizer is in `optimizer`. Import all of these classes from `sche
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.kinds import AdvantagesTable
@@ -20,6 +20,27 @@ from ppoctl.recipe_table import ParallelTable as ParallelTable
 
 if TYPE_CHECKING:
     from ppoctl.stages.correction import CorrectionStage, Keep
+
+
+class CriticOnlyUntil(Table):
+    """Training of the critic alone until its values explain enough of the returns. A step with a lower explained
+    variance does not train the actor, if no earlier step has trained it. The actor's optimizer steps and its learning
+    rate begin with the first step that trains the actor, but the planned number of its optimizer steps (for decay and
+    `lr_warmup_frac`) is that of a run whose actor trains from step 1: if the actor begins later, its learning rate
+    does not reach the end of the decay.
+
+    Formula: the actor trains from the first step with 1 - Var(G - V) / Var(G) >= explained_variance on, V before the
+    critic's update, but at the latest from step at_most + 1 on
+    Source: VC-PPO (arXiv:2503.01491), value pretraining; VAPO (arXiv:2504.05118), 50 steps
+    Default of: no system
+    Figures: value/explained_variance, policy/trained
+    """
+
+    explained_variance: Annotated[float, RESULTS, Field(le=1)]
+    """Explained variance of the returns of a step at which the actor begins to train. If `ppo.advantages.gae_lambda`
+    is below 1, returns contain values, and the explained variance is higher than that of the rewards."""
+    at_most: Annotated[int, RESULTS, AtLeastOne]
+    """Maximum number of steps at the start of the run in which only the critic trains."""
 
 
 class PpoTable(Table):
@@ -53,6 +74,9 @@ class PpoTable(Table):
     """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of steps at the start of the run in which only the critic trains."""
+    critic_only_until: CriticOnlyUntil | None = None
+    """Condition that ends the training of the critic alone, instead of a fixed number of steps; absent:
+    `critic_only_steps`."""
     advantages: AdvantagesTable = GaeAdvantages(kind="gae")
     """Computation of advantages from rewards and values."""
     truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"

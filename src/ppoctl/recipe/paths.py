@@ -16,7 +16,7 @@ from ppoctl.model.folder import is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.slurm import is_image_file
-from ppoctl.rewards.python import digest_of, file_of
+from ppoctl.user_functions import digest_of, file_of
 
 _SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
 MODELS = (("model", "path"), ("model", "critic", "path"), *(("reward", *path, "path") for path in _SCORERS))
@@ -29,8 +29,13 @@ ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
 """Paths of the tables that name rows."""
 DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
 FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
-FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
-"""Paths of the keys that name a scoring or metric function. The key `digest` of the same table has the digest of the
+FUNCTIONS = (
+    *(("reward", *path, "function") for path in _SCORERS),
+    ("eval", "metrics", "function"),
+    ("ppo", "policy_loss", "function"),
+    ("ppo", "advantages", "function"),
+)
+"""Paths of the keys that name a function with a digest. The key `digest` of the same table has the digest of the
 function's file."""
 PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")

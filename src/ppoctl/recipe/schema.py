@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens
@@ -23,6 +24,8 @@ from ppoctl.recipe.correction import SequenceMask as SequenceMask
 from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.correction import TruncatedSequenceImportance as TruncatedSequenceImportance
 from ppoctl.recipe.evaluation import EvalTable as EvalTable
+from ppoctl.recipe.groups import GroupsTable as GroupsTable
+from ppoctl.recipe.groups import MeanBounds as MeanBounds
 from ppoctl.recipe.kl import AdaptivePerSequence as AdaptivePerSequence
 from ppoctl.recipe.kl import AdaptivePerToken as AdaptivePerToken
 from ppoctl.recipe.kl import Kl as Kl
@@ -33,6 +36,7 @@ from ppoctl.recipe.losses import AnyPolicyLossTable as AnyPolicyLossTable
 from ppoctl.recipe.losses import CispoLoss as CispoLoss
 from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
 from ppoctl.recipe.losses import GspoLoss as GspoLoss
+from ppoctl.recipe.losses import PythonPolicyLoss as PythonPolicyLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
@@ -126,9 +130,23 @@ class RolloutTable(Table):
     max_window_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Maximum number of prompt and response tokens together, also in evaluations. After a long prompt, a response may
     have fewer than `max_new_tokens` tokens. Absent: no such limit."""
+    groups: GroupsTable | None = None
+    """Dynamic sampling: rounds of generation until a step has enough groups to learn from; absent: a step trains on
+    every response."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
     """Seconds between writes of the finished samples of an unfinished rollout or evaluation. If the run is killed, at
     most the samples of one interval are lost."""
+
+    @property
+    def prompts_per_round(self) -> int:
+        """Number of prompts that a round of generation takes; without dynamic sampling, a step has one round."""
+        return (self.groups.round_prompts if self.groups is not None else None) or self.prompts_per_step
+
+    @property
+    def round_key(self) -> str:
+        """Key that sets the number of prompts of a round."""
+        is_own = self.groups is not None and self.groups.round_prompts is not None
+        return "rollout.groups.round_prompts" if is_own else "rollout.prompts_per_step"
 
 
 class GeneratorTable(Table):

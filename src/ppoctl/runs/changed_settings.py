@@ -2,8 +2,8 @@
 
 It is the first step without a committed rollout. If the step before that is unfinished and none of its committed
 stages read a changed key, the recipe holds from that earlier step. A failed step can therefore be fixed. Keys of
-prompts and sampling cannot change while steps after the last saved states are only in the redo log, because a replay
-reads them.
+prompts and sampling, and the file of a loss, cannot change while steps after the last saved states are only in the
+redo log, because a replay reads them.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,13 @@ from ppoctl.wire.sources import recorded_reward_digest
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
 """Tables that code with only one recipe reads, both for generation and for replay."""
+OF_A_STEP = ("rollout.groups",)
+"""Tables in them that only stages and step functions read, which know the recipe of each step."""
+NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
+"""Keys in these tables that the source of prompts reads, which has one recipe."""
+
+_LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
+"""The file of a loss is not stored in a run: a replay requires the file of the recipe of its step."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,12 @@ def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
     step = run_dir.first_free_step(paths, after=start)
     if step - 1 > start and _is_fixable(paths, step - 1, recipe):
         step -= 1
-    changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
-    if changed and run_dir.first_free_step(paths, after=start) > start + 1:
+    keys = [key for key, _, _ in result_differences(recorded, recipe)]
+    generated = run_dir.first_free_step(paths, after=start) > start + 1
+    changed = [key for key in keys if generated and _is_of_the_whole_run(key)]
+    if step > start + 1 and _LOSS not in keys:
+        changed += [key for key in keys if key == _LOSS_FILE]
+    if changed:
         # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
         redo = [paths.step(s).as_posix() for s in paths.committed_steps() if s > (start or -1)]
         raise RecipeError(
@@ -124,4 +135,7 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
 
 
 def _is_of_the_whole_run(key: str) -> bool:
-    return any(key == table or key.startswith(f"{table}.") for table in OF_THE_WHOLE_RUN)
+    def is_in(tables: tuple[str, ...]) -> bool:
+        return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+    return is_in(NOT_OF_A_STEP) or (is_in(OF_THE_WHOLE_RUN) and not is_in(OF_A_STEP))

@@ -15,6 +15,8 @@ from pathlib import Path
 NUMBERS = {
     "rollout": 10,
     "reward": 20,
+    "greedy_rollout": 22,
+    "greedy_reward": 24,
     "values": 30,
     "logprobs": 40,
     "correction": 45,

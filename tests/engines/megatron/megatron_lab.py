@@ -277,7 +277,7 @@ class SquaredDistance:
 
 def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Terms:
     """Return the objective with the real clipped loss."""
-    return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(low=0.2, high=0.2, dual=None)), mask),))
+    return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(0.2, 0.2, None), old_logprobs), mask),))
 
 
 def random_weights(rollouts: TrainerBatch) -> Tensor:

@@ -1,10 +1,12 @@
-"""All test algorithms by name."""
+"""All test algorithms, and dynamic sampling, by name: algorithms with rounds, selected rows, other roles, or a read
+of the step before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakes.algorithms import dynamic_sampling, one_step_off, resampled_rows, two_critics
-from ppoctl.algorithm.choose import StepFunctionAt
+from fakes import dynamic_sampling
+from fakes.algorithms import one_step_off, resampled_rows, two_critics
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
 from ppoctl.recipe.schema import Recipe
 
 
@@ -18,7 +20,8 @@ class Algorithm:
 
 
 EVERY = {
-    "dynamic sampling": Algorithm(dynamic_sampling.choose, dynamic_sampling.recipe),
+    "dynamic sampling": Algorithm(step_function_at, dynamic_sampling.without_critic),
+    "critic sees all": Algorithm(step_function_at, dynamic_sampling.critic_sees_all),
     "resampled rows": Algorithm(resampled_rows.choose, resampled_rows.recipe),
     "two critics": Algorithm(two_critics.choose, two_critics.recipe),
     "one step off": Algorithm(one_step_off.choose, one_step_off.recipe),

@@ -16,6 +16,7 @@ from ppoctl.loading.rules.correction import CORRECTION_RULES
 from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
+from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
 from ppoctl.loading.rules.losses import LOSS_RULES
@@ -177,6 +178,7 @@ RULES = (
     *METRIC_RULES,
     *EVALUATION_RULES,
     *SAMPLING_RULES,
+    *GROUP_RULES,
     *LAYOUT_RULES,
     *SLURM_RULES,
 )

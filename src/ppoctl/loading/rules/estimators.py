@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.shaping import RewardShaping
 
 _KIND: KeyPath = ("ppo", "advantages", "kind")
 
@@ -22,6 +23,37 @@ def check_group_sees_penalty(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.advantages.compares_groups and recipe.ppo.kl.place == "reward":
         yield Conflict(
             "a KL penalty in the reward has no effect: the advantages are computed from scores without the penalty",
+            (_KIND, ("ppo", "kl", "place")),
+            "--set ppo.kl.place=loss",
+        )
+
+
+def check_reward_has_components(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.advantages.reads_components and not recipe.reward.component_weights:
+        yield Conflict(
+            "the advantages are computed from the components of a sum, and this reward is not a sum",
+            (_KIND, ("reward", "kind")),
+            "--set ppo.advantages.kind=grpo",
+        )
+
+
+def check_components_are_not_shaped(recipe: Recipe) -> Iterator[Conflict]:
+    if not recipe.ppo.advantages.reads_components:
+        return
+    for key, field in RewardShaping.model_fields.items():
+        if getattr(recipe.reward, key) != field.default:
+            yield Conflict(
+                f"`reward.{key}` has no effect: the advantages are computed from the components of the sum, before "
+                "reward shaping",
+                (_KIND, ("reward", key)),
+                "--set ppo.advantages.kind=grpo",
+            )
+
+
+def check_baseline_sees_penalty(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.advantages.reads_baselines and recipe.ppo.kl.place == "reward":
+        yield Conflict(
+            "a KL penalty in the reward has no effect: the scores are compared with baselines that have no penalty",
             (_KIND, ("ppo", "kl", "place")),
             "--set ppo.kl.place=loss",
         )

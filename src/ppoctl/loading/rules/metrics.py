@@ -98,8 +98,11 @@ def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
         elif step == 0:
             yield Conflict(f"`{name}` is expected at step 0, before the first step; steps count from 1", (key,))
         else:
-            message = f"`{name}` is expected at step {step}, when only the critic trains"
-            yield Conflict(message, (key, ("ppo", "critic_only_steps")))
+            until = recipe.ppo.critic_only_until
+            message = f"`{name}` is expected at step {step}, when only the critic "
+            message += "trains" if until is None else "may train"
+            steps: KeyPath = ("critic_only_steps",) if until is None else ("critic_only_until", "at_most")
+            yield Conflict(message, (key, ("ppo", *steps)))
 
 
 def check_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
