@@ -26,11 +26,11 @@ def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     corrects, resample = recipe.ppo.corrects_rollouts, recipe.ppo.resample
     if not recipe.ppo.advantages.trains_critic:
         return POLICY_ONLY_CORRECTED if corrects else POLICY_ONLY
-    resamples = not isinstance(resample, NoResampling)
-    if step <= recipe.ppo.critic_only_steps:
-        return PF_CRITIC_ONLY if resamples else CRITIC_ONLY
-    if resamples:
-        return pf_ppo(resample.order, corrects=corrects)
+    is_critic_only = step <= recipe.ppo.critic_only_steps
+    if not isinstance(resample, NoResampling):
+        return PF_CRITIC_ONLY if is_critic_only else pf_ppo(resample.order, corrects=corrects)
+    if is_critic_only:
+        return CRITIC_ONLY
     return PPO_CORRECTED if corrects else PPO
 
 
