@@ -42,11 +42,11 @@ VARIANTS = {
     "cispo": ['ppo.policy_loss={kind="cispo", clip_high=0.28}'],
     "grpo": [],
     "rloo": ['ppo.advantages={kind="rloo"}'],
-    "reinforce++": ['ppo.advantages={kind="reinforce_plus_plus"}'],
+    "reinforce_pp": ['ppo.advantages={kind="reinforce_plus_plus"}'],
     "remax": ['ppo.advantages={kind="remax"}'],
 }
 """Settings of each variant."""
-CRITIC_FREE = ("grpo", "rloo", "reinforce++", "remax")
+CRITIC_FREE = ("grpo", "rloo", "reinforce_pp", "remax")
 """Variants of `quickstart-grpo.toml`."""
 
 

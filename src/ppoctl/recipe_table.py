@@ -32,9 +32,10 @@ NotNegative = Field(ge=0)
 Fraction = Field(ge=0, le=1)
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 OrAll = BeforeValidator(lambda value: None if value == "all" else value)
-"""`OrOff` and `OrAll` are validators of keys whose default is not None. The word "off" or "all" sets such a key to
-None, which TOML cannot express."""
-_WORDS = {OrOff: "off", OrAll: "all"}
+OrMixed = BeforeValidator(lambda value: None if value == "mixed" else value)
+"""`OrOff`, `OrAll` and `OrMixed` are validators of keys for which None has a word. The word "off", "all" or "mixed"
+sets such a key to None, which TOML cannot express."""
+_WORDS = {OrOff: "off", OrAll: "all", OrMixed: "mixed"}
 
 
 def word_for_none(metadata: Sequence[object]) -> str | None:

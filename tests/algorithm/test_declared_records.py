@@ -61,7 +61,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     "shaping": {"reward": SHAPED},
     "length adaptive": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
+    "critic first": {"ppo": {**PPO, "critic_only_until": {"explained_variance": -1.0, "at_most": 1}}},
     "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "resampling, critic only": {"ppo": {**PPO, "critic_only_steps": 1, "resample": {"kind": "max_min"}}},
+    "resampling, corrected": {
+        "ppo": {
+            **PPO,
+            "whiten_rewards": True,
+            "resample": {"kind": "max_random", "order": "before_whitening"},
+            "rollout_correction": {"kind": "icepop_sequence"},
+        }
+    },
     "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
     "grpo, tis": {
         "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},
@@ -86,6 +96,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "ppo": {**PPO, "advantages": {"kind": "python", "function": f"{USERS}:median"}},
         "critic": None,
     },
+    "remax": {
+        "ppo": {**PPO, "advantages": {"kind": "remax"}, "kl": IN_LOSS, "rollout_correction": {"kind": "tis"}},
+        "critic": None,
+    },
     "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
 }
 
@@ -105,6 +119,8 @@ class Played:
     recipe: Recipe
     paths: RunPaths
     specs: tuple[StageSpec[Any], ...]
+    selected_by: dict[str, str]
+    """Stage -> last round of the selection that defines its rows, if a selection defines them."""
 
 
 @pytest.fixture(scope="module", params=[*RECIPES, *EVERY])
@@ -116,7 +132,11 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     play(root, recipe, choose=algorithm.choose)
     trace, paths = trace_at(recipe, 1, algorithm.choose), RunPaths(root)
     names = [stage.name for stage in stages_present(paths, 1, trace.outline)]
-    return Played(recipe, paths, tuple(replace(trace[name], name=name) for name in names))
+    last = {name.partition(".")[0]: name for name in names}
+    selected = {
+        c.stage.name: last[c.rows] for c in trace.calls if c.rows in trace and trace[c.rows].kind == "selection"
+    }
+    return Played(recipe, paths, tuple(replace(trace[name], name=name) for name in names), selected)
 
 
 def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[int]]]:
@@ -131,14 +151,17 @@ def committed_fields(paths: RunPaths, stage: str) -> dict[str, tuple[str, list[i
     return tensors | {name: ("json", []) for name in record_metadata(data)[1]}
 
 
-def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
-    """Return the sizes of the axes of a stage's record. All rollouts of a step have equally many rows, and only the
-    last selection of a loop must have as many."""
+def sizes_of_axes(played: Played, spec: StageSpec[Any]) -> dict[str, int]:
+    """Return the sizes of the axes of a stage's record."""
+    paths = played.paths
     if spec.kind == "selection":
         return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
     _, dot, number = spec.name.partition(".")
-    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else f"rollout{dot}{number}")
+    rollout = "greedy_rollout" if spec.kind.startswith("greedy") else f"rollout{dot}{number}"
+    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else rollout)
     rows, width = fields["tokens"][1]
+    if (selection := played.selected_by.get(spec.name)) is not None:
+        rows = committed_fields(paths, selection)["rounds"][1][0]
     sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"
     return sizes
@@ -146,7 +169,7 @@ def sizes_of_axes(paths: RunPaths, spec: StageSpec[Any]) -> dict[str, int]:
 
 def test_declared_fields_are_the_committed_fields(played: Played) -> None:
     for spec in played.specs:
-        sizes = sizes_of_axes(played.paths, spec)
+        sizes = sizes_of_axes(played, spec)
         declared = {
             field.name: ("json", [])
             if field.dtype in ("json", "text")
@@ -168,7 +191,7 @@ def test_declared_metrics_are_the_reported_metrics(played: Played) -> None:
 
 def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
     declared = {each.metric.name for each in spec.metrics(recipe) if each.is_on}
-    return (declared | {f"time/{spec.name}_s"}) - set(_of_a_clock(spec))
+    return (declared | {f"time/{spec.name.partition('.')[0]}_s"}) - set(_of_a_clock(spec))
 
 
 def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""The test algorithms of `fakes/algorithms`, which no file of ppoctl names: traces, plans, and records on disk."""
+"""Algorithms whose rows, rounds or roles differ from PPO's (`fakes/algorithms`, dynamic sampling, PF-PPO): traces,
+plans, and records on disk."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from fakes.algorithms.dynamic_sampling import KEPT_GROUPS, with_rounds
 from fakes.algorithms.every import EVERY
 from fakes.algorithms.two_critics import JUDGE_UPDATE
 from fakes.job import play
 from ppoctl.algorithm.choose import outlines, trace_at
-from ppoctl.algorithm.trace import StepFunction
 from ppoctl.algorithm.updates import CRITIC_UPDATE
-from ppoctl.batch.records import Selection
-from ppoctl.batch.selection import take
-from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
+from ppoctl.batch.records import Selection, State, Update
+from ppoctl.loop.run_stage import ReplayingStep, replay
 from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
@@ -26,6 +25,8 @@ from ppoctl.store.outline import Outlines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.store.stage_runner import load_record
+from ppoctl.store.states import saved_state
+from tolerance import FLOAT32
 
 SMALL_MODEL = {"path": str(Path(__file__).parents[2] / "recipes/quickstart/model"), "dtype": "float32"}
 DYNAMIC = EVERY["dynamic sampling"]
@@ -69,7 +70,17 @@ ROWS = {
         "logprobs": "keep_groups",
         "advantages": "keep_groups",
     },
+    "critic sees all": {
+        "keep_groups": "keep_groups",
+        "all_rows": "all_rows",
+        "values": "all_rows",
+        "logprobs": "all_rows",
+        "correction": "keep_groups",
+        "critic_advantages": "all_rows",
+        "advantages": "keep_groups",
+    },
     "resampled rows": {"resample": "resample"},
+    "resampled, then whitened": {"resample": "resample", "whitening": "resample"},
     "two critics": {},
     "one step off": {
         "reward": "next_rollout@-1",
@@ -98,7 +109,9 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
     roles = {name: outlines(each.recipe(), each.choose).roles for name, each in EVERY.items()}
     assert roles == {
         "dynamic sampling": ("actor",),
+        "critic sees all": ("actor", "critic"),
         "resampled rows": ("actor", "critic"),
+        "resampled, then whitened": ("actor", "critic"),
         "two critics": ("actor", "critic", "judge"),
         "one step off": ("actor",),
     }
@@ -118,30 +131,6 @@ def planned(name: str, **changes: Any) -> tuple[Recipe, Plan]:
     return recipe, plan(recipe, choose=EVERY[name].choose)
 
 
-def _with_rounds(at_most: int, recipe: Recipe, step: int) -> StepFunction:
-    return with_rounds(at_most)
-
-
-def test_plan_counts_the_maximum_number_of_rounds() -> None:
-    recipe = DYNAMIC.recipe(model=SMALL_MODEL)
-    choices = {most: partial(_with_rounds, most) for most in (1, 4)}
-    one, four = (plan(recipe, choose=choice) for choice in choices.values())
-    assert one.work is not None
-    assert four.work is not None
-    assert four.work.drawing == 4 * one.work.drawing
-    assert (four.work.forwards, four.work.updates) == (one.work.forwards, one.work.updates)
-    assert one.batch.new_tokens_per_step_max == 12
-    assert four.batch.new_tokens_per_step_max == 48
-    # 4 rows of 4 + 3 tokens. Rollouts: ids, mask and log-probs; 4 int64 and 4 characters for each token.
-    rollouts = 4 * 4 * 4 + 12 * (4 + 1 + 4) + 4 * 4 * 8 + 12 * 4
-    rewards, selection = 4 * (4 + 8), 4 * (8 + 8)
-    assert four.storage.records_bytes - one.storage.records_bytes == 3 * (rollouts + rewards + selection)
-    batch = batch_of(recipe)
-    records = {most: records_of(trace_at(recipe, 1, choice), recipe, batch) for most, choice in choices.items()}
-    driver = {most: driver_bytes(batch, of_stages).records for most, of_stages in records.items()}
-    assert driver[4] - driver[1] == 2 * 3 * (rollouts + rewards + selection)
-
-
 def test_plan_counts_a_third_role() -> None:
     recipe, found = planned("two critics")
     two = plan(recipe)
@@ -159,8 +148,17 @@ def test_plan_counts_a_third_role() -> None:
 
 
 def test_plan_counts_the_selection_and_the_responses_of_the_next_step() -> None:
-    recipe, resampled = planned("resampled rows")
-    assert resampled.storage.records_bytes - plan(recipe).storage.records_bytes == 4 * (8 + 8)
+    _, plain = planned(
+        "resampled rows", ppo={"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}}
+    )
+    _, resampled = planned("resampled rows")
+    _, whitened = planned("resampled, then whitened")
+    assert resampled.storage.records_bytes - plain.storage.records_bytes == 4 * (8 + 8)
+    # 4 rows of 3 tokens: advantages, returns and rewards of tokens, the mask; and the score of each row.
+    assert whitened.storage.records_bytes - resampled.storage.records_bytes == 12 * (4 + 4 + 4 + 1) + 4 * 4
+    assert plain.work == resampled.work == whitened.work
+    assert "resampling" not in plain.algorithm
+    assert resampled.algorithm["resampling"] == "pow: order after_whitening, power 1.5"
     recipe, ahead = planned("one step off")
     assert ahead.work == plan(recipe).work
     assert ahead.storage == plan(recipe).storage
@@ -192,10 +190,20 @@ def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPath
         assert [(row.round, row.prompt_id, row.sample, row.score) for row in rows] == [
             (line.get("round", 1), line["prompt"], line["sample"], line["score"]) for line in expected
         ]
-        if name in ("resampled rows", "two critics"):
+        if name.startswith("resampled") or name == "two critics":
             whole = committed(paths, step, "advantages")
             means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
             assert [row.advantage for row in rows] == means
+            continue
+        if name == "critic sees all":
+            last = max(row.round for row in rows)
+            kept = committed(paths, step, "keep_groups" if last == 1 else f"keep_groups.{last}")
+            whole = committed(paths, step, "advantages")
+            means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
+            of_kept = list(zip(kept.rounds.tolist(), kept.prompt_ids, kept.sample_indices, strict=True))
+            expected_means = dict(zip(of_kept, means, strict=True))
+            found = {(row.round, row.prompt_id, row.sample): row.advantage for row in rows}
+            assert {key: value for key, value in found.items() if value is not None} == expected_means
             continue
         left_out = 0
         for first, second in zip(rows[::2], rows[1::2], strict=True):
@@ -213,61 +221,95 @@ def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPath
         assert left_out == (len(rows) // 2 - 2 if name == "dynamic sampling" else 0)
 
 
-def test_dynamic_sampling_keeps_the_first_groups_whose_scores_differ(runs: dict[str, RunPaths]) -> None:
-    paths = runs["dynamic sampling"]
-    rounds = by_round(read_lines(paths.ledger))
-    assert [step for step, _ in rounds] == [1, 1, 2, 3, 3, 3]  # two rounds, one and three
-    for step in (1, 2, 3):
-        groups: dict[tuple[int, str], list[float]] = defaultdict(list)
-        last = max(number for of_step, number in rounds if of_step == step)
-        for number in range(1, last + 1):
-            for line in rounds[step, number]:
-                groups[number, line["prompt"]].append(line["score"])
-            differing = [group for group, scores in groups.items() if len(set(scores)) > 1]
-            name = "keep_groups" if number == 1 else f"keep_groups.{number}"
-            kept = committed(paths, step, name)
-            pairs = list(zip(kept.rounds.tolist(), kept.prompt_ids, strict=True))
-            assert pairs == [group for group in differing[:2] for _ in range(2)]
-            assert kept.sample_indices == [0, 1] * len(differing[:2])
-            assert kept.is_full == (number == last)
-            assert kept.metrics() == {KEPT_GROUPS.name: len(differing[:2])}
-
-
 def test_each_round_uses_the_next_batch_of_prompts(runs: dict[str, RunPaths]) -> None:
     """No prompt is used twice, and none is left out, over rounds and steps."""
-    for name, batches in (("dynamic sampling", 6), ("one step off", 3)):
+    for name, batches in (("dynamic sampling", 6), ("critic sees all", 6), ("one step off", 3)):
         used = [line["prompt"] for line in read_lines(runs[name].ledger)]
         assert list(dict.fromkeys(used)) == [f"p{number}" for number in range(2 * batches)]
         assert len(used) == 4 * batches
 
 
-def test_step_ends_after_the_maximum_number_of_rounds(tmp_path: Path) -> None:
-    recipe = DYNAMIC.recipe(steps=4, checkpoint={"keep_rollouts_every_steps": 1, "every_steps": 4})
-    play(tmp_path / "run", recipe, choose=partial(_with_rounds, 2))
-    paths = RunPaths(tmp_path / "run")
-    lines = read_lines(paths.ledger)
-    assert [key for key in by_round(lines) if key[0] == 3] == [(3, 1), (3, 2)]
-    kept = committed(paths, 3, "keep_groups.2")
-    assert (kept.is_full, kept.prompt_ids) == (False, ["p9", "p9"])
-    assert committed(paths, 3, "advantages").advantages.shape[0] == 2
-    assert next(line["prompt"] for line in lines if line["step"] == 4) == "p10"
+RESAMPLED = ["resampled rows", "resampled, then whitened"]
 
 
-def test_updates_train_on_the_resampled_rows(runs: dict[str, RunPaths]) -> None:
-    paths = runs["resampled rows"]
+@dataclass(frozen=True)
+class NotesInputs:
+    """An update that does not run: it notes its inputs, and returns its committed record."""
+
+    record: Update
+    inputs: list[Any]
+    fingerprint: str = ""
+    name: str = ""
+
+    def run(self, *inputs: Any) -> Update:
+        self.inputs.extend(inputs)
+        return self.record
+
+
+def inputs_of_update(paths: RunPaths, name: str, step: int, update: str) -> tuple[Any, ...]:
+    """Return the records that the step function passes to an update."""
+    algorithm, noted = EVERY[name], []
+    record = load_record(paths, step, update, manifests.require(paths.stage(step, update)))
+    build = partial(NotesInputs, record, noted)
+    run_stage = ReplayingStep(paths, step, update, lambda _: build())
+    replay(algorithm.choose(algorithm.recipe(), step), run_stage, State(record.role, step - 1, 0, ""))
+    return tuple(noted[1:])
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_each_resampled_row_keeps_its_own_tokens_and_numbers(runs: dict[str, RunPaths], name: str) -> None:
+    """verl writes the advantages of sampled rows back to the rows with the same position."""
+    paths = runs[name]
     for step in (1, 2, 3):
         selection = committed(paths, step, "resample")
         assert isinstance(selection, Selection)
         rows = selection.rows.tolist()
         assert len(rows) == 4
         assert len(set(rows)) < 4, "no row is repeated, so none is dropped: the test is too weak"
-        sources = {name: committed(paths, step, name) for name in ("rollout", "values", "logprobs", "advantages")}
-        assert selection.prompt_ids == [sources["rollout"].prompt_ids[row] for row in rows]
-        taken = {name: take(selection, [record]) for name, record in sources.items()}
-        assert torch.equal(taken["advantages"].advantages, sources["advantages"].advantages[selection.rows])
-        for update, read in (("critic_update", "values"), ("actor_update", "logprobs")):
-            inputs = manifests.require(paths.stage(step, update)).inputs
-            assert inputs[1:] == tuple(taken[name].identity for name in ("rollout", read, "advantages"))
+        all_rows = {each: committed(paths, step, each) for each in ("rollout", "values", "logprobs", "advantages")}
+        raw, mask = (getattr(all_rows["advantages"], field)[rows] for field in ("advantages", "mask"))
+        expected = (raw - raw[mask].mean()) / (raw[mask].var() + 1e-8).sqrt() * mask
+        for update, read, fields in (
+            ("critic_update", "values", ("values",)),
+            ("actor_update", "logprobs", ("actor", "entropy")),
+        ):
+            rollouts, read_record, advantages = found = inputs_of_update(paths, name, step, update)
+            assert manifests.require(paths.stage(step, update)).inputs[1:] == tuple(each.identity for each in found)
+            sequences = all_rows["rollout"].sequences.unpadded()
+            for place, row in enumerate(rows):
+                assert rollouts.sequences.unpadded()[place].tolist() == sequences[row].tolist()
+                for field in ("prompt_ids", "sample_indices", "texts"):
+                    assert getattr(rollouts, field)[place] == getattr(all_rows["rollout"], field)[row]
+                for record, source, names in (
+                    (rollouts, "rollout", ("tokens", "mask", "sampler_logprobs", "seeds")),
+                    (read_record, read, fields),
+                    (advantages, "advantages", ("returns", "token_rewards", "mask", "shaped")),
+                ):
+                    for field in names:
+                        assert torch.equal(getattr(record, field)[place], getattr(all_rows[source], field)[row])
+            if name == "resampled rows":
+                assert torch.equal(advantages.advantages, raw)
+            else:
+                FLOAT32.check(advantages.advantages, expected)
+                assert advantages.identity == committed(paths, step, "whitening").identity
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_carry_and_metrics_of_a_step_are_those_of_all_rows(runs: dict[str, RunPaths], name: str) -> None:
+    paths = runs[name]
+    stages = {(line["step"], line["stage"]): line["figures"] for line in read_lines(paths.journal) if "stage" in line}
+    for step in (1, 2, 3):
+        advantages = committed(paths, step, "advantages")
+        assert stages[step, "advantages"]["trained/seqs"] == advantages.carry.trained_seqs == 4 * step
+        effective = stages[step, "resample"]["resample/effective_seqs"]
+        weights = advantages.shaped.double().abs() ** 1.5
+        assert effective == pytest.approx(float(weights.sum() ** 2 / (weights**2).sum()))
+        if name != "resampled rows":
+            assert stages[step, "whitening"] == {}
+            whitened = committed(paths, step, "whitening")
+            assert (whitened.carry_out, whitened.penalty_coef) == ({}, 0.05)
+    _, carry = saved_state(paths, "actor", 3)
+    assert (carry.trained_seqs, carry.kl_coef) == (12, 0.05)
 
 
 def test_both_critics_train_with_their_own_learning_rates(runs: dict[str, RunPaths]) -> None:

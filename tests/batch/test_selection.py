@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ppoctl.batch.records import Advantages, Logprobs, Rewards, Rollouts, Selection, Values
-from ppoctl.batch.selection import take
+from ppoctl.batch.selection import every_row, take, within
 
 
 def rollouts(number: int, prompts: list[list[int]], responses: list[list[int]], mask: list[list[int]]) -> Rollouts:
@@ -143,3 +143,21 @@ def test_empty_selection_takes_no_row() -> None:
 def test_row_that_does_not_exist_is_refused(place: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="record violates an invariant"):
         take(selection((1, 0), place), [FIRST, SECOND])
+
+
+def test_selection_within_another_one_names_its_rows() -> None:
+    """The rows of both rounds in another order: (2, 1) is row 0, (1, 0) row 1, (2, 0) row 2, (1, 1) row 3."""
+    among = selection((2, 1), (1, 0), (2, 0), (1, 1))
+    found = within(TWICE, among)
+    assert (found.rounds.tolist(), found.rows.tolist()) == ([1, 1, 1, 1], [2, 3, 2, 1])
+    assert (found.prompt_ids, found.sample_indices) == (TWICE.prompt_ids, TWICE.sample_indices)
+    taken = take(found, [take(among, [FIRST, SECOND])])
+    assert taken.identity == take(TWICE, [FIRST, SECOND]).identity
+    with pytest.raises(ValueError, match="every selected sample is in the other selection"):
+        within(TWICE, selection((2, 0), (1, 1)))
+
+
+def test_every_row_selects_each_sample_once_in_order() -> None:
+    every = every_row([FIRST, SECOND])
+    assert (every.rounds.tolist(), every.rows.tolist()) == ([1, 1, 2, 2], [0, 1, 0, 1])
+    assert every.prompt_ids == ["p10", "p11", "p20", "p21"]

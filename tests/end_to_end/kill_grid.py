@@ -34,7 +34,9 @@ EACH = 24
 """One of EACH moments is a real kill."""
 
 
-CLOCKS = re.compile(rb'"(at|seconds|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)')
+CLOCKS = re.compile(
+    rb'"(at|seconds|rounds_s|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)'
+)
 """The parts of files in which two equal runs differ."""
 
 

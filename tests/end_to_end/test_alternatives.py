@@ -26,6 +26,7 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "lambda of the values": ("ppo.advantages.gae_lambda_value=1.0",),
     "lambda by length": ("ppo.advantages.length_adaptive_alpha=0.2",),
     "monte carlo": ("ppo.advantages={kind='monte_carlo'}",),
+    "the critic first": ("ppo.critic_only_until={explained_variance=1.0, at_most=1}",),
     "no whitening": ("ppo.advantages.whiten=false",),
     "truncated bootstrap": ("ppo.truncated=bootstrap", "rollout.max_new_tokens=12"),
     "truncated filter": ("ppo.truncated=filter", "rollout.max_new_tokens=20"),
@@ -96,6 +97,7 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
 GRPO_ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "advantages without scale": ("ppo.advantages.scale=none",),
     "raw reward": ("ppo.advantages={kind='raw_reward'}", "ppo.kl={place='reward', coef=0.05}"),
+    "remax": ("ppo.advantages={kind='remax'}", "ppo.rollout_correction={kind='tis'}"),
     "correction": ("ppo.rollout_correction={kind='tis', max_ratio=1.00001, min_ratio=0.5}",),
     "filtered and shaped": (
         "ppo.truncated=filter",

@@ -96,8 +96,13 @@ def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
             small |= {dotted((*key, name)): value for name, value in {**judge, "parallel": "{}"}.items()}
         else:
             small[dotted((*key, "workers"))] = "1"
+    if recipe.cluster.placement == "apart":
+        small["cluster"] = "{}"  # without Ray
     if recipe.ppo.critic_only_steps:
         small["ppo.critic_only_steps"] = "1"
+    if recipe.rollout.groups is not None:
+        # A tiny model has no right response, so that no group has different scores: every group is kept.
+        small |= {"rollout.groups.round_prompts": "8", "rollout.groups.keep": "{min=0, max=1}"}
     if recipe.rollout.max_window_tokens is not None:
         small["rollout.max_window_tokens"] = "230"
     if recipe.reward.overlong is not None:

@@ -20,6 +20,7 @@ from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
 from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
 from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.manual.algorithm_pages import algorithms
@@ -51,6 +52,7 @@ TABLES: tuple[EstimatorTable, ...] = (
     ReinforcePlusPlusAdvantages(kind="reinforce_plus_plus", gamma=0.5),
     PythonAdvantages(kind="python", function=f"{USERS}:median"),
     PythonAdvantages(kind="python", function=f"{USERS}:rewards_to_go", trains_critic=True),
+    RemaxAdvantages(kind="remax"),
 )
 INPUTS = EstimatorInputs(
     token_rewards=torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 2.0]]),
@@ -64,6 +66,7 @@ INPUTS = EstimatorInputs(
     lengths=torch.tensor([2, 3]),
     truths=["7", None],
     extras={"right": [1.0, 0.0], "a": [0.0, 3.0], "b": [1.0, 0.5]},
+    baselines=torch.tensor([0.5, 2.75]),
 )
 
 
@@ -93,7 +96,7 @@ def batch(seed: int) -> EstimatorInputs:
     components, weights = {"a": columns[1], "b": columns[2]}, {"a": 1.0, "b": -0.5}
     groups = torch.arange(6).repeat_interleave(5)
     inputs = estimator_inputs(columns[0], valid, groups, mask, components=components, weights=weights)
-    return replace(inputs, token_rewards=grids[0], values=grids[1])
+    return replace(inputs, token_rewards=grids[0], values=grids[1], baselines=columns[1])
 
 
 def whitened(table: EstimatorTable, inputs: EstimatorInputs) -> torch.Tensor:
@@ -116,7 +119,7 @@ def test_padding_and_order_of_rows_do_not_change_advantages(table: EstimatorTabl
 
     changes: dict[str, Any] = {
         name: moved(getattr(inputs, name))
-        for name in ("token_rewards", "values", "mask", "scores", "valid", "groups", "lengths")
+        for name in ("token_rewards", "values", "mask", "scores", "valid", "groups", "lengths", "baselines")
     }
     changes["prompt_ids"] = [inputs.prompt_ids[row] for row in order.tolist()]
     changes["extras"] = {name: [column[row] for row in order.tolist()] for name, column in inputs.extras.items()}
@@ -138,6 +141,7 @@ def test_raw_reward_is_whitened_as_monte_carlo() -> None:
     assert plus_plus.whiten
     assert plus_plus.estimator() == RawRewardAdvantages(kind="raw_reward", gamma=0.5).estimator()
     assert not GrpoAdvantages(kind="grpo").whiten
+    assert not RemaxAdvantages(kind="remax").whiten
 
 
 # --- in the stage ---------------------------------------------------------------------------------------------------

@@ -116,12 +116,12 @@ class EvenScorer:
 class CountingPrompts:
     """Prompts that are a pure function of the step."""
 
-    def __init__(self, prompts_per_step: int) -> None:
-        self.prompts_per_step = prompts_per_step
+    def __init__(self, prompts_per_round: int) -> None:
+        self.prompts_per_round = prompts_per_round
 
     def prompts_for(self, step: int, batch: int | None = None) -> Prompts:
-        first = (step - 1 if batch is None else batch) * self.prompts_per_step
-        return _prompts(step, range(first, first + self.prompts_per_step))
+        first = (step - 1 if batch is None else batch) * self.prompts_per_round
+        return _prompts(step, range(first, first + self.prompts_per_round))
 
     def evaluation_sets(self) -> dict[str, Prompts]:
         return {"held": _prompts(0, range(100, 104))}
@@ -150,7 +150,7 @@ def fake_components(
         trainers={role: trainer(role) for role in recipe.trained},
         generator=lambda actor_at, notify, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
-        prompts=CountingPrompts(recipe.rollout.prompts_per_step),
+        prompts=CountingPrompts(recipe.rollout.prompts_per_round),
         source_digests=dict.fromkeys(recipe.trained, "bigram"),
     )
 

@@ -20,7 +20,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
-NAMES = {"nemo_rl": 484, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164}
+NAMES = {"nemo_rl": 489, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164}
 """The lists, and the number of keys in each."""
 OURS_TOO = {
     "trlx": {"name"},
@@ -112,7 +112,7 @@ def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write:
             "critic.megatron_cfg.optimizer.lr",
             "NeMo-RL's `value.megatron_cfg.optimizer.lr` is `critic.optimizer.lr` in ppoctl",
         ),
-        ("reward.whiten_rewards", "TRL's `whiten_rewards` has no counterpart in ppoctl"),
+        ("reward.disable_tqdm", "TRL's `disable_tqdm` has no counterpart in ppoctl"),
     ],
 )
 def test_unknown_key_gets_nearest_foreign_key_as_suggestion(

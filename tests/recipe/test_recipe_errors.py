@@ -65,7 +65,10 @@ uri = "x"
 """)
     lines, hint = said(file, sets=("ppo.kl.x", "nothing=1"), environ={"PPOCTL_SEED": "-1", "PPOCTL_ACTR__LR": "1"})
     top = "`name`, `seed`, `steps`, `epochs`, `requires`, `without`, `model`, `data`, `rollout`, `reward`, `ppo`, "
-    top += "`actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`"
+    top += (
+        "`actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`, "
+    )
+    top += "`until`"
     name = "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
     first = "before the first [section]"
     assert lines == [
@@ -166,10 +169,9 @@ BROUGHT = [
         None,
     ),
     (
-        "algorithm.pf_ppo.enabled=true",
-        "it is a key of verl; ppoctl has no such key: PF-PPO is not available yet; in verl the resampled rows no "
-        "longer match their tokens",
-        None,
+        "algorithm.pf_ppo.weight_pow=1.5",
+        "it is a key of verl; use `ppo.resample.power`",
+        "ppoctl recipes keys ppo.resample.power",
     ),
     # Similar to `epochs`, but not a misspelling: it is a complete key of another system.
     ("ppo_epochs=4", "it is a key of TRL; use `ppo.epochs`: 4 in TRL, 1 in ppoctl", "ppoctl recipes keys ppo.epochs"),

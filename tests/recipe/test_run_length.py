@@ -105,3 +105,14 @@ def test_data_paths_start_at_recipe_folder_or_variable(write: Write, tmp_path: P
     assert data.train.prompt_file == f"{tmp_path}/deep/frame.txt"
     assert data.eval["x"].function == f"{tmp_path}/deep/load.py:rows"
     assert [data.eval[name].dataset.path for name in ("hub", "own")] == ["org/rows", f"{tmp_path}/rows"]
+
+
+def test_epochs_with_dynamic_sampling_are_refused(write: Write) -> None:
+    write(ROW * 8, "train.jsonl")
+    with pytest.raises(RecipeError) as caught:
+        load([write(IN_EPOCHS)], ["rollout.groups={}", "rollout.samples_per_prompt=2"], {})
+    assert caught.value.message == (
+        "r.toml:2: `epochs` is `3`, but with [rollout.groups] the prompts of a step depend on the scores, so no "
+        "number of steps is an epoch"
+    )
+    assert caught.value.hint == "write `steps` in place of `epochs`"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.components import fake_recipe
+from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import play
 from ppoctl.loading.rules.metrics import check_metrics_reported
 from ppoctl.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find, reported
@@ -48,6 +48,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a masked rollout": {
         "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.9, "max_ratio": 1.1}}
     },
+    "rows that are sampled again": {
+        "ppo": {
+            **PPO,
+            "resample": {"kind": "pow", "order": "before_whitening"},
+            "rollout_correction": {"kind": "icepop_sequence"},
+        }
+    },
     "rejected tokens": {
         "ppo": {
             **PPO,
@@ -55,7 +62,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "max_sequence_gap": 2.0,
         }
     },
+    "the critic until it is good": {"ppo": {**PPO, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "the critic sees all groups": {"rollout": {**FEW_ROWS, "groups": {"critic_sees": "all"}}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
     "a sum": {"reward": {"kind": "sum", "parts": {"number": {"kind": "gsm8k"}}}},
@@ -65,6 +74,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "returns that go on": {"ppo": {**PPO, "truncated": "bootstrap"}},
     "truncated responses left out": {"ppo": {**PPO, "truncated": "filter"}},
     "lambda by length": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
+    "remax": {"ppo": {**PPO, "advantages": {"kind": "remax"}}, "critic": None},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},
     "greedy evaluations": {"data": HELD, "eval": {"every_steps": 2, "passes": "greedy", "pass_score": 0.5}},

@@ -25,7 +25,9 @@ from wiring.harness import BASE, STEP_NUMBER, numbers_of, open_harness, play_ste
 CLAMPS = {"input_clamp": None, "output_clamp": None}
 LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
 PLACES = {"reward": BASE["ppo"]["kl"], "loss": LOSS}
-WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False}
+WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False, "normalize_over": "kept_tokens"}
+WEIGHT_KINDS = ("tis_sequence", "icepop", "icepop_sequence", "sequence_mask")
+POWER = {"kind": "pow", "power": 2.0, "order": "after_whitening"}
 RATIO = {"kind": "ratio", "statistic": "k1", "level": "token", "min_ratio": None, "max_ratio": 1.2, "max": None}
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
@@ -122,7 +124,11 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.rollout_correction.max_ratio", 1.05),
     ("ppo.rollout_correction.min_ratio", 0.9),
     ("ppo.rollout_correction.normalize", True),
-    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in ("tis_sequence", "icepop", "sequence_mask")),
+    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in WEIGHT_KINDS),
+    ("ppo.whiten_rewards", True),
+    ("ppo.resample", POWER),
+    ("ppo.resample", {"kind": "max_min", "order": "after_whitening"}),
+    ("ppo.resample", {"kind": "max_random", "order": "after_whitening"}),
     ("ppo.rollout_rejection", RATIO),
     ("ppo.max_sequence_gap", 1.25),
     *(
@@ -159,9 +165,10 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("drawn", "scores", "values", "behind", "logprobs", "reference"),
         ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
-    "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
+    "resample": (("drawn", "shaped"), ("resampled",)),
+    "critic_update": (("drawn", "values", "advantages", "returns", "resampled"), ("critic table",)),
     "actor_update": (
-        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef"),
+        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef", "resampled"),
         ("actor table",),
     ),
 }
@@ -297,6 +304,24 @@ def test_reinforce_plus_plus_is_raw_reward_whitened(gamma: float) -> None:
         plain, {"kind": "reinforce_plus_plus", "gamma": gamma}
     )]  # fmt: skip
     assert not harness.differing(*found)
+
+
+@holds("ppo.advantages.kind")
+@pytest.mark.parametrize("changes", [{}, {"reward.overlong": OVERLONG, "reward.unfinished_factor": 0.3}])
+def test_remax_compares_each_response_with_the_greedy_one(changes: dict[str, Any]) -> None:
+    changes = {**changes, "ppo.kl": LOSS, "rollout.temperature": 1.6, "rollout.top_p": 0.9}
+    tables = with_keys({**changes, "ppo.advantages": {"kind": "remax"}})
+    found = [numbers(tables), numbers(with_keys({**changes, "ppo.advantages": {"kind": "raw_reward", **PLAIN}}))]
+    assert harness.differing(*found) >= {"advantages", "actor table", "baseline/score_mean", "mask"}
+    # The responses at position 3 and 6, and the greedy response to the prompt at position 3, have no score.
+    assert found[0]["mask"].any(1).tolist() == [row not in (3, 6, 7) for row in range(12)]
+    played = wired_and_textbook(tables)[0]
+    assert played.greedy is not None
+    assert len(set(played.greedy[0].lengths.tolist())) > 1
+    assert sorted(set(played.rollouts.seeds.tolist()) & set(played.greedy[0].seeds.tolist())) == []
+
+
+PLAIN = {"gamma": 1.0, "whiten": False}
 
 
 def test_raw_rewards_are_monte_carlo_returns_without_critic() -> None:
@@ -484,6 +509,45 @@ def test_all_corrections_apply_together() -> None:
     assert set(np.unique(alone["weights"])) == {0.0, 1.0}
 
 
+@holds("ppo.rollout_correction.normalize_over")
+@pytest.mark.parametrize("kind", ["tis", "icepop_sequence"])
+def test_weights_are_divided_by_the_configured_mean(kind: str) -> None:
+    table = {"kind": kind, **WEIGHTS, "max_ratio": 1.2, "normalize": True}
+    changes = [
+        {"ppo.rollout_correction": {**table, "normalize_over": over}, "ppo.rollout_rejection": RATIO}
+        for over in ("kept_tokens", "tokens", "sequences")
+    ]
+    found = [numbers(with_keys(each)) for each in changes]
+    means = [float(each["correction/weight_mean"]) for each in found]
+    assert means[0] == pytest.approx(1.0)
+    for one, other in combinations(found, 2):
+        assert "weights" in harness.differing(one, other)
+        assert "kept" not in harness.differing(one, other)
+
+
+def test_whitened_rewards_do_not_include_the_bootstrap_value() -> None:
+    plain = {"ppo.truncated": "bootstrap", "ppo.kl": LOSS, "ppo.advantages.whiten": True}
+    found = [numbers(with_keys({**plain, "ppo.whiten_rewards": on})) for on in (False, True)]
+    assert {"token_rewards", "returns", "critic table", "actor table"} <= harness.differing(*found)
+    assert not harness.differing(*found) & {"shaped", "values", "behind"}
+
+
+@holds(*(f"ppo.resample.{key}" for key in ("kind", "power", "order")))
+@pytest.mark.parametrize(("key", "value"), [("power", 0.4), ("order", "before_whitening"), ("seed", 6)])
+def test_updates_train_on_the_rows_that_the_recipe_samples(key: str, value: Any) -> None:
+    """The penalty is in the loss, and good responses have a term of their own: both are read with the rows."""
+    changes = {"ppo.advantages.whiten": True, "ppo.kl": LOSS, "ppo.policy_loss.positive_nll_coef": 0.2}
+    other = {"seed": value, "ppo.resample": POWER} if key == "seed" else {"ppo.resample": {**POWER, key: value}}
+    found = [numbers(with_keys({**changes, **each})) for each in ({"ppo.resample": POWER}, other)]
+    differing = harness.differing(*found)
+    assert {"taken advantages", "actor table"} <= differing
+    assert ("resampled" in differing) == (key != "order")
+    assert ("critic table" in differing) == (key != "order")
+    rows = found[1]["resampled"].astype(int).tolist()
+    assert len(set(rows)) < len(rows), "no row is repeated: the case is too weak"
+    assert not {3, 6} & set(rows), "rows without a score are never sampled"
+
+
 @holds("ppo.critic_only_steps")
 def test_actor_decay_ends_with_its_last_update() -> None:
     for decay in ("linear", "cosine"):
@@ -492,6 +556,21 @@ def test_actor_decay_ends_with_its_last_update() -> None:
         # Four updates a step, warm-up of three steps: it ends after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert harness.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in harness.differing(*found)
+
+
+@holds("ppo.critic_only_until.explained_variance", "ppo.critic_only_until.at_most")
+def test_actor_waits_until_the_critic_explains_the_returns() -> None:
+    plain = numbers(BASE)
+    reached = float(plain["value/explained_variance"])
+    found = {
+        (bound, most): numbers(with_keys({"ppo.critic_only_until": {"explained_variance": bound, "at_most": most}}))
+        for bound, most in ((reached - 0.01, 3), (reached + 0.01, 3), (reached + 0.01, 2), (reached + 0.01, 1))
+    }
+    assert [float(step["policy/trained"]) for step in found.values()] == [1.0, 0.0, 0.0, 1.0]
+    for step in found.values():
+        different = harness.differing(plain, step)
+        assert "critic table" not in different
+        assert ("actor table" in different) == (not step["policy/trained"])
 
 
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")

@@ -5,12 +5,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.sampling import rollout_sampling
-from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ModelPass, ReportedMetric, StageParts, StageSpec, always
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import sequences_per_round
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Rewards, Rollouts
     from ppoctl.store.stage_runner import Stage
+
+ROLLOUT_METRICS = (
+    metrics.ROLLOUT_RESPONSE_TOKENS_MEAN, metrics.ROLLOUT_RESPONSE_TOKENS_MAX, metrics.ROLLOUT_TRUNCATED_FRAC,
+    metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
+)  # fmt: skip
+"""Metrics of the responses of one or several rounds."""
+SCORE_METRICS = (
+    metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC, metrics.REWARD_TIMEOUT_FRAC,
+)  # fmt: skip
+"""Metrics of the scores of one or several rounds."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +30,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
 
     kind: ClassVar[str] = "rollouts"
     keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout")
+    excluded_keys: ClassVar[tuple[str, ...]] = (*SHAPING_KEYS, "rollout.groups")
     defines_rows: ClassVar[bool] = True
     role: str = "actor"
 
@@ -26,11 +38,11 @@ class RolloutSpec(StageSpec["Rollouts"]):
         return (ModelPass("generate", self.role),)
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
-        return always(
-            metrics.ROLLOUT_RESPONSE_TOKENS_MEAN, metrics.ROLLOUT_RESPONSE_TOKENS_MAX,
-            metrics.ROLLOUT_TRUNCATED_FRAC, metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
-            metrics.THROUGHPUT_GENERATED,
-        )  # fmt: skip
+        return always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED)
+
+    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+        rows = sequences_per_round(recipe)
+        return rows, rows
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rollouts]":
         from ppoctl.stages.overlapped_scoring import OverlappedScorer
@@ -59,10 +71,7 @@ class RewardSpec(StageSpec["Rewards"]):
         return (ModelPass("score"),)
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
-        return always(
-            metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC,
-            metrics.REWARD_TIMEOUT_FRAC, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX,
-        )  # fmt: skip
+        return always(*SCORE_METRICS, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX)
 
     def reports(self, recipe: Recipe, name: str) -> bool:
         # Every name of a metric of a scorer counts here; `loading.rules.metrics` checks the scorer.

@@ -76,8 +76,13 @@ class RunStage(Protocol):
         """Yield rounds until a round calls `end_if` with a true value, or until there were `at_most` rounds."""
         ...
 
-    def take(self, selection: "Selection", rounds: "Sequence[AnyRecord]") -> "AnyRecord":
-        """Return the selected rows of records of one kind, one record of each round. The result is not committed."""
+    def take(
+        self, selection: "Selection", rounds: "Sequence[AnyRecord]", *, among: "Selection | None" = None
+    ) -> "AnyRecord":
+        """Return the selected rows of records of one kind, one record of each round. The result is not committed.
+
+        With `among`, there is one record, whose rows are those of that selection.
+        """
         ...
 
 
@@ -128,6 +133,8 @@ class StageCall:
     stage: StageSpec[Any]
     entry: OutlineEntry
     """Inputs, trained role, rows and rounds, as the outline records them."""
+    rows: str = ""
+    """Stage that defines the rows of the record or, for an update, of its inputs; empty: there are no rows."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,11 @@ def trace(step_function: StepFunction) -> Trace:
         raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.end_if` may end it")
     trained = {str(state): role for role, state in outputs.states.items()}
     calls = (
-        replace(call, entry=replace(call.entry, trains=trained.get(call.stage.name), rows=tracer.rows_of(call.stage)))
+        replace(
+            call,
+            entry=replace(call.entry, trains=trained.get(call.stage.name), rows=tracer.rows_of(call.stage)),
+            rows=tracer.defining_rows_of(call.stage),
+        )
         for call in tracer.calls
     )
     return Trace(step_function.name, tuple(calls))
@@ -253,15 +264,19 @@ class _Tracer:
         self.calls.append(StageCall(stage, OutlineEntry(stage.name, reads, at_most=self.at_most, loop=loop)))
         return Placeholder(stage.name, "" if stage.kind == UPDATE else next(iter(self.row_sets[stage.name]), ""))
 
-    def rows_of(self, stage: StageSpec[Any]) -> str | None:
-        """Return the rows of the stage's record as the outline records them. Raises TypeError if its inputs have
-        different rows."""
+    def defining_rows_of(self, stage: StageSpec[Any]) -> str:
+        """Return the stage that defines the rows of a stage's inputs, or of its record; empty: there are no rows.
+        Raises TypeError if the inputs have different rows."""
         rows = list(dict.fromkeys(map(self._defining, self.row_sets[stage.name])))
         if len(rows) > 1:
             raise TypeError(f"stage `{stage.name}` receives records with different rows: those of {sorted(rows)}")
+        return rows[0] if rows else ""
+
+    def rows_of(self, stage: StageSpec[Any]) -> str | None:
+        """Return the rows of the stage's record as the outline records them."""
+        rows = self.defining_rows_of(stage)
         _, dot, number = stage.name.partition(".")
-        usual = ("", f"{ROLLOUT_NAME}{dot}{number}")
-        return None if stage.kind == UPDATE or not rows or rows[0] in usual else rows[0]
+        return None if stage.kind == UPDATE or rows in ("", f"{ROLLOUT_NAME}{dot}{number}") else rows
 
     def _defining(self, rows: str) -> str:
         """Return the stage that defines these rows. The step before is assumed to have the stages of this step."""
@@ -278,7 +293,7 @@ class _Tracer:
         yield Round(1, self)
         self.is_in_loop, self.at_most = False, 1
 
-    def take(self, selection: Any, rounds: Sequence[Any]) -> Any:
+    def take(self, selection: Any, rounds: Sequence[Any], *, among: Any = None) -> Any:
         return Placeholder(rounds[0].name, selection.name)
 
 

@@ -1,6 +1,7 @@
 """Records of the rows that a selection selects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -9,10 +10,51 @@ from torch.nn.functional import pad
 
 from ppoctl.batch.fields import FIELDS
 from ppoctl.batch.record import Record
-from ppoctl.batch.records import Selection
+from ppoctl.batch.records import Rollouts, Selection
 from ppoctl.batch.sequences import require
 
 AnyRecord = TypeVar("AnyRecord", bound=Record[Any])
+
+Place = tuple[int, int]
+"""Round of a sample, from 1, and its row in the rollouts of that round, from 0."""
+
+
+def select(
+    rollouts: Sequence[Rollouts], places: Sequence[Place], *, is_full: bool, summary: Mapping[str, float]
+) -> Selection:
+    """Return the selection of these samples of the rollouts of all rounds, in this order."""
+    return Selection(
+        rounds=torch.tensor([number for number, _ in places], dtype=torch.int64),
+        rows=torch.tensor([row for _, row in places], dtype=torch.int64),
+        prompt_ids=[rollouts[number - 1].prompt_ids[row] for number, row in places],
+        sample_indices=[rollouts[number - 1].sample_indices[row] for number, row in places],
+        is_full=is_full,
+        summary=dict(summary),
+    )
+
+
+def every_row(rollouts: Sequence[Rollouts]) -> Selection:
+    """Return the selection of every sample, in the order of generation."""
+    places = [(number, row) for number, each in enumerate(rollouts, start=1) for row in range(each.num_seqs)]
+    return select(rollouts, places, is_full=True, summary={})
+
+
+def within(selection: Selection, among: Selection) -> Selection:
+    """Return the same samples as rows of a record whose rows are those of `among`, which has each sample once.
+
+    Raises ValueError if `among` does not have a sample.
+    """
+    rows = {place: row for row, place in enumerate(_places(among))}
+    require(all(place in rows for place in _places(selection)), "every selected sample is in the other selection")
+    return replace(
+        selection,
+        rounds=torch.ones_like(selection.rounds),
+        rows=torch.tensor([rows[place] for place in _places(selection)], dtype=torch.int64),
+    )
+
+
+def _places(selection: Selection) -> list[Place]:
+    return list(zip(selection.rounds.tolist(), selection.rows.tolist(), strict=True))
 
 
 def take(selection: Selection, records: Sequence[AnyRecord]) -> AnyRecord:
@@ -25,11 +67,11 @@ def take(selection: Selection, records: Sequence[AnyRecord]) -> AnyRecord:
 
     Raises ValueError if a selected row does not exist, or if only some of the selected rounds have an optional field.
     """
-    rounds = selection.rounds.tolist()
+    places = _places(selection)
+    rounds = [number for number, _ in places]
     require(max(rounds, default=1) <= len(records), "there is a record of every selected round")
-    sources = {number: records[number - 1] for number in sorted(set(rounds)) or [1]}
+    sources: dict[int, Any] = {number: records[number - 1] for number in sorted(set(rounds)) or [1]}
     counts = {number: _num_rows(record) for number, record in sources.items()}
-    places = list(zip(rounds, selection.rows.tolist(), strict=True))
     offsets = {number: sum(counts[other] for other in counts if other < number) for number in counts}
     index = [offsets[number] + row for number, row in places]
     cls: type[AnyRecord] = type(next(iter(sources.values())))

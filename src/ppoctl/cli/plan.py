@@ -11,7 +11,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, 
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
-    from ppoctl.plan.run_plan import CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
+    from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
 PlanRow = tuple[str, str]
@@ -98,15 +98,32 @@ def _section(name: str, rows: "Iterator[tuple[str, ...]]", headers: tuple[str, .
 def _batch_rows(planned: "Plan") -> Iterator[PlanRow]:
     batch = planned.batch
     prompts = f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples"
+    several = batch.rounds_max > 1
     yield "sequences", f"{batch.sequences_per_step} = {prompts}"
+    if several:
+        each = f"{batch.prompts_per_round} prompts x {batch.samples_per_prompt} samples each"
+        yield "rounds", f"{batch.rounds_min} to {batch.rounds_max}, {each}"
     yield "window", f"{batch.window_tokens} tokens"
-    yield "generated tokens", f"at most {batch.new_tokens_per_step_max:,}"
+    yield (
+        "generated tokens",
+        _at_most(batch, f"{batch.new_tokens_per_step_min:,}", f"{batch.new_tokens_per_step_max:,}"),
+    )
     yield "trained tokens", f"at most {batch.tokens_per_step_max:,}, with prompts"
     if (work := planned.work) is not None:
         parts = {"generation": work.drawing, "forward passes": work.forwards, "updates": work.updates}
         shares = ", ".join(f"{name} {part / work.total:.0%}" for name, part in parts.items())
-        yield "computation", f"at most {work.total / 1e12:.3g} TFLOP: {shares}"
+        least = work if planned.work_min is None else planned.work_min
+        flops = _at_most(batch, f"{least.total / 1e12:.3g} TFLOP", f"{work.total / 1e12:.3g} TFLOP")
+        yield "computation", f"{flops}: {shares}"
         yield "seconds", "not estimated: the speed of this machine is known only after a step has run"
+
+
+def _at_most(batch: "BatchPlan", fewest: str, most: str) -> str:
+    """Return the upper bound of a step with the fewest and with the most rounds."""
+    if batch.rounds_max == 1:
+        return f"at most {most}"
+    rounds = f"{batch.rounds_min} round{'s' if batch.rounds_min > 1 else ''}"
+    return f"at most {fewest} in {rounds}, {most} in {batch.rounds_max}"
 
 
 def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
@@ -164,8 +181,11 @@ def _role_rows(roles: "Collection[RolePlan]") -> Iterator[tuple[str, ...]]:
     yield "epochs", *each("epochs")
     yield "sequences per minibatch", *each("minibatch_seqs")
     yield "minibatches per epoch", *each("minibatches_per_epoch")
-    yield "optimizer steps per PPO step", *each("updates_per_step")
-    yield "optimizer steps in total", *each("updates_total")
+    yield (
+        "optimizer steps per PPO step",
+        *(_range(role.updates_per_step_min, role.updates_per_step) for role in roles),
+    )
+    yield "optimizer steps in total", *(_range(role.updates_total_min, role.updates_total) for role in roles)
     yield "warm-up", *map(_warm_up, roles)
     yield "learning rate, first", *each("lr_first", "{:.4g}")
     yield "learning rate, peak", *each("lr_peak", "{:.4g}")
@@ -181,14 +201,19 @@ def _warm_up(role: "RolePlan") -> str:
 
 
 def _bounds(role: "RolePlan") -> str:
-    low, high = role.microbatches_per_minibatch_min, role.microbatches_per_minibatch_max
+    return _range(role.microbatches_per_minibatch_min, role.microbatches_per_minibatch_max)
+
+
+def _range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
 def _data_rows(planned: "Plan") -> Iterator[PlanRow]:
     train = planned.train
-    passes = "" if train.epochs is None else f", {train.epochs:.3g} epochs"
-    yield "train", f"{_rows(train)}; {train.prompts_total} prompts used{passes}"
+    least, most = train.prompts_total_min or 0, train.prompts_total or 0
+    up_to = "up to " if least < most else ""
+    passes = "" if train.epochs is None else f", {up_to}{train.epochs:.3g} epochs"
+    yield "train", f"{_rows(train)}; {_range(least, most)} prompts used{passes}"
     yield from ((f"eval.{name}", _rows(table)) for name, table in planned.eval_sets.items())
     steps = planned.evaluation.at_steps
     shown = ", ".join(map(str, steps if len(steps) <= 8 else (*steps[:4], "...", *steps[-2:])))
@@ -204,8 +229,14 @@ def _rows(table: "DataPlan") -> str:
 def _storage_rows(planned: "Plan") -> Iterator[PlanRow]:
     storage = planned.storage
     step, kept = units.size(storage.records_bytes), units.size(storage.records_kept_bytes)
+    of_step = _at_most(planned.batch, units.size(storage.records_bytes_min), step)
     yield "checkpoints", f"{storage.saves}, of which {storage.keep_last or 'all'} are kept"
-    yield "records", f"at most {step} a step, {kept} at a time"
+    yield (
+        "records",
+        f"{of_step} a step, {kept} at a time"
+        if planned.batch.rounds_max == 1
+        else f"of a step: {of_step}; {kept} at a time",
+    )
     if storage.states_bytes is None:
         yield "size", "unknown: the model is not a local folder of a known family"
         return

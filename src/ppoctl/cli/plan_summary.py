@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
     """Print the six lines. `on_gpus`: whether memory was estimated for GPUs of a known size, or for CPUs."""
     steps, sequences = planned.batch.steps, planned.batch.sequences_per_step
-    render.heading(f"{planned.name}: {steps} PPO steps of {sequences} sequences")
+    batch = planned.batch
+    rounds = f", from at most {batch.rounds_max} rounds of {batch.prompts_per_round} prompts"
+    rounds = rounds if batch.rounds_max > 1 else ""
+    render.heading(f"{planned.name}: {steps} PPO steps of {sequences} sequences{rounds}")
     rows = [
         ("memory", _memory(planned.memory)),
         ("GPUs", _gpus(planned, on_gpus=on_gpus)),
@@ -62,8 +65,16 @@ def _disk(planned: "Plan") -> str:
 
 
 def _updates(planned: "Plan") -> str:
-    updates = (f"{role} {of.updates_total:,} ({of.updates_per_step} per step)" for role, of in planned.roles.items())
+    updates = (
+        f"{role} {_up_to(of.updates_total_min, of.updates_total)} "
+        f"({_up_to(of.updates_per_step_min, of.updates_per_step)} per step)"
+        for role, of in planned.roles.items()
+    )
     return ", ".join(updates)
+
+
+def _up_to(least: int, most: int) -> str:
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _checkpoints(planned: "Plan") -> str:

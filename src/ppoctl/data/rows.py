@@ -123,12 +123,16 @@ def id_begin(name: str) -> str:
     return f"{name.replace('.sources.', '/').replace('.', '/')}/"
 
 
-def require_enough(rows: int, prompts_per_step: int) -> None:
-    """Raise DataError if one step uses more prompts than the training set has."""
-    if rows < prompts_per_step:
+_TAKES = {"rollout.prompts_per_step": "step", "rollout.groups.round_prompts": "round of generation"}
+
+
+def require_enough(rows: int, at_least: int, key: str = "rollout.prompts_per_step") -> None:
+    """Raise DataError if one round of generation uses more prompts than the training set has. `key` sets the number
+    of prompts of a round."""
+    if rows < at_least:
         raise DataError(
-            f"`data.train` has {rows} rows, but a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
-            hint=f"--set rollout.prompts_per_step={rows}, or use more rows (`data.train.max_rows`); for more "
+            f"`data.train` has {rows} rows, but a {_TAKES[key]} takes {at_least} (`{key}`)",
+            hint=f"--set {key}={rows}, or use more rows (`data.train.max_rows`); for more "
             "responses to the same prompts raise `rollout.samples_per_prompt`",
         )
 

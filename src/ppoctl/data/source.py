@@ -1,7 +1,7 @@
 """Prompts of each step. They are a pure function of seed and batch, so that a resumed run needs no loader state.
 
 prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: another one | ...
-batch b (from 0) has positions b * prompts_per_step ... (b + 1) * prompts_per_step - 1, also across epochs
+batch b (from 0) has positions b * prompts_per_round ... (b + 1) * prompts_per_round - 1, also across epochs
 step s (from 1) uses batch s - 1; if steps have several rounds, `Carry.batch` gives the batch of each round
 """
 
@@ -24,7 +24,7 @@ class PromptSource:
     train: Sequence[Prompt]
     evaluations: Mapping[str, Sequence[Prompt]]
     seed: int
-    prompts_per_step: int
+    prompts_per_round: int
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 digests of `data.train`, `data.eval.NAME` and `tokenizer`, which `run.json` records."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class PromptSource:
             train=joined.pop("train"),
             evaluations={name.removeprefix("eval."): prompts for name, prompts in joined.items()},
             seed=seed,
-            prompts_per_step=rollout.prompts_per_step,
+            prompts_per_round=rollout.prompts_per_round,
             digests={
                 **{
                     f"data.{name}": digest_of({source: prompts.rows for source, prompts in sources.items()})
@@ -70,7 +70,7 @@ class PromptSource:
         )
         for prompts in sets["train"].values():
             require_in_an_epoch(prompts.rows.name, len(prompts), prompts.weight)
-        require_enough(prompt_source.order.epoch_rows, rollout.prompts_per_step)
+        require_enough(prompt_source.order.epoch_rows, rollout.prompts_per_round, rollout.round_key)
         return prompt_source
 
     @property
@@ -87,8 +87,8 @@ class PromptSource:
         assert step >= 1, "steps count from 1"
         order, chosen = self.order, list[Prompt]()
         seen: dict[str, int] = {}
-        first = (step - 1 if batch is None else batch) * self.prompts_per_step
-        for position in range(first, first + self.prompts_per_step):
+        first = (step - 1 if batch is None else batch) * self.prompts_per_round
+        for position in range(first, first + self.prompts_per_round):
             prompt = self.train[order.row(position)]
             seen[prompt.id] = times = seen.get(prompt.id, 0) + 1
             chosen.append(prompt if times == 1 else replace(prompt, id=f"{prompt.id}#{times}"))

@@ -20,6 +20,7 @@ class GroupTable(EstimatorTable):
 
     trains_critic: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
+    reads_token_rewards: ClassVar[bool] = False
     compares_groups: ClassVar[bool] = True
     metrics: ClassVar[Mapping[Metric, str]] = {
         metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC: "an estimator that compares the responses to a prompt, such as "

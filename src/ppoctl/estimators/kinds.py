@@ -16,6 +16,7 @@ from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
 from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
 from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
@@ -31,6 +32,7 @@ AdvantagesTable = Annotated[
     | RawRewardAdvantages
     | ReinforcePlusPlusAdvantages
     | ReinforcePlusPlusBaselineAdvantages
+    | RemaxAdvantages
     | PythonAdvantages,
     Field(discriminator="kind"),
 ]

@@ -27,6 +27,13 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
     table = _train(layers.written)
     if table is None or not (_is_count(epochs) and _is_count(per_step)):
         return None  # validation reports a wrong value
+    if isinstance(_at(layers.written, "rollout", "groups"), dict):
+        message = (
+            f"`epochs` is `{epochs}`, but with [rollout.groups] the prompts of a step depend on the scores, "
+            "so no number of steps is an epoch"
+        )
+        layers.problems.append(Problem(layers.place(("epochs",)), message, "write `steps` in place of `epochs`"))
+        return None
     rows, place = rows_of(table), layers.place(("epochs",))
     if rows is None:
         layers.problems += _uncounted(table, place)

@@ -8,7 +8,7 @@ from typing import Any
 from ppoctl.algorithm.stage_spec import Result, StageSpec
 from ppoctl.algorithm.trace import Round, StepFunction, counted_rounds, placeholder_inputs
 from ppoctl.batch.records import Selection, State, Update
-from ppoctl.batch.selection import AnyRecord, take
+from ppoctl.batch.selection import AnyRecord, take, within
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import Stage, StepRunner, load_record
@@ -28,8 +28,8 @@ class RunningStep:
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
 
-    def take(self, selection: Selection, rounds: Sequence[AnyRecord]) -> AnyRecord:
-        return take(selection, rounds)
+    def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
+        return take(selection if among is None else within(selection, among), rounds)
 
 
 def recalled(paths: RunPaths, step: int, stage: StageSpec[Result]) -> Result:
@@ -60,8 +60,8 @@ class ReplayingStep:
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
 
-    def take(self, selection: Selection, rounds: Sequence[AnyRecord]) -> AnyRecord:
-        return take(selection, rounds)
+    def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
+        return take(selection if among is None else within(selection, among), rounds)
 
 
 def replay(step_function: StepFunction, run_stage: ReplayingStep, parent: State) -> Update:

@@ -106,7 +106,7 @@ def _estimators(entries: Sequence[Feature]) -> list[str]:
         docstring, names = feature.docstring, dict(feature.docstring.other_names)
         if docstring.equal_scores:
             kind = feature.names[0].rpartition(" = ")[2].strip('"')
-            formulas = coded(docstring.formula.split("; "), separator=" <br>")
+            formulas = coded(filter(None, docstring.formula.split("; ")), separator=" <br>")
             elsewhere = [names.get(system, "") for system in _SYSTEMS]
             rows.append(cells(f"`{kind}`", formulas, docstring.source, *elsewhere, docstring.equal_scores))
     if not rows:

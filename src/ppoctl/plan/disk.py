@@ -24,9 +24,11 @@ class StoragePlan:
     keep_last: int | None
     """Number of checkpoints that are kept; None: all."""
     records_bytes: int
-    """Bytes that the stages of one step commit, if all responses have full length."""
+    """Bytes that the stages of one step commit in the maximum number of rounds, if all responses have full length."""
     records_kept_bytes: int
     """Bytes of the records of steps after a kept checkpoint. Rollouts that are kept for users are not included."""
+    records_bytes_min: int = 0
+    """Bytes that the stages of one step commit in the minimum number of rounds."""
     parameters: int | None = None
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of one saved state, by role."""
@@ -39,8 +41,9 @@ def storage_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Sto
     """Return the files that the run will have on disk, computed from its recipe."""
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     traced = trace_at(recipe, recipe.steps, choose)
-    saves, records = ceil(recipe.steps / every), sum(records_of(traced, recipe, batch_of(recipe)).values())
-    plan = StoragePlan(saves, keep, records, records * min(recipe.steps, (keep or LEAST_KEPT) * every))
+    saves, batch = ceil(recipe.steps / every), batch_of(recipe)
+    least, most = (sum(records_of(traced, recipe, batch, most=most).values()) for most in (False, True))
+    plan = StoragePlan(saves, keep, most, most * min(recipe.steps, (keep or LEAST_KEPT) * every), least)
     shapes = shapes_of(recipe)
     if shapes is None:
         return plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at, traces
 from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
@@ -19,6 +19,7 @@ from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
+from ppoctl.plan.rows import stage_rows
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -42,6 +43,12 @@ class BatchPlan:
     """Number of tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
     """Number of tokens of all responses, in the maximum number of rounds, if all have full length."""
+    new_tokens_per_step_min: int
+    """Number of tokens of all responses, in the minimum number of rounds."""
+    prompts_per_round: int
+    rounds_min: int
+    rounds_max: int
+    """Rounds of generation; 1 without dynamic sampling."""
     tokens_per_step_max: int
     """Number of tokens of all prompts and responses of a step, if all have full length."""
 
@@ -57,7 +64,11 @@ class RolePlan:
     minibatch_seqs: int
     minibatches_per_epoch: int
     updates_per_step: int
+    updates_per_step_min: int
     updates_total: int
+    updates_total_min: int
+    """Updates differ from their minimum if the role trains on all responses of a varying number of rounds, or if
+    `ppo.critic_only_until` lets only the critic train."""
     warmup_updates: int
     warmup_steps: float
     lr_first: float
@@ -110,9 +121,11 @@ class DataPlan:
     path: str
     rows: int | None
     prompts_total: int | None = None
-    """Number of prompts that the whole run takes from the data set, without further rounds of a step."""
+    """Number of prompts that the whole run takes from the data set, in the maximum number of rounds."""
     epochs: float | None = None
-    """Number of passes over the data set in the whole run."""
+    """Number of passes over the data set in the whole run, in the maximum number of rounds."""
+    prompts_total_min: int | None = None
+    """Number of prompts that the whole run takes in the minimum number of rounds."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,9 @@ class Plan:
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
     work: WorkPlan | None
-    """FLOPs of one step; None: a model is not on this machine."""
+    """FLOPs of one step, in the maximum number of rounds; None: a model is not on this machine."""
+    work_min: WorkPlan | None
+    """FLOPs of one step in the minimum number of rounds."""
     storage: StoragePlan
     memory: Memory | None
     """Estimated bytes of the run; None: a model is not a local folder of a known family."""
@@ -163,23 +178,23 @@ class Plan:
 
 def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = step_function_at) -> Plan:
     """Return the plan of a valid recipe, for GPUs of `gpu_gib` GiB or, if None, for the CPUs of this machine."""
-    rows, prompts = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
         name=recipe.name,
         batch=_batch(recipe, choose),
         roles={role: _role(recipe, role, table) for role, table in recipe.trained.items()},
         critic_start=_critic_start(recipe),
-        reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
+        reward_models={dotted(key): _reward_model(recipe, key, choose) for key in reward_models(recipe)},
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
         algorithm=algorithm(recipe),
         rewards=reward_steps(recipe),
-        train=DataPlan(recipe.data.train.named, rows, prompts, prompts / rows if rows else None),
+        train=_train(recipe, choose),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
         work=work_of(recipe, choose),
+        work_min=work_of(recipe, choose, most=False),
         storage=storage_of(recipe, choose),
         memory=estimate_here(recipe, gpu_gib, choose=choose),
     )
@@ -199,7 +214,7 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
     return CriticStart(model.path, model.dtype, shape.family, parameters, source_run)
 
 
-def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
+def _reward_model(recipe: Recipe, key: KeyPath, choose: StepFunctionAt) -> RewardModelPlan:
     table, model = reward_models(recipe)[key], reward_model_of(recipe, key)
     layout, shape = table.parallel or ParallelTable(), model.shape
     if shape is None:
@@ -207,20 +222,34 @@ def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
     # Assumed: texts of a step have about as many tokens as its sequences, though the tokenizer differs.
     most = sizes.reward_tokens(table, shape)
     texts_per_pass = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
-    passes = ceil(ceil(sizes.sequences_per_step(recipe) / layout.data) / texts_per_pass)
+    traced = trace_at(recipe, recipe.steps, choose)
+    rows = stage_rows(traced, recipe)
+    passes = sum(
+        rows[stage.name].rounds * ceil(ceil(rows[stage.name].rows / layout.data) / texts_per_pass)
+        for stage in traced.stages
+        if any(each.kind == "score" for each in stage.passes(recipe))
+    )
     count = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
     return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
+
+
+def _train(recipe: Recipe, choose: StepFunctionAt) -> DataPlan:
+    rows, rounds = rows_of(recipe.data.train), [0, 0]
+    for steps, traced in traces(recipe, choose).items():
+        for most in (False, True):
+            of_stages = stage_rows(traced, recipe, most=most).values()
+            rounds[most] += len(steps) * max(each.rounds for each in of_stages)
+    least, highest = (number * recipe.rollout.prompts_per_round for number in rounds)
+    return DataPlan(recipe.data.train.named, rows, highest, highest / rows if rows else None, least)
 
 
 def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
     rollout = recipe.rollout
     sequences = sizes.sequences_per_step(recipe)
-    passes = [
-        call.entry.at_most
-        for call in trace_at(recipe, recipe.steps, choose).calls
-        for each in call.stage.passes(recipe)
-        if each.kind == "generate"
-    ]
+    traced = trace_at(recipe, recipe.steps, choose)
+    generates = [call for call in traced.calls if any(each.kind == "generate" for each in call.stage.passes(recipe))]
+    least, most = (stage_rows(traced, recipe, most=most) for most in (False, True))
+    fewest, highest = (sum(rows[call.stage.name].total for call in generates) for rows in (least, most))
     window = sizes.window_tokens(rollout, rollout.max_new_tokens)
     return BatchPlan(
         steps=recipe.steps,
@@ -228,7 +257,11 @@ def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
         window_tokens=window,
-        new_tokens_per_step_max=sum(passes) * sequences * rollout.max_new_tokens,
+        new_tokens_per_step_max=highest * rollout.max_new_tokens,
+        new_tokens_per_step_min=fewest * rollout.max_new_tokens,
+        prompts_per_round=rollout.prompts_per_round,
+        rounds_min=max(least[call.stage.name].rounds for call in generates),
+        rounds_max=max(most[call.stage.name].rounds for call in generates),
         tokens_per_step_max=sequences * window,
     )
 
@@ -245,9 +278,11 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         data_ranks=layout.data,
         epochs=sizes.epochs(recipe, role),
         minibatch_seqs=minibatch,
-        minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
+        minibatches_per_epoch=per_step // sizes.epochs(recipe, role),
         updates_per_step=per_step,
+        updates_per_step_min=sizes.updates_per_step(recipe, role, rounds=sizes.fewest_rounds(recipe)),
         updates_total=total,
+        updates_total_min=sizes.fewest_updates(recipe, role),
         warmup_updates=warmup,
         warmup_steps=warmup / per_step,
         lr_first=rate.at(0),

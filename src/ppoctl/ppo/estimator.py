@@ -36,6 +36,8 @@ class EstimatorInputs:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Name of each component of the reward, which is also a name in `extras`, and its weight. Empty if the estimator
     does not read components."""
+    baselines: Float[Tensor, " B"] | None = None
+    """Reward of the greedy response to the prompt of each response, after shaping; None: no greedy responses."""
 
 
 @dataclass(frozen=True)

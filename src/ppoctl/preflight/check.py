@@ -12,13 +12,12 @@ from ppoctl.loading.problems import Problem, as_error
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import shape_if_known
-from ppoctl.preflight.model import model_faults, require_critic, require_reward_model
+from ppoctl.preflight.model import model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.role_model import own_models
-from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import AnyRows, PythonAdvantages, PythonPolicyLoss, Recipe, Table
 from ppoctl.recipe.schema_tree import values
@@ -66,14 +65,12 @@ def check(
     """
     found = Findings()
     model = getattr(recipe, "model", None)
-    path, critic = getattr(model, "path", None), getattr(own_models(recipe).get(CRITIC), "path", None)
+    path = getattr(model, "path", None)
     if isinstance(path, str) and not path.startswith("$"):
         for error in model_faults(path, device or device_of_the_build()):
             found.problems.append(_problem(error, place(("model", "path"))))
         found.notes += _carried(path)
-        if isinstance(critic, str) and not critic.startswith("$"):
-            _try(found, place(("model", CRITIC)), lambda: found.notes.extend(require_critic(critic, path)))
-            found.problems += _window_problems(recipe, critic, CRITIC, place)
+        _check_own_models(recipe, path, found, place)
         found.problems += _window_problems(recipe, path, "model", place)
     template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
     if hasattr(recipe, "requires") and hasattr(recipe, "without"):
@@ -97,8 +94,11 @@ def check(
         folder = local_folder(path) if isinstance(path, str) else None
         checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
-            enough = getattr(rollout, "prompts_per_step", 1) if key[1] == "train" else 1
-            rows_check = partial(checks.require, table, ".".join(key[1:]), at_least=enough, reward=reward)
+            enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
+            of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
+            rows_check = partial(
+                checks.require, table, ".".join(key[1:]), at_least=enough, key=of_round, reward=reward
+            )
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
     return found
@@ -131,6 +131,16 @@ def _try(found: Findings, where: str, run_check: Callable[[], object]) -> None:
 
 def _problem(error: PpoctlError, where: str) -> Problem:
     return Problem(where, error.message, error.hint, type(error))
+
+
+def _check_own_models(recipe: Recipe, base: str, found: Findings, place: OriginOf) -> None:
+    """Check the own models of critic and reference. `base` is `model.path`."""
+    for name, table in own_models(recipe).items():
+        path = getattr(table, "path", None)
+        if isinstance(path, str) and not path.startswith("$"):
+            require = partial(require_own_model, name, path, base)
+            _try(found, place(("model", name)), lambda require=require: found.notes.extend(require()))  # type: ignore[misc]
+            found.problems += _window_problems(recipe, path, name, place)
 
 
 def _carried(path: str) -> Iterator[str]:

@@ -36,13 +36,19 @@ class RowChecks:
         self._renderer = None if tokenizer is None else PromptTemplate(tokenizer)
 
     def require(
-        self, table: AnyRows, name: str, *, at_least: int, reward: ScorerTable | None = None
+        self,
+        table: AnyRows,
+        name: str,
+        *,
+        at_least: int,
+        key: str = "rollout.prompts_per_step",
+        reward: ScorerTable | None = None,
     ) -> Iterator[str]:
         """Yield notes on the rows of a table.
 
         Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`. Raises DataError if there are
-        fewer rows than `at_least` (the rows of a step), or if the chat template rejects a row. Raises RewardError if
-        `reward` cannot score a row.
+        fewer rows than `at_least` (the rows of a round, which `key` sets), or if the chat template rejects a row.
+        Raises RewardError if `reward` cannot score a row.
         """
         read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
@@ -60,7 +66,7 @@ class RowChecks:
                     yield f"`data.{its}`: {remarks}"
             require_in_an_epoch(its, used, single.weight)
             rows += in_an_epoch(used, single.weight)
-        require_enough(rows, at_least)
+        require_enough(rows, at_least, key)
         if scored is not None:
             scored.require()
             if scored.unscored:

@@ -19,10 +19,19 @@ from ppoctl.recipe.slurm import is_image_file
 from ppoctl.user_functions import digest_of, file_of
 
 _SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
-MODELS = (("model", "path"), ("model", "critic", "path"), *(("reward", *path, "path") for path in _SCORERS))
+MODELS = (
+    ("model", "path"),
+    ("model", "critic", "path"),
+    ("model", "reference", "path"),
+    *(("reward", *path, "path") for path in _SCORERS),
+)
 """Paths of the keys that name a model folder or a hub id."""
-BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics"): "function"}
-"""Path of a table that may be written as the value of one of its keys (`schema.PathOrTable`) -> that key."""
+BY_ONE_KEY: dict[KeyPath, str] = {
+    ("model", "critic"): "path",
+    ("model", "reference"): "path",
+    ("eval", "metrics"): "function",
+}
+"""Path of a table that may be written as the value of one of its keys (`models.PathOrTable`) -> that key."""
 IMAGE = ("slurm", "container", "image")
 _SETS = (("data", "train"), ("data", "eval", tree.ANY_NAME))
 ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))

@@ -1,5 +1,7 @@
 """Sizes derived from several keys of a recipe: sequences and updates per step, per run and per microbatch."""
 
+from math import ceil
+
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe, RolloutTable
@@ -7,8 +9,36 @@ from ppoctl.rewards.model import USUAL_TOKENS, ModelScorer
 
 
 def sequences_per_step(recipe: Recipe) -> int:
-    """Return the number of sequences that one PPO step generates and trains on."""
+    """Return the number of sequences that one PPO step trains on; with dynamic sampling, those of the kept groups."""
     return recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+
+
+def sequences_per_round(recipe: Recipe) -> int:
+    """Return the number of sequences that one round generates; without dynamic sampling, a step has one round."""
+    return recipe.rollout.prompts_per_round * recipe.rollout.samples_per_prompt
+
+
+def fewest_rounds(recipe: Recipe) -> int:
+    """Return the number of rounds of a step in which every group is kept."""
+    return ceil(recipe.rollout.prompts_per_step / recipe.rollout.prompts_per_round)
+
+
+def most_rounds(recipe: Recipe) -> int:
+    """Return the maximum number of rounds of a step."""
+    return 1 if recipe.rollout.groups is None else recipe.rollout.groups.max_rounds
+
+
+def sees_all(recipe: Recipe, role: str) -> bool:
+    """Whether the role trains on every generated sequence, although dynamic sampling drops groups."""
+    groups = recipe.rollout.groups
+    return head_of(role) == "value" and groups is not None and groups.critic_sees == "all"
+
+
+def trained_sequences(recipe: Recipe, role: str, *, rounds: int | None = None) -> int:
+    """Return the number of sequences that one PPO step trains a role on: at most, or after this number of rounds."""
+    if not sees_all(recipe, role):
+        return sequences_per_step(recipe)
+    return (rounds or most_rounds(recipe)) * sequences_per_round(recipe)
 
 
 def epochs(recipe: Recipe, role: str) -> int:
@@ -21,9 +51,10 @@ def minibatch_seqs(recipe: Recipe, role: str) -> int:
     return (recipe.ppo.critic_minibatch_seqs if head_of(role) == "value" else None) or recipe.ppo.minibatch_seqs
 
 
-def updates_per_step(recipe: Recipe, role: str) -> int:
-    """Return the number of optimizer steps of one role in one PPO step."""
-    return epochs(recipe, role) * (sequences_per_step(recipe) // minibatch_seqs(recipe, role))
+def updates_per_step(recipe: Recipe, role: str, *, rounds: int | None = None) -> int:
+    """Return the number of optimizer steps of one role in one PPO step: at most, or after this number of rounds."""
+    sequences = trained_sequences(recipe, role, rounds=rounds)
+    return epochs(recipe, role) * ceil(sequences / minibatch_seqs(recipe, role))
 
 
 def critic_only_steps(recipe: Recipe, role: str) -> int:
@@ -32,8 +63,19 @@ def critic_only_steps(recipe: Recipe, role: str) -> int:
 
 
 def planned_updates(recipe: Recipe, role: str) -> int:
-    """Return the number of optimizer steps of one role in the whole run; critic-only steps do not train the actor."""
+    """Return the maximum number of optimizer steps of one role in the whole run; critic-only steps do not train the
+    actor."""
     return max(recipe.steps - critic_only_steps(recipe, role), 0) * updates_per_step(recipe, role)
+
+
+def fewest_updates(recipe: Recipe, role: str) -> int:
+    """Return the minimum number of optimizer steps of one role: `critic_only_until` lets the critic train alone as
+    long as it may, and dynamic sampling keeps every group. A critic-only step has one round."""
+    until, alone = recipe.ppo.critic_only_until, recipe.ppo.critic_only_steps
+    per_step = updates_per_step(recipe, role, rounds=fewest_rounds(recipe))
+    if role == POLICY:
+        return max(recipe.steps - alone - (0 if until is None else until.at_most), 0) * per_step
+    return alone * updates_per_step(recipe, role, rounds=1) + (recipe.steps - alone) * per_step
 
 
 def optimizer_of(recipe: Recipe, role: str) -> OptimizerTable:

@@ -17,7 +17,7 @@ from ppoctl.recipe.fingerprint import differences, result_differences
 from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import optimizer_of, warmup_updates
-from ppoctl.runs.resume_checks import is_done, last_saved, require_same_run
+from ppoctl.runs.resume_checks import is_done, last_saved, last_step, require_same_run
 from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -30,6 +30,10 @@ from ppoctl.wire.sources import recorded_reward_digest
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
 """Tables that code with only one recipe reads, both for generation and for replay."""
+OF_A_STEP = ("rollout.groups",)
+"""Tables in them that only stages and step functions read, which know the recipe of each step."""
+NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
+"""Keys in these tables that the source of prompts reads, which has one recipe."""
 
 _LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
 """The file of a loss is not stored in a run: a replay requires the file of the recipe of its step."""
@@ -43,7 +47,7 @@ class Change:
     """(dotted key, old value, new value)."""
     from_step: int
     steps: int
-    """Number of steps of the changed run."""
+    """Last step of the changed run."""
 
     def lines(self) -> list[str]:
         """Return one line per key, such as `actor.optimizer.lr 0.0004 -> 1e-05 from step 5`."""
@@ -60,7 +64,7 @@ def change(paths: RunPaths, recipe: Recipe) -> Change | None:
     require_same_run(paths, recipe)
     if recipe == recorded:
         return None
-    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), recipe.steps)
+    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), last_step(paths, recipe))
     _require_continuous_rate(paths, recorded, recipe, changes.from_step - 1)
     return changes
 
@@ -131,4 +135,7 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
 
 
 def _is_of_the_whole_run(key: str) -> bool:
-    return any(key == table or key.startswith(f"{table}.") for table in OF_THE_WHOLE_RUN)
+    def is_in(tables: tuple[str, ...]) -> bool:
+        return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+    return is_in(NOT_OF_A_STEP) or (is_in(OF_THE_WHOLE_RUN) and not is_in(OF_A_STEP))

@@ -19,7 +19,7 @@ from ppoctl.ppo.policy_loss import PolicyLoss, PolicyLossInputs
 from ppoctl.stages.correction import mask_after
 from ppoctl.stages.logprobs import KlPenalty, kl_metrics, reference_of
 from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss, loss_inputs
-from ppoctl.stages.updates import UpdateStage
+from ppoctl.stages.updates import UpdateStage, not_trained
 
 MinibatchStep = tuple[Minibatch, MinibatchResult]
 """One optimizer step and its result."""
@@ -127,6 +127,8 @@ class ActorUpdateStage(UpdateStage):
         advantages: Advantages,
         correction: Correction | None = None,
     ) -> Update:
+        if advantages.trains_actor is False:
+            return not_trained(actor)
         mask, weighted = advantages.mask, advantages.advantages
         if correction is not None:
             mask, weighted = mask_after(correction, mask), weighted * correction.weights
@@ -140,7 +142,8 @@ class ActorUpdateStage(UpdateStage):
         # them.
         request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self.with_full_kl)
         objective = Terms(tuple(terms), request)
-        trained = self.train(actor, rollouts, objective, read=read)
+        waited = int(advantages.carry.waited_steps)
+        trained = self.train(actor, rollouts, objective, read=read, waited=waited)
         diagnostics = [
             policy_diagnostics(
                 result.outputs.primary,

@@ -148,7 +148,8 @@ def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[s
         for stage in (*names, EVAL):
             manifest = _readable(paths.stage(step, stage))
             if manifest is not None and last.get((step, stage)) != manifest.identity:
-                again.append({"seq": seq + len(again) + 1, **stage_line(manifest)})
+                of_the_step = [line for line in (*lines, *again) if "stage" in line and line["step"] == step]
+                again.append({"seq": seq + len(again) + 1, **stage_line(manifest, of_the_step)})
     return lines + again
 
 

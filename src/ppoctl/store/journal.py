@@ -110,7 +110,7 @@ class Journal:
             known = [line for line in self._by_step.get(manifest.step, ()) if line["stage"] == manifest.stage]
             if known and known[-1]["identity"] == manifest.identity:
                 return None
-            return self._append(file, stage_line(manifest))
+            return self._append(file, stage_line(manifest, self._by_step.get(manifest.step, ())))
 
     def event(self, name: str, **details: Any) -> JournalLine:
         """Append an event of this attempt and return its line."""
@@ -166,8 +166,16 @@ class Journal:
         return line
 
 
-def stage_line(manifest: Manifest) -> JournalLine:
-    """Return the journal line of a committed stage."""
+def stage_line(manifest: Manifest, of_the_step: Iterable[JournalLine]) -> JournalLine:
+    """Return the journal line of a committed stage.
+
+    `of_the_step` are the lines of the step so far. If the stage has several rounds, the line of a later round also
+    has `rounds_s`, the seconds of all rounds so far.
+    """
+    name, _, number = manifest.stage.partition(".")
+    rounds = {line["stage"]: line["seconds"] for line in of_the_step if line["stage"].partition(".")[0] == name}
+    earlier = [name, *(f"{name}.{each}" for each in range(2, int(number)))] if number else []
+    rounds_s = {"rounds_s": manifest.seconds + sum(rounds.get(each, 0.0) for each in earlier)} if number else {}
     return {
         "step": manifest.step,
         "stage": manifest.stage,
@@ -177,4 +185,5 @@ def stage_line(manifest: Manifest) -> JournalLine:
         "identity": manifest.identity,
         "figures": manifest.figures,
         "clocked": manifest.extra.get("clocked", {}),
+        **rounds_s,
     }

@@ -19,12 +19,21 @@ def check_group_has_several_samples(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def check_group_sees_penalty(recipe: Recipe) -> Iterator[Conflict]:
-    if recipe.ppo.advantages.compares_groups and recipe.ppo.kl.place == "reward":
+def check_penalty_is_read(recipe: Recipe) -> Iterator[Conflict]:
+    if not recipe.ppo.advantages.reads_token_rewards and recipe.ppo.kl.place == "reward":
         yield Conflict(
             "a KL penalty in the reward has no effect: the advantages are computed from scores without the penalty",
             (_KIND, ("ppo", "kl", "place")),
             "--set ppo.kl.place=loss",
+        )
+
+
+def check_whitened_rewards_are_read(recipe: Recipe) -> Iterator[Conflict]:
+    if not recipe.ppo.advantages.reads_token_rewards and recipe.ppo.whiten_rewards:
+        yield Conflict(
+            "whitened rewards of tokens have no effect: the advantages are computed from scores of responses",
+            (("ppo", "whiten_rewards"), _KIND),
+            "--set ppo.whiten_rewards=false",
         )
 
 

@@ -6,7 +6,7 @@ Letters: B sequences, R tokens of the longest response. Grids have the shape [B,
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppoctl.algorithm.kl_use import kl_use
@@ -14,10 +14,11 @@ from ppoctl.algorithm.trace import Trace
 from ppoctl.batch.fields import RecordField
 from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
+from ppoctl.plan.rows import stage_rows
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import sequences_per_step
+from ppoctl.recipe.sizes import trained_sequences
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
@@ -32,7 +33,7 @@ REFERENCE_CELL_BYTES = 4
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The sequences of one PPO step. All sequences are assumed to have full length."""
+    """Sequences that models of one PPO step receive together. All sequences are assumed to have full length."""
 
     sequences: int
     prompt_tokens: int
@@ -64,10 +65,11 @@ class DriverBytes:
 
 
 def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
-    """Return the sequences of a step. `sequences` replaces the number of sequences from the recipe."""
+    """Return the sequences of a step. `sequences` replaces the number from the recipe: the most that a role trains
+    on."""
     rollout, use = recipe.rollout, kl_use(recipe)
     return StepBatch(
-        sequences=sequences or sequences_per_step(recipe),
+        sequences=sequences or max(trained_sequences(recipe, role) for role in recipe.trained),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_new_tokens,
         has_reference=use.is_on,
@@ -75,13 +77,17 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
     )
 
 
-def records_of(traced: Trace, recipe: Recipe, batch: StepBatch) -> dict[str, int]:
-    """Return stage -> bytes of the records that the stage writes into the run directory in one step, in all rounds.
+def records_of(traced: Trace, recipe: Recipe, batch: StepBatch, *, most: bool = True) -> dict[str, int]:
+    """Return stage -> bytes of the records that the stage writes into the run directory in one step, in all rounds:
+    the most or, if `most` is false, the least. `batch` is that of the recipe, or one of more or fewer sequences.
 
     Each record is one file. The small records of the updates are left out.
     """
+    rows, usual = stage_rows(traced, recipe, most=most), batch_of(recipe).sequences
+    batches = {name: replace(batch, sequences=each.rows * batch.sequences // usual) for name, each in rows.items()}
     return {
-        call.stage.name: call.entry.at_most * record_bytes(call.stage.record(recipe), batch)
+        call.stage.name: rows[call.stage.name].rounds
+        * record_bytes(call.stage.record(recipe), batches[call.stage.name])
         for call in traced.calls
         if call.entry.trains is None
     }
@@ -109,7 +115,8 @@ def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
 
 
 def driver_bytes(batch: StepBatch, records: Mapping[str, int]) -> DriverBytes:
-    """Return the bytes that the driver holds during one step with these bytes of records by stage."""
+    """Return the bytes that the driver holds during one step with these bytes of records by stage. `batch` has the
+    sequences of one round."""
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
     # The rollout record is created while the samples are still in memory.
     return DriverBytes(samples + next(iter(records.values())), 2 * sum(records.values()))

@@ -36,7 +36,7 @@ from ppoctl.recipe.parallel import (
 from ppoctl.recipe.role_model import model_of, reward_model_of
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs
+from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def estimate(
         device=device,
         roles={role: role_bytes(training_of(recipe, role, *model)) for role, model in models.items()},
         generator=generator_bytes(policy, at.weight, recipe.generator, window, room),
-        driver=driver_bytes(batch, records),
+        driver=driver_bytes(batch_of(recipe, sequences=sequences_per_round(recipe)), records),
         sending=_sending(recipe, policy, at),
         batch=batch,
         schedule=schedule_of(traced, recipe),
