@@ -1,17 +1,19 @@
-"""Every kind of PPO learns the quickstart, and none of them learns from uninformative rewards.
+"""Every algorithm learns the quickstart, and none of them learns from uninformative rewards.
 
-Trains the quickstart with each variant and seed, and once with rewards shuffled between samples: then accuracy must
-not rise, otherwise the signal comes from somewhere else. Prints held-out accuracy before and after, and a digest of
-the final weights, which must differ from plain PPO's. Exits 1 if a variant does not rise by 0.2, a shuffled one does,
-or weights are equal.
+Trains the quickstart with each variant and seed, and with rewards shuffled between samples (the first `--shuffled`
+seeds): then accuracy must not rise, otherwise the signal comes from somewhere else. Variants with a critic are
+settings of `quickstart.toml`, the others of `quickstart-grpo.toml` (32 prompts, 8 responses each). Prints held-out
+accuracy before and after, and a digest of the final weights, which must differ between variants. Exits 1 if a variant
+does not rise by 0.2, a shuffled one does, or weights are equal.
 
-    python benchmarks/learning.py --folder FOLDER [--seeds 1 2 3] [--steps 40] [--only NAME ...]
+    python benchmarks/learning.py --folder FOLDER [--seeds 1 2 3] [--shuffled 1] [--steps 40] [--only NAME ...]
 
 Cells that are already in FOLDER are not run again. Two run side by side, one thread each.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -22,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
+RECIPES = Path(__file__).parents[1] / "recipes"
 METRIC = "eval/heldout/pass_at_1"
 RISE_MIN = 0.2
 ADAPTIVE = "adaptive={target_per_token=0.05, horizon_seqs=2000}"
@@ -38,8 +40,14 @@ VARIANTS = {
     "adaptive_kl": [f'ppo.kl={{place="reward", estimator="k1", coef=0.02, {ADAPTIVE}}}'],
     "gspo": ['ppo.policy_loss={kind="gspo", aggregation="sequence_mean_token_mean"}'],
     "cispo": ['ppo.policy_loss={kind="cispo", clip_high=0.28}'],
+    "grpo": [],
+    "rloo": ['ppo.advantages={kind="rloo"}'],
+    "reinforce_pp": ['ppo.advantages={kind="reinforce_plus_plus"}'],
+    "remax": ['ppo.advantages={kind="remax"}'],
 }
 """Settings of each variant."""
+CRITIC_FREE = ("grpo", "rloo", "reinforce_pp", "remax")
+"""Variants of `quickstart-grpo.toml`."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--shuffled", type=int, default=1, help="number of seeds with shuffled rewards")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -81,16 +90,16 @@ def main() -> int:
         run(Cell(**json.loads(args.cell)), args.folder, args.steps)
         return 0
     args.folder.mkdir(parents=True, exist_ok=True)
-    cells = list(cells_of(args.only, args.seeds))
+    cells = list(cells_of(args.only, args.seeds, args.shuffled))
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda cell: run_apart(cell, args.folder, args.steps), cells))
     return judged({cell: result_of(cell, args.folder) for cell in cells})
 
 
-def cells_of(variants: Iterable[str], seeds: list[int]) -> Iterator[Cell]:
+def cells_of(variants: Iterable[str], seeds: list[int], shuffled: int) -> Iterator[Cell]:
     for variant in variants:
         yield from (Cell(variant, seed, shuffled=False) for seed in seeds)
-        yield Cell(variant, seeds[0], shuffled=True)
+        yield from (Cell(variant, seed, shuffled=True) for seed in seeds[:shuffled])
 
 
 def result_of(cell: Cell, folder: Path) -> Result:
@@ -122,9 +131,9 @@ def judged(results: dict[Cell, Result]) -> int:
         print(f"{cell.variant:12} {says:>8} {columns}")
         if (result.rise >= RISE_MIN) == cell.shuffled:
             wrong.append(f"{cell.name} {'rises' if cell.shuffled else 'does not rise'}")
-        plain = results.get(replace(cell, variant="ppo"))
-        if cell.variant != "ppo" and plain is not None and plain.weights == result.weights:
-            wrong.append(f"{cell.name} ends with the weights of plain PPO")
+        others = {other.variant for other, found in results.items() if found.weights == result.weights}
+        if others != {cell.variant}:
+            wrong.append(f"{cell.name} ends with the weights of {', '.join(sorted(others - {cell.variant}))}")
     print("\n".join(wrong) or f"every variant rises by {RISE_MIN} and more, none from shuffled rewards")
     return int(bool(wrong))
 
@@ -139,13 +148,17 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
 
     settings = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
     fixed = ["tracking={kind='none'}", "cluster.threads=1", f"checkpoint.every_steps={steps}"]
-    recipe = load([RECIPE], [*settings, *fixed, *VARIANTS[cell.variant]]).recipe
+    path = RECIPES / ("quickstart-grpo.toml" if cell.variant in CRITIC_FREE else "quickstart.toml")
+    recipe = load([path], [*settings, *fixed, *VARIANTS[cell.variant]]).recipe
     components, digests = session.prepare(recipe)
     if cell.shuffled:
-        step_seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-        components = replace(components, scorer=ShuffledScorer(components.scorer, step_seqs))
+        prompts = recipe.rollout.prompts_per_step
+        batches = [prompts * recipe.rollout.samples_per_prompt]
+        if cell.variant == "remax":
+            batches.append(prompts)
+        components = replace(components, scorer=ShuffledScorer(components.scorer, batches))
     found: list[str] = []
-    actor, close = components.actor, components.close_trainers
+    actor, close = components.trainers["actor"], components.close_trainers
 
     def digest_and_close() -> None:
         found.append(weights_digest(actor))
@@ -169,12 +182,14 @@ def weights_digest(actor: object) -> str:
 
 
 class ShuffledScorer:
-    """Gives each training sample the score of another, once all samples of a step have been submitted. Evaluations
+    """Gives each training sample the score of another, once all samples of a stage have been submitted. Evaluations
     keep their scores."""
 
-    def __init__(self, scorer, step_seqs: int) -> None:
+    def __init__(self, scorer, batches: list[int]) -> None:
+        """Shuffle among this number of samples in each stage of a step that scores, in order."""
         self._scorer = scorer
-        self._step_seqs = step_seqs
+        self._batches = itertools.cycle(batches)
+        self._batch = next(self._batches)
         self._random = random.Random(0)
         self._scored: list[Future] = []
         self._handed: list[Future] = []
@@ -186,7 +201,8 @@ class ShuffledScorer:
         handed: Future = Future()
         self._scored.append(scored)
         self._handed.append(handed)
-        if len(self._handed) == self._step_seqs:
+        if len(self._handed) == self._batch:
+            self._batch = next(self._batches)
             self._random.shuffle(self._scored)
             for each, other in zip(self._handed, self._scored, strict=True):
                 each.set_result(other.result())

@@ -146,7 +146,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock = Clock()
     steps_seen = Steps(clock)
     components, digests = session.prepare(recipe)
-    for trainer in (components.actor, components.critic):
+    for trainer in components.trainers.values():
         for method in ("start", "update", "logprobs", "reference_logprobs", "values"):
             if hasattr(trainer, method):
                 clock.wrap(trainer, method, "engines")

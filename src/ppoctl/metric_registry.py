@@ -3,28 +3,17 @@
 Metric names are defined only here; stages, console, health rules and the final table use these constants. A test
 checks that the registry and the journals of test runs have the same metrics. Braces mark a part that the user
 chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics the settings of a recipe report.
-This module imports only the standard library.
+`evaluation_metrics` has the metrics of evaluations. These modules import only the standard library.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric."""
-
-    name: str
-    unit: str
-    description: str
-    healthy: str = ""
-    """Value in a healthy run; empty: the value depends on the task."""
-    better: Literal["higher", "lower"] | None = None
-    """Whether a higher or a lower value means a better actor; None: the metric does not compare actors."""
-
+from ppoctl.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
+from ppoctl.evaluation_metrics import EVALUATION_METRICS
+from ppoctl.metric import Metric as Metric
 
 ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(
     "rollout/response_tokens_mean", "tokens", "mean length of the responses", "no collapse towards 0"
@@ -89,6 +78,21 @@ REWARD_STRICT_MEAN = Metric(
     "reward/strict_mean", "score", "mean score by the strict rule (without reward.strict)", "approaching score_mean",
     "higher",
 )  # fmt: skip
+BASELINE_SCORE_MEAN = Metric(
+    "baseline/score_mean", "score", "mean score of the greedy responses (with remax)", "rising", "higher"
+)
+BASELINE_ERROR_FRAC = Metric(
+    "baseline/error_frac", "fraction",
+    "greedy responses without a score: the responses to their prompts are not trained on (with remax)", "0",
+)  # fmt: skip
+BASELINE_RESPONSE_TOKENS_MEAN = Metric(
+    "baseline/response_tokens_mean", "tokens", "mean length of the greedy responses (with remax)"
+)
+BASELINE_TRUNCATED_FRAC = Metric(
+    "baseline/truncated_frac", "fraction", "greedy responses truncated by max_new_tokens (with remax)",
+    "below 0.1, not rising", "lower",
+)  # fmt: skip
+BASELINE_TOKENS = Metric("baseline/tokens", "tokens", "tokens of the greedy responses of the step (with remax)")
 MISMATCH_GAP_MEAN_ABS = Metric(
     "mismatch/gap_mean_abs", "nats", "mean |trainer - sampler log-prob| of the sampled tokens", "below 0.05"
 )
@@ -142,9 +146,8 @@ TRAINED_SEQS = Metric(
     "trained/seqs", "sequences", "responses with a score that have been trained on, in this and all earlier steps"
 )
 TRAINED_TOKENS = Metric(
-    "trained/tokens", "tokens",
-    "response tokens that have been in a loss so far; each is counted once, for any ppo.epochs",
-)  # fmt: skip
+    "trained/tokens", "tokens", "response tokens in a loss so far; each is counted once, for any ppo.epochs"
+)
 ADVANTAGE_LAMBDA_MEAN = Metric(
     "advantage/lambda_mean", "factor",
     "mean lambda of the policy's advantages, over sequences (with length_adaptive_alpha)",
@@ -159,8 +162,15 @@ ADVANTAGE_FILTERED_FRAC = Metric(
 )  # fmt: skip
 ADVANTAGE_EQUAL_GROUPS_FRAC = Metric(
     "advantage/equal_groups_frac", "fraction",
-    "prompts without two different scores, so that their responses have advantage 0 (with grpo)", "below 0.5",
+    "prompts without two different scores, so that their responses have advantage 0 (before any whitening)",
+    "below 0.5",
 )  # fmt: skip
+ADVANTAGE_CUSTOM = Metric(
+    "advantage/custom_{name}", "value", "metric that your estimator returns (ppo.advantages.kind = python)"
+)
+RESAMPLE_EFFECTIVE_SEQS = Metric(
+    "resample/effective_seqs", "sequences", "(sum w)^2 / sum w^2 of the weights w of rows", "above 1/10 of the rows"
+)
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "fraction", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )
@@ -180,6 +190,10 @@ VALUE_ERROR = Metric("value/value_error", "reward", "mean |value - return|", "fa
 VALUE_LOSS = Metric("value/loss", "loss", "the critic's loss", "falling")
 VALUE_GRAD_NORM = Metric("value/grad_norm", "norm", "global gradient norm of the critic before clipping", "no spikes")
 VALUE_LR = Metric("value/lr", "rate", "the critic's learning rate at the last update of the step")
+POLICY_TRAINED = Metric(
+    "policy/trained", "0 or 1",
+    "1: the step trained the actor; 0: only the critic, so the actor's update has no metrics (critic_only_until)",
+)  # fmt: skip
 POLICY_LOSS = Metric("policy/loss", "loss", "the actor's loss", "near 0; not very informative")
 POLICY_SURROGATE_LOSS = Metric(
     "policy/surrogate_loss", "loss", "the term of policy/loss from the advantages", "near 0"
@@ -219,73 +233,25 @@ POLICY_RATIO_MAX = Metric("policy/ratio_max", "factor", "largest ratio", "below 
 POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )
-EVAL_PASS_AT_1 = Metric(
-    "eval/{set}/pass_at_1", "fraction", "mean score of sampled responses (mean@n), or fraction of them that passes",
-    "rising", "higher",
+POLICY_CUSTOM = Metric(
+    "policy/custom_{name}", "value",
+    "mean over tokens of a metric that your loss returns (ppo.policy_loss.kind = python)",
 )  # fmt: skip
-EVAL_PASS_AT_1_STDERR = Metric("eval/{set}/pass_at_1_stderr", "fraction", "standard error of pass_at_1, over prompts")
-EVAL_PASS_AT_K = Metric(
-    "eval/{set}/pass_at_{k}", "fraction", "expected score of the best of k sampled responses (with eval.pass_at)",
-    "rising", "higher",
-)  # fmt: skip
-EVAL_PASS_AT_K_STDERR = Metric(
-    "eval/{set}/pass_at_{k}_stderr", "fraction", "standard error of pass_at_k, over prompts"
-)
-EVAL_MAJ_AT_K = Metric(
-    "eval/{set}/maj_at_{k}", "fraction",
-    "expected score of the most frequent answer of k responses (with eval.maj_at)", "rising", "higher",
-)  # fmt: skip
-EVAL_MAJ_AT_K_STDERR = Metric("eval/{set}/maj_at_{k}_stderr", "fraction", "standard error of maj_at_k, over prompts")
-EVAL_SCORE_MEAN = Metric(
-    "eval/{set}/score_mean", "score", "mean score of sampled responses (with eval.pass_score)", "rising", "higher"
-)
-EVAL_SCORE_MEAN_STDERR = Metric("eval/{set}/score_mean_stderr", "score", "standard error of score_mean, over prompts")
-EVAL_BEST_AT_K = Metric(
-    "eval/{set}/best_at_{k}", "score",
-    "expected best score of k sampled responses (with eval.pass_score and pass_at)", "rising", "higher",
-)  # fmt: skip
-EVAL_BEST_AT_K_STDERR = Metric("eval/{set}/best_at_{k}_stderr", "score", "standard error of best_at_k, over prompts")
-EVAL_TRUNCATED_FRAC = Metric(
-    "eval/{set}/truncated_frac", "fraction", "sampled responses truncated by the length limit", "below 0.1", "lower"
-)
-EVAL_RESPONSE_TOKENS_MEAN = Metric(
-    "eval/{set}/response_tokens_mean", "tokens", "mean length of the sampled responses"
-)
-EVAL_ERROR_FRAC = Metric("eval/{set}/error_frac", "fraction", "sampled responses without a score", "0")
-EVAL_GREEDY_PASS_AT_1 = Metric(
-    "eval/{set}/greedy_pass_at_1", "fraction", "mean score of greedy responses", "rising", "higher"
-)
-EVAL_GREEDY_PASS_AT_1_STDERR = Metric(
-    "eval/{set}/greedy_pass_at_1_stderr", "fraction", "standard error of greedy_pass_at_1, over prompts"
-)
-EVAL_GREEDY_SCORE_MEAN = Metric(
-    "eval/{set}/greedy_score_mean", "score", "mean score of greedy responses (with eval.pass_score)", "rising",
-    "higher",
-)  # fmt: skip
-EVAL_GREEDY_SCORE_MEAN_STDERR = Metric(
-    "eval/{set}/greedy_score_mean_stderr", "score", "standard error of greedy_score_mean, over prompts"
-)
-EVAL_GREEDY_TRUNCATED_FRAC = Metric(
-    "eval/{set}/greedy_truncated_frac", "fraction", "greedy responses truncated by the length limit", "below 0.1",
-    "lower",
-)  # fmt: skip
-EVAL_GREEDY_RESPONSE_TOKENS_MEAN = Metric(
-    "eval/{set}/greedy_response_tokens_mean", "tokens", "mean length of the greedy responses"
-)
-EVAL_GREEDY_ERROR_FRAC = Metric("eval/{set}/greedy_error_frac", "fraction", "greedy responses without a score", "0")
-EVAL_CUSTOM = Metric("eval/{set}/custom_{name}", "value", "result of `eval.metrics` for the sampled responses")
-EVAL_GREEDY_CUSTOM = Metric(
-    "eval/{set}/greedy_custom_{name}", "value", "result of `eval.metrics` for the greedy responses"
-)
 TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including the weight transfer to the engines")
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
+TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
+TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
 TIME_KEEP_GROUPS_S = Metric("time/keep_groups_s", "s", "time of the choice of groups (with rollout.groups)")
 TIME_ALL_ROWS_S = Metric("time/all_rows_s", "s", "time of the join of all rounds (with critic_sees = all)")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
 TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
 TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
-TIME_CRITIC_ADVANTAGES_S = Metric("time/critic_advantages_s", "s", "time of the advantages of all responses")
+TIME_CRITIC_ADVANTAGES_S = Metric(
+    "time/critic_advantages_s", "s", "time of the advantages of all generated responses (with critic_sees = all)"
+)
+TIME_RESAMPLE_S = Metric("time/resample_s", "s", "time of sampling rows again")
+TIME_WHITENING_S = Metric("time/whitening_s", "s", "time of whitening the advantages of rows that are sampled again")
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
 TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")
@@ -294,9 +260,11 @@ THROUGHPUT_GENERATED = Metric(
     "response tokens per second of generation, in the attempt that finished the rollout", "steady",
 )  # fmt: skip
 
-METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All metrics in the order above. Times measure work (see `clock`) and do not include the startup of engines,
-trainers or Ray."""
+_OWN = [value for value in list(globals().values()) if isinstance(value, Metric) and value not in EVALUATION_METRICS]
+_TIMES = _OWN.index(TIME_ROLLOUT_S)
+METRICS: tuple[Metric, ...] = (*_OWN[:_TIMES], *EVALUATION_METRICS, *_OWN[_TIMES:])
+"""All metrics in the order above; those of evaluations are before the times. Times measure work (see `clock`) and do
+not include the startup of engines, trainers or Ray."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -337,8 +305,9 @@ def find(name: str) -> Metric | None:
     The name may contain any evaluation set and any number of responses.
     """
     name = ON_THE_CONSOLE.get(name, name)
-    if is_custom(name):
-        return EVAL_GREEDY_CUSTOM if "/greedy_" in name else EVAL_CUSTOM
+    if custom := _CUSTOM.fullmatch(name):
+        of_any_name = name.removesuffix(custom[2]) + "{name}"
+        return _BY_NAME.get(of_any_name.replace(f"/{custom[1]}/", "/{set}/"))
     set_name = eval_set(name)
     general = name.replace(f"/{set_name}/", "/{set}/") if set_name else name
     metric = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
@@ -350,7 +319,7 @@ def is_custom(name: str) -> bool:
     return _CUSTOM.fullmatch(name) is not None
 
 
-_CUSTOM = re.compile(r"eval/[^/]+/(greedy_)?custom_[A-Za-z0-9_]+")
+_CUSTOM = re.compile(r"(?:eval/([^/]+)|policy|advantage)/(?:greedy_)?custom_([A-Za-z0-9_]+)")
 _OF_NUMBER = re.compile(r"_at_[1-9][0-9]*(?=(_stderr)?$)")
 
 

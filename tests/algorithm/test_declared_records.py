@@ -3,6 +3,7 @@ recipes and for every test algorithm."""
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ SHAPED = {
     "length_penalty": {"per_token": 0.01, "free_tokens": 1},
 }
 
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
+
 RECIPES: dict[str, dict[str, Any]] = {
     "none": {"ppo": {**PPO, "kl": {"place": "none"}}},
     "kl in reward": {"ppo": {**PPO, "kl": IN_REWARD}},
@@ -58,10 +61,43 @@ RECIPES: dict[str, dict[str, Any]] = {
     "shaping": {"reward": SHAPED},
     "length adaptive": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo", "gamma": 0.9}}},
+    "critic first": {"ppo": {**PPO, "critic_only_until": {"explained_variance": -1.0, "at_most": 1}}},
     "critic only": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "resampling, critic only": {"ppo": {**PPO, "critic_only_steps": 1, "resample": {"kind": "max_min"}}},
+    "resampling, corrected": {
+        "ppo": {
+            **PPO,
+            "whiten_rewards": True,
+            "resample": {"kind": "max_random", "order": "before_whitening"},
+            "rollout_correction": {"kind": "icepop_sequence"},
+        }
+    },
     "grpo": {"ppo": {**PPO, "advantages": {"kind": "grpo"}, "kl": IN_LOSS}, "critic": None},
     "grpo, tis": {
         "ppo": {**PPO, "advantages": {"kind": "grpo", "scale": "none"}, "rollout_correction": {"kind": "tis"}},
+        "critic": None,
+    },
+    **{
+        name: {"ppo": {**PPO, "advantages": {"kind": name}, "kl": IN_LOSS}, "critic": None}
+        for name in ("rloo", "opo", "grpo_passk", "reinforce_plus_plus_baseline")
+    },
+    "reinforce++": {
+        "ppo": {**PPO, "advantages": {"kind": "reinforce_plus_plus", "gamma": 0.9}, "kl": IN_REWARD},
+        "critic": None,
+    },
+    "python": {
+        "ppo": {
+            **PPO,
+            "policy_loss": {"kind": "python", "function": f"{USERS}:every_grid", "needs_entropy": True},
+            "advantages": {"kind": "python", "function": f"{USERS}:rewards_to_go", "trains_critic": True},
+        }
+    },
+    "python without critic": {
+        "ppo": {**PPO, "advantages": {"kind": "python", "function": f"{USERS}:median"}},
+        "critic": None,
+    },
+    "remax": {
+        "ppo": {**PPO, "advantages": {"kind": "remax"}, "kl": IN_LOSS, "rollout_correction": {"kind": "tis"}},
         "critic": None,
     },
     "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
@@ -121,7 +157,8 @@ def sizes_of_axes(played: Played, spec: StageSpec[Any]) -> dict[str, int]:
     if spec.kind == "selection":
         return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
     _, dot, number = spec.name.partition(".")
-    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else f"rollout{dot}{number}")
+    rollout = "greedy_rollout" if spec.kind.startswith("greedy") else f"rollout{dot}{number}"
+    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else rollout)
     rows, width = fields["tokens"][1]
     if (selection := played.selected_by.get(spec.name)) is not None:
         rows = committed_fields(paths, selection)["rounds"][1][0]
@@ -146,7 +183,9 @@ def test_declared_metrics_are_the_reported_metrics(played: Played) -> None:
     lines = read_lines(played.paths.journal)
     of_stage = {line["stage"]: line for line in lines if line.get("step") == 1 and "stage" in line}
     for spec in played.specs:
-        reported = set(metric_registry.reported(of_stage[spec.name])) - set(_of_a_clock(spec))
+        names = set(metric_registry.reported(of_stage[spec.name])) - set(_of_a_clock(spec))
+        # The registry has one entry for all metrics of a user's function.
+        reported = {metric_registry.find(name).name if "/custom_" in name else name for name in names}
         assert reported == _declared(spec, played.recipe), spec.name
 
 

@@ -1,7 +1,9 @@
-"""The test algorithms of `fakes/algorithms`, which no file of ppoctl names, and dynamic sampling: traces, plans, and
-records on disk."""
+"""Algorithms whose rows, rounds or roles differ from PPO's (`fakes/algorithms`, dynamic sampling, PF-PPO): traces,
+plans, and records on disk."""
 
 from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from fakes.algorithms.two_critics import JUDGE_UPDATE
 from fakes.job import play
 from ppoctl.algorithm.choose import outlines, trace_at
 from ppoctl.algorithm.updates import CRITIC_UPDATE
-from ppoctl.batch.records import Selection
-from ppoctl.batch.selection import take
+from ppoctl.batch.records import Selection, State, Update
+from ppoctl.loop.run_stage import ReplayingStep, replay
 from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
@@ -23,6 +25,8 @@ from ppoctl.store.outline import Outlines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.store.stage_runner import load_record
+from ppoctl.store.states import saved_state
+from tolerance import FLOAT32
 
 SMALL_MODEL = {"path": str(Path(__file__).parents[2] / "recipes/quickstart/model"), "dtype": "float32"}
 DYNAMIC = EVERY["dynamic sampling"]
@@ -76,6 +80,7 @@ ROWS = {
         "advantages": "keep_groups",
     },
     "resampled rows": {"resample": "resample"},
+    "resampled, then whitened": {"resample": "resample", "whitening": "resample"},
     "two critics": {},
     "one step off": {
         "reward": "next_rollout@-1",
@@ -106,6 +111,7 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
         "dynamic sampling": ("actor",),
         "critic sees all": ("actor", "critic"),
         "resampled rows": ("actor", "critic"),
+        "resampled, then whitened": ("actor", "critic"),
         "two critics": ("actor", "critic", "judge"),
         "one step off": ("actor",),
     }
@@ -142,8 +148,17 @@ def test_plan_counts_a_third_role() -> None:
 
 
 def test_plan_counts_the_selection_and_the_responses_of_the_next_step() -> None:
-    recipe, resampled = planned("resampled rows")
-    assert resampled.storage.records_bytes - plan(recipe).storage.records_bytes == 4 * (8 + 8)
+    _, plain = planned(
+        "resampled rows", ppo={"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}}
+    )
+    _, resampled = planned("resampled rows")
+    _, whitened = planned("resampled, then whitened")
+    assert resampled.storage.records_bytes - plain.storage.records_bytes == 4 * (8 + 8)
+    # 4 rows of 3 tokens: advantages, returns and rewards of tokens, the mask; and the score of each row.
+    assert whitened.storage.records_bytes - resampled.storage.records_bytes == 12 * (4 + 4 + 4 + 1) + 4 * 4
+    assert plain.work == resampled.work == whitened.work
+    assert "resampling" not in plain.algorithm
+    assert resampled.algorithm["resampling"] == "pow: order after_whitening, power 1.5"
     recipe, ahead = planned("one step off")
     assert ahead.work == plan(recipe).work
     assert ahead.storage == plan(recipe).storage
@@ -175,7 +190,7 @@ def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPath
         assert [(row.round, row.prompt_id, row.sample, row.score) for row in rows] == [
             (line.get("round", 1), line["prompt"], line["sample"], line["score"]) for line in expected
         ]
-        if name in ("resampled rows", "two critics"):
+        if name.startswith("resampled") or name == "two critics":
             whole = committed(paths, step, "advantages")
             means = [float(row[mask].mean()) for row, mask in zip(whole.advantages, whole.mask, strict=True)]
             assert [row.advantage for row in rows] == means
@@ -214,21 +229,87 @@ def test_each_round_uses_the_next_batch_of_prompts(runs: dict[str, RunPaths]) ->
         assert len(used) == 4 * batches
 
 
-def test_updates_train_on_the_resampled_rows(runs: dict[str, RunPaths]) -> None:
-    paths = runs["resampled rows"]
+RESAMPLED = ["resampled rows", "resampled, then whitened"]
+
+
+@dataclass(frozen=True)
+class NotesInputs:
+    """An update that does not run: it notes its inputs, and returns its committed record."""
+
+    record: Update
+    inputs: list[Any]
+    fingerprint: str = ""
+    name: str = ""
+
+    def run(self, *inputs: Any) -> Update:
+        self.inputs.extend(inputs)
+        return self.record
+
+
+def inputs_of_update(paths: RunPaths, name: str, step: int, update: str) -> tuple[Any, ...]:
+    """Return the records that the step function passes to an update."""
+    algorithm, noted = EVERY[name], []
+    record = load_record(paths, step, update, manifests.require(paths.stage(step, update)))
+    build = partial(NotesInputs, record, noted)
+    run_stage = ReplayingStep(paths, step, update, lambda _: build())
+    replay(algorithm.choose(algorithm.recipe(), step), run_stage, State(record.role, step - 1, 0, ""))
+    return tuple(noted[1:])
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_each_resampled_row_keeps_its_own_tokens_and_numbers(runs: dict[str, RunPaths], name: str) -> None:
+    """verl writes the advantages of sampled rows back to the rows with the same position."""
+    paths = runs[name]
     for step in (1, 2, 3):
         selection = committed(paths, step, "resample")
         assert isinstance(selection, Selection)
         rows = selection.rows.tolist()
         assert len(rows) == 4
         assert len(set(rows)) < 4, "no row is repeated, so none is dropped: the test is too weak"
-        sources = {name: committed(paths, step, name) for name in ("rollout", "values", "logprobs", "advantages")}
-        assert selection.prompt_ids == [sources["rollout"].prompt_ids[row] for row in rows]
-        taken = {name: take(selection, [record]) for name, record in sources.items()}
-        assert torch.equal(taken["advantages"].advantages, sources["advantages"].advantages[selection.rows])
-        for update, read in (("critic_update", "values"), ("actor_update", "logprobs")):
-            inputs = manifests.require(paths.stage(step, update)).inputs
-            assert inputs[1:] == tuple(taken[name].identity for name in ("rollout", read, "advantages"))
+        all_rows = {each: committed(paths, step, each) for each in ("rollout", "values", "logprobs", "advantages")}
+        raw, mask = (getattr(all_rows["advantages"], field)[rows] for field in ("advantages", "mask"))
+        expected = (raw - raw[mask].mean()) / (raw[mask].var() + 1e-8).sqrt() * mask
+        for update, read, fields in (
+            ("critic_update", "values", ("values",)),
+            ("actor_update", "logprobs", ("actor", "entropy")),
+        ):
+            rollouts, read_record, advantages = found = inputs_of_update(paths, name, step, update)
+            assert manifests.require(paths.stage(step, update)).inputs[1:] == tuple(each.identity for each in found)
+            sequences = all_rows["rollout"].sequences.unpadded()
+            for place, row in enumerate(rows):
+                assert rollouts.sequences.unpadded()[place].tolist() == sequences[row].tolist()
+                for field in ("prompt_ids", "sample_indices", "texts"):
+                    assert getattr(rollouts, field)[place] == getattr(all_rows["rollout"], field)[row]
+                for record, source, names in (
+                    (rollouts, "rollout", ("tokens", "mask", "sampler_logprobs", "seeds")),
+                    (read_record, read, fields),
+                    (advantages, "advantages", ("returns", "token_rewards", "mask", "shaped")),
+                ):
+                    for field in names:
+                        assert torch.equal(getattr(record, field)[place], getattr(all_rows[source], field)[row])
+            if name == "resampled rows":
+                assert torch.equal(advantages.advantages, raw)
+            else:
+                FLOAT32.check(advantages.advantages, expected)
+                assert advantages.identity == committed(paths, step, "whitening").identity
+
+
+@pytest.mark.parametrize("name", RESAMPLED)
+def test_carry_and_metrics_of_a_step_are_those_of_all_rows(runs: dict[str, RunPaths], name: str) -> None:
+    paths = runs[name]
+    stages = {(line["step"], line["stage"]): line["figures"] for line in read_lines(paths.journal) if "stage" in line}
+    for step in (1, 2, 3):
+        advantages = committed(paths, step, "advantages")
+        assert stages[step, "advantages"]["trained/seqs"] == advantages.carry.trained_seqs == 4 * step
+        effective = stages[step, "resample"]["resample/effective_seqs"]
+        weights = advantages.shaped.double().abs() ** 1.5
+        assert effective == pytest.approx(float(weights.sum() ** 2 / (weights**2).sum()))
+        if name != "resampled rows":
+            assert stages[step, "whitening"] == {}
+            whitened = committed(paths, step, "whitening")
+            assert (whitened.carry_out, whitened.penalty_coef) == ({}, 0.05)
+    _, carry = saved_state(paths, "actor", 3)
+    assert (carry.trained_seqs, carry.kl_coef) == (12, 0.05)
 
 
 def test_both_critics_train_with_their_own_learning_rates(runs: dict[str, RunPaths]) -> None:

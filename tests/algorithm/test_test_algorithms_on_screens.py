@@ -93,8 +93,13 @@ def actions(ask: Cli, root: Path, code: int = 0) -> dict[str, list[str]]:
 STOPPED = {
     "resampled rows": (
         "critic_update",
-        ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages", "resample"],
+        ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages", "55-resample"],
         ["60-critic_update", "70-actor_update"],
+    ),
+    "resampled, then whitened": (
+        "whitening",
+        ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages", "55-resample"],
+        ["56-whitening", "60-critic_update", "70-actor_update"],
     ),
     "two critics": (
         "judge_update",

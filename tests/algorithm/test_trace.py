@@ -23,6 +23,7 @@ from ppoctl.algorithm.forward import LOGPROBS, VALUES
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
 from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.remax import REMAX
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
 from ppoctl.algorithm.updates import ACTOR_UPDATE
 from ppoctl.batch.fields import FIELDS
@@ -47,6 +48,22 @@ def test_trace_lists_stages_inputs_and_trained_roles() -> None:
     assert found["rollout.7"] is ROLLOUT
     with pytest.raises(KeyError):
         found["correction"]
+
+
+def test_greedy_responses_have_rows_of_their_own_and_advantages_those_of_the_rollout() -> None:
+    found = trace(REMAX)
+    assert [(entry.name, entry.reads, entry.rows) for entry in found.outline.stages] == [
+        ("rollout", ("actor", "prompts"), None),
+        ("reward", ("prompts", "rollout"), None),
+        ("greedy_rollout", ("actor", "prompts"), "greedy_rollout"),
+        ("greedy_reward", ("prompts", "greedy_rollout"), "greedy_rollout"),
+        ("logprobs", ("actor", "rollout"), None),
+        ("advantages", ("rollout", "reward", "logprobs", "carry", "greedy_rollout", "greedy_reward"), None),
+        ("actor_update", ("actor", "rollout", "logprobs", "advantages"), None),
+    ]
+    assert found.roles == ("actor",)
+    reward, greedy_reward = found["reward"], found["greedy_reward"]
+    assert [each.reports(fake_recipe(), "reward/part_mean") for each in (reward, greedy_reward)] == [True, False]
 
 
 def test_every_step_function_generates_with_the_policy() -> None:

@@ -14,6 +14,8 @@ from ppoctl.batch.records import (
     Carry,
     Correction,
     Evaluation,
+    GreedyRewards,
+    GreedyRollouts,
     Logprobs,
     Record,
     Rewards,
@@ -134,6 +136,8 @@ WHOLE: list[Record] = [
     rollouts(),
     rewards(),
     rewards(token_scores=torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0], [0.0, 0.25]])),
+    GreedyRollouts(**rollouts().__getstate__()),
+    GreedyRewards(**rewards().__getstate__()),
     Values(GRID, "critic@1:x"),
     Logprobs("actor@1:x", {}),
     Logprobs("actor@1:x", {"gap_mean_abs": 0.5}, GRID, GRID.abs()),
@@ -199,7 +203,8 @@ def another(value: Any) -> Any:
 
 def test_only_sampler_logprobs_sends_and_gap_are_measured_fields() -> None:
     measured = {cls.__name__: cls.measured for cls in RECORDS.values() if cls.measured}
-    assert measured == {"Rollouts": ("sampler_logprobs", "sends"), "Logprobs": ("gap",), "Update": ("gap",)}
+    of_samples = dict.fromkeys(("Rollouts", "GreedyRollouts"), ("sampler_logprobs", "sends"))
+    assert measured == {**of_samples, "Logprobs": ("gap",), "Update": ("gap",)}
 
 
 def test_unpadded_sequence_is_prompt_plus_response() -> None:

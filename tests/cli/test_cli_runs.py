@@ -14,6 +14,7 @@ from ppoctl.cli.app import app, run
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run, session
+from ppoctl.runs.mlflow_extras import contract_of
 from ppoctl.runs.samples import ShownSample
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
@@ -101,6 +102,45 @@ def test_resume_of_a_finished_run_starts_no_attempt(tmp_path: Path, ask: RunCli)
     assert result.out.splitlines()[-1] == f"run: {root}"
     assert json.loads(ask("resume", root, "--json").out)["state"] == "finished"
     assert RunPaths(root).attempts() == [1]
+
+
+def test_run_that_until_ended_is_finished_in_all_commands(tmp_path: Path, ask: RunCli) -> None:
+    root, entropy = tmp_path / "fake", "policy/entropy_mean"
+    expect = {"reward/score_mean": {"max": 2.0}}
+    ended = trained(root, written(steps=4, until={entropy: {"max": 9.0}}, expect=expect))
+    value = next(line["figures"][entropy] for line in ended.lines if entropy in line.get("figures", {}))
+    reason = f"`{entropy}` is {value:.4g} (at most 9)"
+    assert ended.early_end == reason
+    assert contract_of(RunPaths(root))["ppoctl.contract"] == "met"
+    log = (RunPaths(root).console_log(1)).read_text("utf-8")
+    assert f"the run ends after step 1 of 4: {reason}" in log
+    status = ask("status", root).out
+    assert status.splitlines()[0] == "fake: finished"
+    assert f"`[until]` ended the run after step 1: {reason}" in " ".join(status.split())
+    assert ["steps", "1", "of", "4"] in [line.split() for line in status.splitlines()]
+    result, longer = ask("resume", root), f"ppoctl resume {root} --set until={{}}"
+    assert result.err == f"`[until]` ended the run, {reason}: nothing is left to do; more steps: {longer}\n"
+    assert result.code == 0
+    assert json.loads(ask("resume", root, "--json").out)["state"] == "finished"
+    assert json.loads(ask("resume", root, "--plan", "--json").out)["steps_to_come"] == []
+    result = ask("resume", root, "--set", "steps=8")
+    assert (result.code, result.out, result.err.splitlines()[-3:]) == (
+        2,
+        "",
+        [f"error: `steps` is `8`, but `[until]` ended the run after step 1: {reason}", "", f"hint: {longer}"],
+    )
+    for changed in ("until={}", f"until.'{entropy}'.max=0.1"):
+        result = ask("resume", root, "--plan", "--json", "--set", changed, "--set", "steps=8")
+        assert json.loads(result.out)["steps_to_come"] == [2, 8], result
+    assert RunPaths(root).attempts() == [1]
+
+
+def test_unmet_run_that_until_ended_continues_without_until(tmp_path: Path, ask: RunCli) -> None:
+    root = tmp_path / "fake"
+    trained(root, written(steps=4, until={"policy/entropy_mean": {"max": 9.0}}, expect=UNMET))
+    ask("status", root)
+    result = ask("resume", root)
+    assert (result.code, result.err.splitlines()[-1]) == (5, f"hint: ppoctl resume {root} --set until={{}}")
 
 
 def test_summary_goes_to_stdout_while_library_output_is_separated(

@@ -62,6 +62,11 @@ STATEMENTS = [
     ("contain only its name", SECRETS, "test_variable_reference_is_written_by_name"),
     ("Messages, logs and tracebacks omit", SECRETS, "test_without_secrets_removes_only_secrets"),
     ("in files that only you can read", SECRETS, "test_saved_traceback_is_private_and_has_no_secret"),
+    (
+        "Only training and `validate --loss` import the file",
+        "cli/test_cli_loss_trial.py",
+        "test_only_the_trial_imports_the_file_of_a_loss",
+    ),
     ("quoted for the shell", "conventions/test_hints.py", "test_hint_commands_quote_inserted_values"),
 ]
 

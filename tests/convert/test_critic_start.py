@@ -23,7 +23,7 @@ from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.loading.load import load
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.check import check
-from ppoctl.preflight.model import require_critic
+from ppoctl.preflight.model import require_own_model
 from ppoctl.recipe.schema import CriticModelTable, Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
@@ -98,7 +98,7 @@ def test_relative_critic_paths_are_resolved_and_hub_ids_kept(model: Model, rewar
 def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, tmp_path: Path) -> None:
     """The head starts at zero; one step changes its values; it is saved and exported as a value head."""
     base, other = model("qwen2"), lab.model_folder("llama-small", tmp_path / "small")
-    assert require_critic(str(other), str(base)) == [
+    assert require_own_model("critic", str(other), str(base)) == [
         f"`model.critic.path` is `{other}`, which has no value head: the value head starts at zero"
     ]
     critic, rollouts = opened(recipe(base, other, tmp_path)), lab.make_rollouts()
@@ -113,7 +113,7 @@ def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, t
     critic.export(tmp_path / "exported")
     for folder, is_state in ((tmp_path / "state", True), (tmp_path / "exported", False)):
         assert read_shape(folder) == read_shape(other)
-        notes = require_critic(str(folder), str(base))
+        notes = require_own_model("critic", str(folder), str(base))
         assert ["its tokenizer is not compared" in note for note in notes] == [True] * is_state
         reopened = opened(recipe(base, folder, tmp_path))
         reopened.start()
@@ -146,16 +146,16 @@ def test_critic_must_have_the_vocabulary_of_the_actor(model: Model, reward: Path
     other = shutil.copytree(reward, tmp_path / "other")
     for folder, ids in ((base, {"a": 0, "b": 1}), (other, {"a": 0, "b": 1, "more": 2})):
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
-    assert require_critic(str(other), str(base)) == []
+    assert require_own_model("critic", str(other), str(base)) == []
     added = {"model": {"vocab": [["a", 0.0], ["c", 0.0]]}, "added_tokens": [{"id": 7, "content": "b"}]}
     (other / "tokenizer.json").write_text(json.dumps(added), "utf-8")
     with pytest.raises(
         RecipeError, match=r"`model\.critic\.path` is `.*`, whose tokenizer maps `b` to `7`, .* maps it to `1`"
     ):
-        require_critic(str(other), str(base))
+        require_own_model("critic", str(other), str(base))
     edit_json(other / "config.json", vocab_size=100)
     with pytest.raises(RecipeError, match=r"whose `vocab_size` is `100`, but `model\.path` has `101`"):
-        require_critic(str(other), str(base))
+        require_own_model("critic", str(other), str(base))
 
 
 def test_saved_critic_has_the_vocabulary_of_its_source_model(model: Model, reward: Path, tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_saved_critic_has_the_vocabulary_of_its_source_model(model: Model, rewar
     (state / MANIFEST).write_text(Manifest("state/critic", 2, "abc", attempt=1, **rest).to_text(), "ascii")
     for folder, ids in ((base, {"a": 0, "b": 1}), (reward, {"a": 0, "b": 1})):
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
-    assert require_critic(str(state), str(base)) == []
+    assert require_own_model("critic", str(state), str(base)) == []
     (reward / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0, "a": 1}}}), "utf-8")
     with pytest.raises(RecipeError, match=r"whose tokenizer maps `a` to `1`, .* maps it to `0`"):
-        require_critic(str(state), str(base))
+        require_own_model("critic", str(state), str(base))
 
 
 def test_critic_with_a_shorter_context_is_refused(model: Model, reward: Path, tmp_path: Path) -> None:
@@ -191,11 +191,11 @@ def test_megatron_folder_of_an_actor_is_refused_as_a_critic(model: Model, tmp_pa
     base, actor = model("qwen2"), tmp_path / "actor"
     run(base, "megatron", actor, verify=False)
     with pytest.raises(RecipeError, match="the weights of an actor in Megatron format") as caught:
-        require_critic(str(actor), str(base))
+        require_own_model("critic", str(actor), str(base))
     assert f"ppoctl convert-ckpt {actor} CRITIC --to hf" in str(caught.value.hint)
     (actor / "config.json").unlink()
     with pytest.raises(RecipeError, match=r"the folder has no config\.json"):
-        require_critic(str(actor), str(base))
+        require_own_model("critic", str(actor), str(base))
 
 
 def test_reward_model_without_its_head_is_refused(model: Model, reward: Path) -> None:
@@ -204,4 +204,35 @@ def test_reward_model_without_its_head_is_refused(model: Model, reward: Path) ->
         {name: tensor for name, tensor in weights.items() if name != "score.weight"}, reward / "model.safetensors"
     )
     with pytest.raises(EnvironmentProblemError, match=r"tensor `score\.weight` missing"):
-        require_critic(str(reward), str(model("qwen2")))
+        require_own_model("critic", str(reward), str(model("qwen2")))
+
+
+def test_reference_must_be_a_language_model_with_the_tokens_of_the_actor(
+    model: Model, reward: Path, tmp_path: Path
+) -> None:
+    base, key = model("qwen2"), r"`model\.reference\.path` is `.*`, "
+    other = shutil.copytree(base, tmp_path / "other")
+    assert require_own_model("reference", str(other), str(base)) == []
+    with pytest.raises(EnvironmentProblemError, match=r"tensor `lm_head\.weight` missing"):
+        require_own_model("reference", str(reward), str(base))
+    for start, name in ((base, "actor"), (reward, "critic")):
+        run(start, "megatron", tmp_path / name, verify=False)
+    assert len(require_own_model("reference", str(tmp_path / "actor"), str(base))) <= 1
+    with pytest.raises(RecipeError, match=f"{key}which has the weights of a critic in Megatron format") as caught:
+        require_own_model("reference", str(tmp_path / "critic"), str(base))
+    assert caught.value.hint == "use the weights of an actor: a state in `states/actor` of a run"
+    for folder, ids in ((tmp_path / "base", {"a": 0, "b": 1}), (other, {"b": 0, "a": 1})):
+        shutil.copytree(base, folder, dirs_exist_ok=True)
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
+    with pytest.raises(RecipeError, match=f"{key}whose tokenizer maps `a` to `1`, .* maps it to `0`") as caught:
+        require_own_model("reference", str(other), str(tmp_path / "base"))
+    assert str(caught.value.hint).endswith("omit the key: the reference then is the actor's initial model")
+
+
+def test_problems_of_a_reference_are_found_before_anything_starts(model: Model, tmp_path: Path) -> None:
+    resolved = recipe(model("qwen2"), model("qwen2"), tmp_path)
+    keys = {"model": {**resolved.model.model_dump(), "reference": {"path": str(tmp_path / "gone")}}}
+    found = check(Recipe.model_validate({**resolved.model_dump(by_alias=True), **keys}), rows=False)
+    assert [problem.message for problem in found.problems if "reference" in problem.message] == [
+        f"`model.reference.path` is `{tmp_path / 'gone'}`: no such folder"
+    ]

@@ -26,6 +26,7 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "lambda of the values": ("ppo.advantages.gae_lambda_value=1.0",),
     "lambda by length": ("ppo.advantages.length_adaptive_alpha=0.2",),
     "monte carlo": ("ppo.advantages={kind='monte_carlo'}",),
+    "the critic first": ("ppo.critic_only_until={explained_variance=1.0, at_most=1}",),
     "no whitening": ("ppo.advantages.whiten=false",),
     "truncated bootstrap": ("ppo.truncated=bootstrap", "rollout.max_new_tokens=12"),
     "truncated filter": ("ppo.truncated=filter", "rollout.max_new_tokens=20"),
@@ -96,6 +97,7 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
 GRPO_ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "advantages without scale": ("ppo.advantages.scale=none",),
     "raw reward": ("ppo.advantages={kind='raw_reward'}", "ppo.kl={place='reward', coef=0.05}"),
+    "remax": ("ppo.advantages={kind='remax'}", "ppo.rollout_correction={kind='tis'}"),
     "correction": ("ppo.rollout_correction={kind='tis', max_ratio=1.00001, min_ratio=0.5}",),
     "filtered and shaped": (
         "ppo.truncated=filter",
@@ -144,6 +146,14 @@ def test_each_alternative_without_critic_changes_the_trained_weights(
     tmp_path: Path, forked: Forked, plain_grpo: str, name: str
 ) -> None:
     assert weights_of(forked, tmp_path, *WITHOUT_CRITIC, *GRPO_ALTERNATIVES[name]) != plain_grpo
+
+
+@pytest.mark.slow
+@pytest.mark.minutes(0.2)
+def test_python_copy_of_the_clip_loss_trains_identical_weights(tmp_path: Path, forked: Forked, plain: str) -> None:
+    users = Path(__file__).parents[1] / "stages" / "users_training.py"
+    copied = f"ppo.policy_loss={{kind='python', function='{users}:clip'}}"
+    assert weights_of(forked, tmp_path, *WITH_CRITIC, copied) == plain
 
 
 def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Forked) -> None:

@@ -20,6 +20,7 @@ from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
 from ppoctl.algorithm.choose import step_function_at
+from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 
 HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
@@ -34,6 +35,8 @@ HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
 
 TWO_MINIBATCHES = {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}}
 
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
+
 WITH: dict[str, dict[str, object]] = {
     "all adapts": {
         "reward": {
@@ -46,6 +49,18 @@ WITH: dict[str, dict[str, object]] = {
             **TWO_MINIBATCHES,
             "advantages": {"kind": "gae", "gae_lambda_value": 0.9, "length_adaptive_alpha": 0.5},
             "truncated": "bootstrap",
+        },
+    },
+    "critic first": {
+        "ppo": {**TWO_MINIBATCHES, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}},
+    },
+    "pf-ppo": {
+        "reward": {"kind": "exact_match", "moments": {"kind": "running"}},
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "critic_only_steps": 1,
+            "resample": {"kind": "pow", "order": "before_whitening"},
+            "rollout_correction": {"kind": "tis"},
         },
     },
     "grpo": {
@@ -62,6 +77,26 @@ WITH: dict[str, dict[str, object]] = {
             },
             "rollout_correction": {"kind": "tis"},
         },
+    },
+    "python": {
+        "critic": None,
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "kl": {"place": "none"},
+            "advantages": {"kind": "python", "function": f"{USERS}:median"},
+            "policy_loss": {"kind": "python", "function": f"{USERS}:every_grid", "needs_entropy": True},
+        },
+    },
+    "remax": {
+        "critic": None,
+        "reward": {"kind": "exact_match", "moments": {"kind": "running", "center": True}},
+        "ppo": {**TWO_MINIBATCHES, "advantages": {"kind": "remax"}, "kl": {"place": "none"}},
+    },
+    # The run ends after step 2, which it would neither save nor evaluate otherwise.
+    "early end": {
+        "steps": 5,
+        "eval": {"every_steps": 4},
+        "until": {"policy/entropy_mean": {"max": 2.4, "for_steps": 2}},
     },
 }
 """Settings under which something is carried from step to step, and optional outputs of stages are on."""
@@ -84,6 +119,11 @@ STEP_FUNCTIONS = {
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
         ("every third", "grpo"),
+        ("every third", "python"),
+        ("every third", "critic first"),
+        ("every third", "remax"),
+        ("every third", "pf-ppo"),
+        ("every third", "early end"),
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
@@ -133,38 +173,54 @@ def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> 
     side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 8)])
 
 
-def test_killed_evaluation_generates_only_missing_samples(folder: Path) -> None:
-    recipe = fake_recipe(steps=1, rollout=KEEPS_EACH)
+@pytest.mark.parametrize(("stage", "step", "tables"), [("eval", 0, {}), ("greedy_rollout", 1, WITH["remax"])])
+def test_killed_generation_generates_only_missing_samples(
+    folder: Path, stage: str, step: int, tables: dict[str, object]
+) -> None:
+    recipe = fake_recipe(steps=1, rollout=KEEPS_EACH, **tables)
     witness = Witness()
     play(folder / "whole", recipe, witness)
-    number = next(i for i, moment in enumerate(witness.moments) if moment.startswith("inside eval after"))
+    number = next(i for i, moment in enumerate(witness.moments) if moment.startswith(f"inside {stage} after"))
     root = folder / "run"
     died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number))))
     assert died == signal.SIGKILL
     finished = int(witness.moments[number].split()[3])
-    assert len(list(RunPaths(root).parts(0, "eval").iterdir())) == finished
+    assert len(list(RunPaths(root).parts(step, stage).iterdir())) == finished
+    committed = sum(line["stage"] == "rollout" for line in read_lines(RunPaths(root).journal) if "stage" in line)
+    skipped = finished + committed * 4 + 8 * (step > 0)  # samples of the rollout and of the evaluation at the start
     num_generated = {run: play(folder / run, recipe).generator.num_generated for run in ("run", "again")}  # type: ignore[attr-defined]
-    assert num_generated["run"] == num_generated["again"] - finished
+    assert num_generated["run"] == num_generated["again"] - skipped
     assert result(root) == result(folder / "whole")
 
 
 WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
 
 
-def test_schedules_and_critic_only_steps_survive_a_kill(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("warmup", "killed_in"),
+    [
+        ({"critic_only_steps": 2}, "345"),
+        # The critic is good enough in step 3. In step 4 its explained variance is again below the bound.
+        ({"critic_only_until": {"explained_variance": 0.02, "at_most": 4}}, "2345"),
+    ],
+    ids=["a number of steps", "until the critic is good"],
+)
+def test_schedules_and_critic_only_steps_survive_a_kill(
+    folder: Path, warmup: dict[str, object], killed_in: str
+) -> None:
     # A constant rate and a constant step function would hide errors here: a replay counts updates and steps as the
     # update found them.
     recipe = fake_recipe(
         steps=5,
         checkpoint={"every_steps": 4},
-        ppo={"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, "critic_only_steps": 2},
+        ppo={"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, **warmup},
         actor={"optimizer": WARMED_AND_DECAYED},
         critic={"optimizer": WARMED_AND_DECAYED},
     )
     witness = Witness()
     play(folder / "whole", recipe, witness)
     interesting = ("renamed", "written", "starts")
-    moments = [(i, m) for i, m in enumerate(witness.moments) if m[0] in "345" and m.endswith(interesting)]
+    moments = [(i, m) for i, m in enumerate(witness.moments) if m[0] in killed_in and m.endswith(interesting)]
 
     def die_and_go_on(number: int, name: str) -> None:
         root = folder / f"{number}"

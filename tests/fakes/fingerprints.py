@@ -1,11 +1,12 @@
-"""Fingerprints of all stages of PPO, with a correction and an evaluation."""
+"""Fingerprints of all stages of PPO, with a correction, resampling and an evaluation."""
 
 from ppoctl.algorithm.evaluation import EVALUATION
 from ppoctl.algorithm.ppo import PPO_CORRECTED
+from ppoctl.algorithm.resampling import RESAMPLE, WHITENING
 from ppoctl.algorithm.trace import trace
 from ppoctl.recipe.schema import Recipe
 
-SPECS = {spec.name: spec for spec in (*trace(PPO_CORRECTED).stages, EVALUATION)}
+SPECS = {spec.name: spec for spec in (*trace(PPO_CORRECTED).stages, RESAMPLE, WHITENING, EVALUATION)}
 STAGES = tuple(SPECS)
 
 

@@ -114,7 +114,8 @@ class Wiring:
 
 @dataclass(frozen=True)
 class BuiltStages:
-    """The stages of one step of a run, as attributes by their names. `correction` is None if the recipe has none."""
+    """The stages of one step of a run, as attributes by their names. `correction`, `resample` and `whitening` are
+    None if the recipe does not have them."""
 
     job: RunContext
     step: int
@@ -122,7 +123,10 @@ class BuiltStages:
     def __getattr__(self, name: str) -> Any:
         if name == "correction" and not self.job.recipe.ppo.corrects_rollouts:
             return None
-        return self.job.build(self.step, SPECS[name])
+        traced = trace(self.job.step_function(self.step))
+        if name in ("resample", "whitening") and name not in traced:
+            return None
+        return self.job.build(self.step, traced[name] if name in traced else SPECS[name])
 
 
 def open_run(

@@ -22,3 +22,13 @@ def test_docstring_without_fields_is_prose() -> None:
     assert parse_docstring("Words. The Source: of it.") == DocstringFields(
         "Words. The Source: of it.", "", "", "", ()
     )
+
+
+def test_other_names_are_pairs_of_system_and_names() -> None:
+    fields = parse_docstring("""Words.
+
+    Other names: verl rloo, rloo_vectorized; OpenRLHF
+        dr_grpo (scale = "none")
+    Equal scores: 0""")
+    assert fields.other_names == (("verl", "rloo, rloo_vectorized"), ("OpenRLHF", 'dr_grpo (scale = "none")'))
+    assert fields.equal_scores == "0"

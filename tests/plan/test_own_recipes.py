@@ -14,6 +14,7 @@ MOST_BUCKETS = {
     "own/llama-3.2-1b-hh-rlhf-80g": 5,
     "own/qwen3-0.6b-24g": 3,
     "own/qwen3-0.6b-80g": 3,
+    "own/qwen3-0.6b-grpo-80g": 3,
     "own/qwen3-4b-80g": 17,
     "own/qwen3-4b-code-80g": 17,
     "nemo-rl/ppo_math_1B_megatron": 7,
@@ -46,9 +47,10 @@ def test_microbatches_of_4b_recipes_have_8192_tokens(name: str) -> None:
     assert misfit(memory) is None
 
 
-def test_concurrent_seqs_of_0_6b_recipe_fit_kv_cache() -> None:
+@pytest.mark.parametrize("name", ["own/qwen3-0.6b-80g", "own/qwen3-0.6b-grpo-80g"])
+def test_concurrent_seqs_of_0_6b_recipe_fit_kv_cache(name: str) -> None:
     """Answers to GSM8K have 450 tokens on average, prompts included."""
-    recipe, memory = planned("own/qwen3-0.6b-80g", 80.0)
+    recipe, memory = planned(name, 80.0)
     assert recipe.generator.max_concurrent_seqs == 512 < memory.generator.kv_tokens / 450
 
 

@@ -201,6 +201,37 @@ def test_actor_has_no_updates_in_critic_only_steps(smallest: Path) -> None:
     assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
 
 
+def test_actor_has_fewest_updates_if_the_critic_trains_alone_as_long_as_allowed(smallest: Path) -> None:
+    recipe = load([smallest], ["ppo.critic_only_until={explained_variance=0.25, at_most=3}"], {}).recipe
+    planned = plan(recipe)
+    actor, critic = planned.roles["actor"], planned.roles["critic"]
+    assert (actor.updates_total_min, actor.updates_total) == (14, 20)  # two updates in 7 or 10 steps
+    assert (critic.updates_total_min, critic.updates_total) == (20, 20)
+    assert planned.algorithm["critic alone"] == "until the explained variance is 0.25, for at most 3 steps"
+
+
+def test_greedy_responses_are_counted_once_per_prompt(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=6", "rollout.samples_per_prompt=4", "ppo.minibatch_seqs=8"]
+    sets += [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32"]
+    text = smallest.read_text("utf-8")
+    smallest.write_text(text[: text.index("[critic.optimizer]")], "utf-8")
+    kinds = ("remax", "grpo")
+    remax, grpo = (plan(load([smallest], [*sets, f"ppo.advantages.kind={kind}"], {}).recipe) for kind in kinds)
+    assert remax.work is not None
+    assert grpo.work is not None
+    assert (remax.batch.new_tokens_per_step_max, grpo.batch.new_tokens_per_step_max) == (30 * 13, 24 * 13)
+    assert remax.batch.tokens_per_step_max == grpo.batch.tokens_per_step_max == 24 * 33
+    assert remax.work.drawing == pytest.approx(grpo.work.drawing * 30 / 24)
+    assert (remax.work.forwards, remax.work.updates) == (grpo.work.forwards, grpo.work.updates)
+    assert remax.memory is not None
+    # 6 rows of the 24 of the rollout, and as many scores with their outcomes.
+    assert remax.memory.records["greedy_rollout"] * 4 == remax.memory.records["rollout"]
+    assert remax.memory.records["greedy_reward"] == 6 * (4 + 8)
+    more = remax.storage.records_bytes - grpo.storage.records_bytes
+    assert more == remax.memory.records["greedy_rollout"] + 6 * (4 + 8)
+    assert remax.memory.schedule.of("draws") == ("rollout", "greedy_rollout", "eval")
+
+
 def small_critic(folder: Path) -> Path:
     """One layer of half the width, and the head of a critic: embedding 576 x 64, and the layer's own numbers."""
     model = json.loads((QUICKSTART / "model/config.json").read_text("utf-8"))
@@ -231,6 +262,17 @@ def test_different_critic_model_has_separate_byte_counts(smallest: Path, tmp_pat
     assert (gone.memory, gone.storage.states_bytes) == (None, None)
 
 
+def test_another_reference_needs_the_memory_of_the_base_model(smallest: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(QUICKSTART / "model", tmp_path / "other")
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "ppo.kl={place='loss', coef=0.1}"]
+    alike, own = (plan(load([smallest], [*sets, *more], {}).recipe) for more in ((), (f"model.reference={other}",)))
+    assert own.memory is not None
+    assert own.memory == alike.memory
+    assert own.memory.roles["actor"].largest.reference == own.memory.roles["actor"].largest.weights > 0
+    assert own.storage == alike.storage
+    assert own.algorithm["KL"] == f"{alike.algorithm['KL']}; reference `{other}`"
+
+
 def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
     sets = [
         "ppo.advantages={kind='gae', gamma=0.0, gae_lambda=0.9, whiten=false}",
@@ -248,7 +290,12 @@ def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
     assert (
         told["correction"] == "tis: max_ratio 2; ratio: statistic k1, level token, max_ratio 3; max_sequence_gap 1.5"
     )
-    told = plan(load([smallest], ["ppo.old_logprobs=sampler"], {}).recipe).algorithm
+    assert "early end" not in told
+    ends = 'until={"reward/score_mean"={min=0.5}, "policy/entropy_mean"={min=1, max=2}}'
+    told = plan(load([smallest], ["ppo.old_logprobs=sampler", ends], {}).recipe).algorithm
+    assert told["early end"] == (
+        "when `reward/score_mean` is at least 0.5 and `policy/entropy_mean` is at least 1 and at most 2"
+    )
     assert told["old log-probs"] == "of the generator, without a forward pass of the actor"
 
 

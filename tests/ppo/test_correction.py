@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppoctl.ppo.correction import (
+    inside_sequence_weights,
     inside_weights,
     kept_by_divergence,
     kept_by_gap,
@@ -49,7 +50,9 @@ def test_token_weights_by_hand():
     assert without.outside.tolist() == [[True, False, False], [False, False, False]]
 
 
-@pytest.mark.parametrize("weigh", [truncated_weights, truncated_sequence_weights, inside_weights])
+@pytest.mark.parametrize(
+    "weigh", [truncated_weights, truncated_sequence_weights, inside_weights, inside_sequence_weights]
+)
 @pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (0.5, 1.0)])
 def test_ratio_at_bound_is_inside(weigh, low, high):
     found = weigh(torch.zeros(2, 3), MASK, min_ratio=low, max_ratio=high)
@@ -74,6 +77,53 @@ def test_icepop_weights_by_hand():
     assert found.outside.tolist() == [[True, True, False], [False, False, False]]
 
 
+# A third sequence, whose last token is masked out: its ratio is 6.
+THREE = torch.cat([RATIOS, torch.tensor([[3.0, 2.0, 9.0]])])
+THREE_MASK = torch.cat([MASK, torch.tensor([[True, True, False]])])
+THREE_LOGS = torch.where(THREE_MASK, THREE.log(), 0)
+
+
+def test_sequence_icepop_weights_by_hand():
+    # The ratios of the sequences are 1.5, 0.4 and 6. verl computes the same weights for "sequence" and "0.45_2.0".
+    found = inside_sequence_weights(THREE_LOGS, THREE_MASK, min_ratio=0.45, max_ratio=2.0)
+    FLOAT32.check(found.weights, torch.tensor([[1.5, 1.5, 1.5], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert found.outside.tolist() == [[False] * 3, [True, False, True], [True, True, False]]
+    wider = inside_sequence_weights(THREE_LOGS, THREE_MASK, min_ratio=0.3, max_ratio=2.0)
+    FLOAT32.check(wider.weights, torch.tensor([[1.5, 1.5, 1.5], [0.4, 0.0, 0.4], [0.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "over", "expected"),
+    [
+        # (2 + 0.25 + 1.5 + 0.5 + 0.8 + 2 + 2) / 7 = 1.292857
+        (partial(truncated_weights, min_ratio=0.0, max_ratio=2.0), "tokens",
+         [[1.5469613, 0.1933702, 1.1602210], [0.3867403, 0.0, 0.6187845], [1.5469613, 1.5469613, 0.0]]),
+        # (1.5 + 0.4 + 2) / 3 = 1.3
+        (partial(truncated_sequence_weights, min_ratio=0.0, max_ratio=2.0), "sequences",
+         [[1.1538462, 1.1538462, 1.1538462], [0.3076923, 0.0, 0.3076923], [1.5384615, 1.5384615, 0.0]]),
+        # (1.5 + 0.4 + 0) / 3 = 0.633333
+        (partial(inside_sequence_weights, min_ratio=0.3, max_ratio=2.0), "sequences",
+         [[2.3684211, 2.3684211, 2.3684211], [0.6315789, 0.0, 0.6315789], [0.0, 0.0, 0.0]]),
+    ],
+)  # fmt: skip
+def test_normalized_weights_equal_those_of_verl(weights, over, expected):
+    """Weights of verl's `compute_rollout_correction_weights` (August 2026) with rollout_is_batch_normalize."""
+    found = weights(THREE_LOGS, THREE_MASK).weights
+    FLOAT32.check(normalized(found, THREE_MASK, THREE_MASK, over=over), torch.tensor(expected))
+
+
+def test_mean_before_rejection_includes_rejected_tokens():
+    weights = plain_weights(LOGS, MASK).weights
+    kept = torch.tensor([[True, False, True], [False, False, True]])
+    # Over kept tokens (4 + 1.5 + 0.8) / 3; over all tokens 7.05 / 5; over sequences (5.75 / 3 + 1.3 / 2) / 2.
+    for over, mean in (("kept_tokens", 2.1), ("tokens", 1.41), ("sequences", 1.2833333)):
+        FLOAT32.check(normalized(weights, MASK, kept, over=over), weights * kept / mean)
+    # A sequence without a sampled token does not count.
+    padded, padded_mask = (torch.cat([each, torch.zeros(1, 3, dtype=each.dtype)]) for each in (weights, MASK))
+    found = normalized(padded, padded_mask, padded_mask, over="sequences")
+    FLOAT32.check(found, padded / 1.2833333)
+
+
 def test_plain_and_unit_weights_by_hand():
     FLOAT32.check(plain_weights(LOGS, MASK).weights, torch.where(MASK, RATIOS, 0))
     EXACT.check(unit_weights(LOGS, MASK).weights, MASK.float())
@@ -83,13 +133,15 @@ def test_plain_and_unit_weights_by_hand():
 def test_normalized_weights_have_mean_one():
     # (4 + 0.25 + 1.5 + 0.5 + 0.8) / 5 = 1.41
     weights = plain_weights(LOGS, MASK).weights
-    FLOAT32.check(normalized(weights, MASK), weights / 1.41)
-    EXACT.check(normalized(weights * 0, MASK), weights * 0)
+    over_kept = partial(normalized, over="kept_tokens")
+    FLOAT32.check(over_kept(weights, MASK, MASK), weights / 1.41)
+    for over in ("kept_tokens", "tokens", "sequences"):
+        EXACT.check(normalized(weights * 0, MASK, MASK, over=over), weights * 0)
     # The mean is over the kept tokens: 4, 1.5, 0.8 have the mean 2.1.
     kept = torch.tensor([[True, False, True], [False, False, True]])
-    FLOAT32.check(normalized(weights * kept, kept), weights * kept / 2.1)
+    FLOAT32.check(over_kept(weights * kept, MASK, kept), weights * kept / 2.1)
     # The weight of a token that is not kept is 0.
-    FLOAT32.check(normalized(weights, kept), weights * kept / 2.1)
+    FLOAT32.check(over_kept(weights, MASK, kept), weights * kept / 2.1)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +212,7 @@ WEIGHS = {
     "tis": partial(truncated_weights, **BOUNDS),
     "tis_sequence": partial(truncated_sequence_weights, **BOUNDS),
     "icepop": partial(inside_weights, **BOUNDS),
+    "icepop_sequence": partial(inside_sequence_weights, **BOUNDS),
     "plain": plain_weights,
     "unit": unit_weights,
 }
@@ -213,7 +266,8 @@ def test_correction_is_finite_and_zero_where_masked_out(seed, size, garbage, emp
         assert (found.weights >= 0).all()
         assert not (found.weights.bool() | found.outside)[~mask].any()
         if mask.any():
-            assert torch.isfinite(normalized(found.weights, mask)).all()
+            for over in ("kept_tokens", "tokens", "sequences"):
+                assert torch.isfinite(normalized(found.weights, mask, mask, over=over)).all()
     for keep in KEEPS.values():
         assert not (keep(logs, mask) & ~mask).any()
 

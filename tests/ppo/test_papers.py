@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from grids import policy_inputs
 
 from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.correction import (
@@ -75,7 +76,7 @@ def test_dual_clip_by_paper(advantage: float, ratio: float, expected: float) -> 
     0.2 and 0.3 and c = 3; the loss is its negative."""
     one = torch.ones(1, 1)
     kind = PolicyClip(low=0.2, high=0.3, dual=3.0)
-    loss = kind.losses(one * math.log(ratio), 0 * one, one * advantage, one.bool())
+    loss = kind.losses(policy_inputs(one * math.log(ratio), 0 * one, one * advantage, one.bool()))
     FLOAT32.check(loss, torch.tensor([[expected]]))
 
 
@@ -104,7 +105,9 @@ def test_gspo_by_paper(gradient: str) -> None:
     s, by_token = math.exp(0.12), gradient == "token"
     logprobs = torch.tensor([LOG_RATIOS], dtype=torch.float64, requires_grad=True)
     gains, mask = torch.tensor([GAINS], dtype=torch.float64), torch.tensor([[True, False, True, True]])
-    losses = Gspo(low=LOW, high=HIGH, gradient=gradient).losses(logprobs, torch.zeros_like(logprobs), gains, mask)
+    losses = Gspo(low=LOW, high=HIGH, gradient=gradient).losses(
+        policy_inputs(logprobs, torch.zeros_like(logprobs), gains, mask)
+    )
     losses.sum().backward()
     # -1.1 x 1.5, +2 s, -1.1 x 0.75.
     FLOAT32.check(losses, torch.tensor([[-1.65, 0.0, 2 * s, -0.825]]))
@@ -123,7 +126,7 @@ def test_cispo_by_paper() -> None:
     logprobs = torch.tensor([[-1.0, HOLE, -3.0, -0.5]], requires_grad=True)
     old = torch.tensor([[-1 - math.log(2), HOLE, -3 + math.log(2), -0.5 - math.log(1.1)]])
     mask = torch.tensor([[True, False, True, True]])
-    losses = Cispo(low=0.3, high=0.25).losses(logprobs, old, torch.tensor([GAINS]), mask)
+    losses = Cispo(low=0.3, high=0.25).losses(policy_inputs(logprobs, old, torch.tensor([GAINS]), mask))
     losses.sum().backward()
     # -1.25 x 1.5 x -1 = 1.875;  -0.7 x -2 x -3 = -4.2;  -1.1 x 0.75 x -0.5 = 0.4125.
     FLOAT32.check(losses, torch.tensor([[1.875, 0.0, -4.2, 0.4125]]))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from grids import GARBAGE, holey_mask, normal, poisoned
+from grids import GARBAGE, holey_mask, normal, poisoned, policy_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ MASK = torch.tensor([[True, False, True], [True, True, True]])
 
 def losses_and_gradient(kind, logprobs, old, advantages, mask):
     logprobs = logprobs.detach().clone().requires_grad_()
-    losses = kind.losses(logprobs, old, advantages, mask)
+    losses = kind.losses(policy_inputs(logprobs, old, advantages, mask))
     losses.sum().backward()
     return losses.detach(), logprobs.grad
 
@@ -116,7 +116,7 @@ def test_policy_loss_gradients_match_finite_differences(kind):
     mask[2] = False
     logprobs, old, advantages = (normal(3, 4, seed=seed).double() / 4 for seed in (2, 3, 4))
     logprobs.requires_grad_()
-    found = torch.autograd.grad(kind.losses(logprobs, old, advantages, mask).sum(), logprobs)[0]
+    found = torch.autograd.grad(kind.losses(policy_inputs(logprobs, old, advantages, mask)).sum(), logprobs)[0]
     assert found.dtype == torch.float64
     ratios = kind.ratios(logprobs, old, mask).detach()
     if isinstance(kind, Cispo):
@@ -127,7 +127,9 @@ def test_policy_loss_gradients_match_finite_differences(kind):
         is_free = ~(kind.clipped(ratios, advantages)["clip_frac"])
         torch.testing.assert_close(found, torch.where(mask & is_free, -advantages * ratios, 0))
     else:
-        assert torch.autograd.gradcheck(lambda new: kind.losses(new, old, advantages, mask), (logprobs,))
+        assert torch.autograd.gradcheck(
+            lambda new: kind.losses(policy_inputs(new, old, advantages, mask)), (logprobs,)
+        )
 
 
 @settings(deadline=None, max_examples=25)
@@ -173,14 +175,14 @@ def test_policy_losses_ignore_padding_row_order_and_split(kind):
 @every_kind
 def test_advantage_weights_scale_every_policy_loss(kind):
     weights = torch.tensor([[2.0, 5.0, 0.0], [1.0, 3.0, 0.5]])
-    plain = kind.losses(LOGPROBS, OLD, ADVANTAGES, MASK)
-    FLOAT32.check(kind.losses(LOGPROBS, OLD, ADVANTAGES * weights, MASK), plain * weights)
+    plain = kind.losses(policy_inputs(LOGPROBS, OLD, ADVANTAGES, MASK))
+    FLOAT32.check(kind.losses(policy_inputs(LOGPROBS, OLD, ADVANTAGES * weights, MASK)), plain * weights)
 
 
 @every_kind
 def test_only_new_logprobs_receive_gradient_in_every_loss(kind):
     old, advantages = OLD.clone().requires_grad_(), ADVANTAGES.clone().requires_grad_()
-    kind.losses(LOGPROBS.clone().requires_grad_(), old, advantages, MASK).sum().backward()
+    kind.losses(policy_inputs(LOGPROBS.clone().requires_grad_(), old, advantages, MASK)).sum().backward()
     assert (old.grad, advantages.grad) == (None, None)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from grids import GARBAGE, holey_mask, normal, poisoned
+from grids import GARBAGE, holey_mask, normal, poisoned, policy_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ EVERY = torch.ones(2, 3, dtype=torch.bool)
 
 def mean_loss(*args, clip, over):
     """Return the losses of all tokens divided by a count."""
-    return clip.losses(*args).sum() / over
+    return clip.losses(policy_inputs(*args)).sum() / over
 
 
 def loss_and_gradient(logprobs, *args, **kwargs):

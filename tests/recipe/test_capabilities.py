@@ -48,10 +48,10 @@ def test_missing_capability_stops_command_before_run_folder_exists(
     command: str, where: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Write a recipe whose model and rows are on this machine."""
-    sets = ("--set", 'requires=["pf-ppo"]', "--set", "data.train.max_rows=128")
+    sets = ("--set", 'requires=["lora"]', "--set", "data.train.max_rows=128")
     words = [command, str(QUICKSTART), *sets, "--runs", str(tmp_path / "runs"), *where]
     assert run(words) == 2
-    assert "`requires` names `pf-ppo`, which ppoctl cannot do yet" in capsys.readouterr().err
+    assert "`requires` names `lora`, which ppoctl cannot do yet" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -62,18 +62,19 @@ def test_accepted_capabilities_are_saved_in_run_recipe(freezes: Path) -> None:
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize("name", ["async", "critic-free", "freezing", "lora", "pf-ppo", "sft-start", "tools"])
+@pytest.mark.parametrize("name", ["async", "critic-free", "freezing", "lora", "sft-start", "tools"])
 def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
 
 
-def test_capability_that_came_since_may_still_be_required(write: Write) -> None:
-    recipe = load([write(f'requires = ["dynamic-sampling"]\nwithout = ["dynamic-sampling"]\n{SMALLEST}')]).recipe
+ESTIMATORS = ("gpg", "optimal_token_baseline")
+
+
+@pytest.mark.parametrize("name", ["dynamic-sampling", "pf-ppo"])
+def test_capability_that_came_since_may_still_be_required(write: Write, name: str) -> None:
+    recipe = load([write(f'requires = ["{name}"]\nwithout = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == ()
-
-
-ESTIMATORS = ("grpo_passk", "RLOO", "rloo", "reinforce_plus_plus", "reinforce++", "reinforce_baseline", "remax")
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -82,8 +83,25 @@ def test_critic_free_estimator_is_reported_as_not_available_yet(smallest: Path, 
         load([smallest], [f"ppo.advantages.kind={kind}"])
     assert error.value.message == (
         f'--set: `ppo.advantages.kind` is `"{kind}"`, a known feature that is not available yet: further '
-        "algorithms without a critic (RLOO, REINFORCE++, ReMax)"
+        "algorithms without a critic (GPG, optimal token baselines)"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("RLOO", '`"rloo"` is rloo of verl'),
+        ("reinforce++", '`"reinforce_plus_plus"` is REINFORCE++ of papers'),
+        ("reinforce", '`"reinforce_plus_plus"` is reinforce of OpenRLHF'),
+        ("reinforce_baseline", '`"reinforce_plus_plus_baseline"` is reinforce_baseline of OpenRLHF'),
+        ("dr_grpo", '`"grpo"` is dr_grpo (scale = "none") of OpenRLHF'),
+        ("grpo_vectorized", '`"grpo"` is grpo_vectorized of verl'),
+    ],
+)
+def test_estimator_of_another_system_is_translated(smallest: Path, name: str, says: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load([smallest], [f"ppo.advantages.kind={name}"])
+    assert error.value.message.endswith(f"; {says}")
 
 
 def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
@@ -99,7 +117,6 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
         ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
         ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
         ("actor.freeze=['embedding']", "actor.freeze", "layers of the actor that do not train"),
-        ("ppo.pf_ppo.weight_pow=2.0", "ppo.pf_ppo", "rollouts resampled by their score"),
         ("rollout.tools=['python']", "rollout.tools", "responses of several turns"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),
     ],

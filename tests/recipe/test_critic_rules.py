@@ -58,6 +58,13 @@ CASES: list[tuple[list[str], str, str]] = [
         "remove `ppo.critic_only_steps`, or add `--set ppo.advantages.kind=gae`",
     ),
     (
+        ["ppo.critic_only_until={explained_variance=0.5, at_most=3}"],
+        f"`ppo.critic_only_until` has no effect, because {TRAINS_NONE}: `ppo.critic_only_until.explained_variance` = "
+        f"`0.5` (--set), `ppo.critic_only_until.at_most` = `3` (--set), {KIND}",
+        "remove `ppo.critic_only_until.explained_variance` and `ppo.critic_only_until.at_most`, or add "
+        "`--set ppo.advantages.kind=gae`",
+    ),
+    (
         ["ppo.value_loss={clip=0.3, scale=2.0}"],
         f"`ppo.value_loss` has no effect, because {TRAINS_NONE}: `ppo.value_loss.clip` = `0.3` (--set), "
         f"`ppo.value_loss.scale` = `2.0` (--set), {KIND}",
@@ -101,6 +108,32 @@ def test_values_that_are_the_defaults_are_accepted_without_a_critic(write: Write
     assert problems_of(without_critic(write(NO_CRITIC), *sets, "cluster.offload=['generator']")) == []
 
 
+@pytest.mark.parametrize(
+    ("sets", "message", "hint"),
+    [
+        (
+            ["ppo.critic_only_until={explained_variance=0.5, at_most=10}"],
+            "--set: the actor may never train: the critic may train alone for 10 of 10 steps: "
+            "`ppo.critic_only_until.at_most` = `10` (--set), `steps` = `10` (r.toml:2)",
+            "change the recipe, or add `--set ppo.critic_only_until.at_most=1`",
+        ),
+        (
+            ["ppo.critic_only_until={explained_variance=0.5, at_most=9}", "ppo.critic_only_steps=1"],
+            "--set: the steps that train only the critic are set both as a number and by a condition: "
+            "`ppo.critic_only_steps` = `1` (--set), `ppo.critic_only_until.at_most` = `9` (--set)",
+            "change the recipe, or add `--set ppo.critic_only_steps=0`",
+        ),
+    ],
+)
+def test_critic_warmup_that_contradicts_other_keys_is_refused(
+    smallest: Path, sets: list[str], message: str, hint: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], sets, {})
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    load([smallest], ["ppo.critic_only_until={explained_variance=0.5, at_most=9}"], {})
+
+
 @pytest.mark.parametrize("kind", ["gae", "monte_carlo"])
 def test_missing_critic_is_refused_if_the_advantages_train_one(write: Write, kind: str) -> None:
     """The keys of a critic are then not reported: the table is what is missing."""
@@ -125,5 +158,6 @@ def test_critic_is_refused_if_the_advantages_train_none(smallest: Path) -> None:
 
 @pytest.mark.parametrize("rule", CRITIC_RULES, ids=lambda rule: rule.__name__)
 def test_rule_accepts_ppo_with_every_key_of_a_critic(smallest: Path, rule: Any) -> None:
-    sets = [setting for settings, _, _ in CASES for setting in settings]
+    # Only one of the two keys of a critic warm-up may be set.
+    sets = [setting for settings, _, _ in CASES for setting in settings if "critic_only_steps" not in setting]
     assert list(rule(load([smallest], sets, {}).recipe)) == []

@@ -7,9 +7,12 @@ import pytest
 from fakes.components import fake_recipe
 from ppoctl.loading.rules.across_tables import RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
+from ppoctl.loading.rules.resampling import RESAMPLING_RULES
 from ppoctl.recipe.schema import Recipe
 
 IN_REWARD = {"place": "reward", "coef": 0.1}
+COMPARE_GROUPS = ("grpo", "rloo", "opo", "grpo_passk", "reinforce_plus_plus_baseline")
+SUM = {"kind": "sum", "parts": {"right": {"kind": "gsm8k"}, "form": {"kind": "format", "pattern": "a+"}}}
 
 
 def recipe_of(kind: str, samples: int, kl: dict[str, Any]) -> Recipe:
@@ -18,19 +21,21 @@ def recipe_of(kind: str, samples: int, kl: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("samples", "kl", "says", "hint"),
+    ("kind", "samples", "kl", "says", "hint"),
     [
-        (
-            1,
-            {"place": "none"},
-            "a single response to a prompt has no other responses",
-            "rollout.samples_per_prompt=8",
+        *(
+            (kind, 1, {"place": "none"}, "a single response to a prompt has no other", "rollout.samples_per_prompt=8")
+            for kind in COMPARE_GROUPS
         ),
-        (2, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss"),
+        ("remax", 1, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss"),
+        *(
+            (kind, 2, IN_REWARD, "a KL penalty in the reward has no effect", "ppo.kl.place=loss")
+            for kind in COMPARE_GROUPS
+        ),
     ],
 )
-def test_group_advantages_are_refused(samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
-    recipe = recipe_of("grpo", samples, kl)
+def test_relative_advantages_are_refused(kind: str, samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
+    recipe = recipe_of(kind, samples, kl)
     (conflict,) = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
     assert conflict.message.startswith(says)
     assert conflict.hint == f"--set {hint}"
@@ -38,10 +43,37 @@ def test_group_advantages_are_refused(samples: int, kl: dict[str, Any], says: st
 
 
 @pytest.mark.parametrize(
+    ("reward", "says", "keys"),
+    [
+        ({"kind": "gsm8k"}, "the advantages are computed from the components of a sum", [("reward", "kind")]),
+        ({**SUM, "overlong": {"buffer_tokens": 2}}, "`reward.overlong` has no effect", [("reward", "overlong")]),
+        ({**SUM, "moments": {"kind": "running"}}, "`reward.moments` has no effect", [("reward", "moments")]),
+        (
+            {**SUM, "unfinished_factor": 0.5},
+            "`reward.unfinished_factor` has no effect",
+            [("reward", "unfinished_factor")],
+        ),
+        (SUM, "", []),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gdpo_requires_unshaped_components(reward: dict[str, Any], says: str, keys: list[Any]) -> None:
+    ppo = {"epochs": 2, "minibatch_seqs": 4, "advantages": {"kind": "gdpo"}, "kl": {"place": "none"}}
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6}
+    recipe = fake_recipe(ppo=ppo, rollout=rollout, reward=reward)
+    found = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
+    assert [conflict.keys for conflict in found] == [(("ppo", "advantages", "kind"), key) for key in keys]
+    assert all(conflict.message.startswith(says) for conflict in found)
+    assert {conflict.hint for conflict in found} <= {"--set ppo.advantages.kind=grpo"}
+
+
+@pytest.mark.parametrize(
     ("kind", "samples", "kl"),
     [
-        ("grpo", 2, {"place": "none"}),
+        *((kind, 2, {"place": "none"}) for kind in COMPARE_GROUPS),
         ("grpo", 2, {"place": "loss", "coef": 0.1}),
+        ("reinforce_plus_plus", 1, IN_REWARD),
+        ("remax", 1, {"place": "loss", "coef": 0.1}),
         ("raw_reward", 1, IN_REWARD),
         ("monte_carlo", 1, IN_REWARD),
         ("gae", 1, IN_REWARD),
@@ -50,6 +82,23 @@ def test_group_advantages_are_refused(samples: int, kl: dict[str, Any], says: st
 def test_other_recipes_are_accepted(kind: str, samples: int, kl: dict[str, Any]) -> None:
     recipe = recipe_of(kind, samples, kl)
     assert [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)] == []
+
+
+def test_whitened_rewards_are_refused_if_no_advantage_depends_on_them() -> None:
+    ppo = {"epochs": 2, "minibatch_seqs": 4, "whiten_rewards": True}
+    for kind, says in (("grpo", ["whitened rewards of tokens have no effect"]), ("raw_reward", []), ("gae", [])):
+        recipe = fake_recipe(ppo={**ppo, "advantages": {"kind": kind}})
+        found = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
+        assert [conflict.message.partition(":")[0] for conflict in found] == says
+        assert [conflict.hint for conflict in found] == ["--set ppo.whiten_rewards=false"] * len(says)
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("grpo", 1), ("raw_reward", 1), ("monte_carlo", 0), ("gae", 0)])
+def test_resampling_requires_a_critic(kind: str, refused: int) -> None:
+    ppo = {"epochs": 2, "minibatch_seqs": 4, "resample": {"kind": "pow"}, "advantages": {"kind": kind}}
+    found = [conflict for rule in RESAMPLING_RULES for conflict in rule(fake_recipe(ppo=ppo))]
+    assert [conflict.hint for conflict in found] == ["--set ppo.resample.kind=none"] * refused
+    assert all("only with a critic" in conflict.message for conflict in found)
 
 
 def test_rules_are_checked_with_all_others() -> None:

@@ -1,9 +1,9 @@
 """Every key of another system's PPO has its own message: a row, or an entry of a list with a reason.
 
 The lists of `foreign_keys/` contain the keys in the systems' own files of July and August 2026 (trlX: its last
-version): NeMo-RL's PPO configurations; verl's generated configurations for FSDP and Megatron-Core, and its PPO
-scripts; trlX's, with those for NeMo; the arguments of TRL's PPO and of transformers' `TrainingArguments`; OpenRLHF's
-options.
+version): NeMo-RL's PPO and GRPO configurations; verl's generated configurations for FSDP and Megatron-Core, and its
+PPO and GRPO scripts; trlX's, with those for NeMo; the arguments of TRL's PPO and of transformers'
+`TrainingArguments`; OpenRLHF's options.
 """
 
 import re
@@ -20,7 +20,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
-NAMES = {"nemo_rl": 373, "verl": 1093, "trlx": 225, "trl": 154, "openrlhf": 164}
+NAMES = {"nemo_rl": 484, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164}
 """The lists, and the number of keys in each."""
 OURS_TOO = {
     "trlx": {"name"},
@@ -42,8 +42,9 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
     return {each.group(1): each.group(2) for each in found if each}
 
 
-def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Return the system and the messages for its keys, by row and by pattern of a list, read from the file itself."""
+def answers(name: str) -> tuple[str, dict[str, str], dict[str, str], dict[str, str]]:
+    """Return the system, the messages for its keys, by row and by pattern of a list, and the tables whose keys have
+    the answers of another table, read from the file itself."""
     file = tomllib.loads((PACKAGE / "recipe" / "other_systems" / f"{name}.toml").read_text("utf-8"))
     rows, lists = {}, {}
     for key, row in file["keys"].items():
@@ -56,7 +57,14 @@ def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
         for key in each["keys"]:
             for theirs in file["roles"] if "ROLE" in key else [""]:
                 lists[key.replace("ROLE", theirs)] = f"ppoctl has no such key: {each['why']}"
-    return file["name"], rows, lists
+    return file["name"], rows, lists, file.get("same", {})
+
+
+def answers_to(key: str, rows: dict[str, str], lists: dict[str, str]) -> list[str]:
+    """Return the messages of a row with this key, then of each pattern that matches it."""
+    patterns = {it: why for it, why in {**rows, **lists}.items() if it != key and "*" in it}
+    listed = [why for it, why in patterns.items() if fnmatchcase(key, it) or it == f"{key}.*"]
+    return [each[key] for each in (rows, lists) if key in each] + listed
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,15 +73,15 @@ def test_every_key_of_other_system_has_mapping_or_listed_reason(
     smallest: Path, write: Write, name: str, *, alone: bool
 ) -> None:
     """Also if nothing else is written, so that no `kind` or `format` shows which keys a table has."""
-    keys, (system, rows, lists) = keys_of(name), answers(name)
+    keys, (system, rows, lists, same) = keys_of(name), answers(name)
     assert len(set(keys)) == NAMES[name]
     said = told(write, keys, *([] if alone else [smallest]))
     wrong = {}
     for key in keys:
-        listed = [why for it, why in lists.items() if fnmatchcase(key, it) or it == f"{key}.*"]
-        expected = (
-            f"it is a key of {system}; {rows.get(key) or listed[0]}" if key in rows or listed else "(no answer)"
-        )
+        table, _, rest = key.partition(".")
+        twin = f"{same[table]}.{rest}" if table in same else key
+        found = [answer for each in (key, twin) for answer in answers_to(each, rows, lists)]
+        expected = f"it is a key of {system}; {found[0]}" if found else "(no answer)"
         if key not in OURS_TOO.get(name, ()) and expected not in said.get(key, ""):
             wrong[key] = (expected, said.get(key))
     assert wrong == {}
@@ -87,7 +95,8 @@ def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write:
     switches = [key for key in keys_of("nemo_rl") if key.endswith(".enabled")]
     assert len(switches) >= 14
     said = told(write, [*switches, "policy.mystery.enabled", "enabled"], smallest)
-    assert [key for key, says in said.items() if "reward.scale" in says] == ["ppo.reward_scaling.enabled"]
+    by_scale = {key for key, says in said.items() if "reward.scale" in says}
+    assert by_scale == {"ppo.reward_scaling.enabled", "grpo.reward_scaling.enabled"}
     assert said["policy.mystery.enabled"] == ""
     assert "Megatron-Core always trains in ppoctl" in said["policy.megatron_cfg.enabled"]
 
@@ -103,7 +112,7 @@ def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write:
             "critic.megatron_cfg.optimizer.lr",
             "NeMo-RL's `value.megatron_cfg.optimizer.lr` is `critic.optimizer.lr` in ppoctl",
         ),
-        ("reward.whiten_rewards", "TRL's `whiten_rewards` has no counterpart in ppoctl"),
+        ("reward.disable_tqdm", "TRL's `disable_tqdm` has no counterpart in ppoctl"),
     ],
 )
 def test_unknown_key_gets_nearest_foreign_key_as_suggestion(

@@ -65,7 +65,10 @@ uri = "x"
 """)
     lines, hint = said(file, sets=("ppo.kl.x", "nothing=1"), environ={"PPOCTL_SEED": "-1", "PPOCTL_ACTR__LR": "1"})
     top = "`name`, `seed`, `steps`, `epochs`, `requires`, `without`, `model`, `data`, `rollout`, `reward`, `ppo`, "
-    top += "`actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`"
+    top += (
+        "`actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`, "
+    )
+    top += "`until`"
     name = "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
     first = "before the first [section]"
     assert lines == [
@@ -166,10 +169,9 @@ BROUGHT = [
         None,
     ),
     (
-        "algorithm.pf_ppo.enabled=true",
-        "it is a key of verl; ppoctl has no such key: PF-PPO is not available yet; in verl the resampled rows no "
-        "longer match their tokens",
-        None,
+        "algorithm.pf_ppo.weight_pow=1.5",
+        "it is a key of verl; use `ppo.resample.power`",
+        "ppoctl recipes keys ppo.resample.power",
     ),
     # Similar to `epochs`, but not a misspelling: it is a complete key of another system.
     ("ppo_epochs=4", "it is a key of TRL; use `ppo.epochs`: 4 in TRL, 1 in ppoctl", "ppoctl recipes keys ppo.epochs"),
@@ -217,7 +219,7 @@ def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) 
     [
         (
             "{kind='gpso'}",
-            '`ppo.policy_loss.kind` is `"gpso"`: must be one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`; did '
+            '`ppo.policy_loss.kind` is `"gpso"`: must be one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`, '
             "you mean `gspo`?",
         ),
         (
@@ -228,7 +230,7 @@ def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) 
             "{ratio_gradient='token'}",
             '`ppo.policy_loss.ratio_gradient` requires `kind = "gspo"`, but `ppo.policy_loss.kind` is `"clip"`',
         ),
-        ("3", '[ppo.policy_loss] needs `kind`: one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`'),
+        ("3", '[ppo.policy_loss] needs `kind`: one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`, `"python"`'),
     ],
 )
 def test_wrong_policy_loss_error_names_alternatives(smallest: Path, table: str, line: str) -> None:

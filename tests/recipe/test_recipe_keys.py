@@ -33,25 +33,33 @@ RECIPES: list[list[str]] = [
     ["rollout.groups={keep={min=0.1, max=0.9}}", "rollout.samples_per_prompt=2"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
+    ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2"],
+    ["ppo.advantages.kind=grpo_passk", "rollout.samples_per_prompt=2"],
     ["ppo.advantages.kind=grpo", "rollout.samples_per_prompt=2", "rollout.groups={by='shaped'}"],
     ["ppo.advantages.kind=raw_reward"],
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
     ["ppo.kl={place='reward', coef=1, adaptive={target_per_sequence=1}}"],
     *([f"data.{name}={table}"] for name in ("train", "eval.e") for table in ROWS),
-    *([f"ppo.rollout_correction.kind={kind}"] for kind in ("tis", "tis_sequence", "icepop")),
+    *([f"ppo.rollout_correction.kind={kind}"] for kind in ("tis", "tis_sequence", "icepop", "icepop_sequence")),
+    *([f"ppo.resample.kind={kind}"] for kind in ("pow", "max_min", "max_random")),
     ["ppo.rollout_correction={kind='sequence_mask', min_ratio=0.9, max_ratio=1.1}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', min_ratio=0.5}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}"],
     *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
+    ["ppo.policy_loss={kind='python', function='package:loss'}"],
+    ["ppo.advantages={kind='python', function='package:estimate'}"],
+    ["ppo.advantages={kind='python', function='package:estimate', trains_critic=true}"],
     ["eval.metrics=package:measure"],
     ["tracking.kind=none"],
     ["tracking.uri=x"],
     ["model.critic=org/judge"],
+    ["model.reference=org/sft", "ppo.kl={place='loss', coef=1}"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
     ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
-    ['expect."reward/score_mean".max=1'],
+    ['expect."reward/score_mean".max=1', 'until."reward/score_mean".max=0'],
+    ['until."reward/score_mean"={min=1, for_steps=2}'],
     ["reward.kind=exact_match", "data.train.instruction=x"],
     ["reward={kind='python', function='package:score'}"],
     *([f"reward={{kind='{kind}'}}"] for kind in ("math", "dapo_math", "code")),
@@ -69,6 +77,14 @@ RECIPES: list[list[str]] = [
     ["slurm.container={kind='apptainer', image='x.sif'}"],
 ]
 """Each key is omitted in one of these recipes and set in another."""
+
+
+_WITHOUT_CRITIC = {
+    "ppo.advantages.kind=grpo",
+    "ppo.advantages.kind=grpo_passk",
+    "ppo.advantages.kind=raw_reward",
+    "ppo.advantages={kind='python', function='package:estimate'}",
+}
 
 
 def fits(line: KeyLine, written: dict[str, Any]) -> bool:
@@ -90,7 +106,7 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
     held: set[KeyLine] = set()
     without_critic = write(SMALLEST.partition("[critic.optimizer]")[0], "without-critic.toml")
     for sets in RECIPES:
-        has_critic = not {"ppo.advantages.kind=grpo", "ppo.advantages.kind=raw_reward"} & {*sets}
+        has_critic = not _WITHOUT_CRITIC & {*sets}
         loaded = load([smallest if has_critic else without_critic], sets, {})
         written = loaded.resolved()
         for entry in tree.values(loaded.recipe):
@@ -102,7 +118,8 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
             held |= {*lines}
     left = [line for line in LINES if line.default != REQUIRED and line not in held]
     # No bundled reward works without a ground truth; a user-defined name has no default.
-    named = ["reward.options.*", "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
+    training = ["ppo.advantages.options.*", "ppo.policy_loss.options.*"]
+    named = ["reward.options.*", *training, "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
     sets = [f"data.{name}{inside}" for name in ("train", "eval.*") for inside in ("", ".sources.*")]
     rows = [f"{table}.{key}" for table in sets for key in ("template_args.*", "answer", "options.*")]
     # A digest is read with its function. The keys of a scorer are the same as a component, or as a case.
@@ -124,6 +141,7 @@ def with_stars(path: KeyPath) -> KeyPath:
     """Return the path with `*` in place of user-defined names."""
     named = {
         "expect": 1,
+        "until": 1,
         "data": 2 if path[1:2] == ("eval",) else None,
         "reward": 2 if path[1:2] in (("parts",), ("cases",)) else None,
     }.get(path[0])

@@ -65,7 +65,7 @@ def test_metric_names_are_literals_only_in_registry() -> None:
     written = [
         f"{module}:{node.lineno} {node.value}"
         for module, tree in trees().items()
-        if str(module) != "metric_registry.py"
+        if str(module) not in ("metric_registry.py", "evaluation_metrics.py")
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     ]

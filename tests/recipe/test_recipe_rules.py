@@ -235,6 +235,18 @@ CASES: list[tuple[str, list[str], str]] = [
         '`actor.optimizer.lr_min_frac` = `0.1` (--set), `actor.optimizer.lr_schedule` = `"constant"` (default)',
     ),
     (
+        "check_expected_step",
+        ["ppo.critic_only_until={explained_variance=0, at_most=3}", 'expect."policy/loss"={max=9, at_step=3}'],
+        "--set: `policy/loss` is expected at step 3, when only the critic may train: "
+        '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_until.at_most` = `3` (--set)',
+    ),
+    (
+        "check_rise_has_two_values",
+        ["ppo.critic_only_until={explained_variance=0, at_most=9}", 'expect."policy/loss".rise_min=0.1'],
+        "--set: `policy/loss` must rise above its first value, but the run reports it only once: "
+        '`expect."policy/loss".rise_min` = `0.1` (--set), `steps` = `10` (r.toml:2)',
+    ),
+    (
         "check_actor_trains",
         ["ppo.critic_only_steps=10"],
         "--set: the actor never trains: 10 critic-only steps of 10: `ppo.critic_only_steps` = `10` (--set), "
@@ -327,6 +339,19 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
         "--set: a correction compares the sampler's log-probs with the trainer's, but the trainer computes none: "
         '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
+        "check_normalization_is_on",
+        ["ppo.rollout_correction={kind='icepop', normalize_over='tokens'}"],
+        "--set: `normalize_over` has no effect, because the weights are not divided by their mean: "
+        '`ppo.rollout_correction.normalize_over` = `"tokens"` (--set), `ppo.rollout_correction.normalize` = `false` '
+        "(default)",
+    ),
+    (
+        "check_resampling_fits",
+        ["ppo.resample={kind='max_min', order='before_whitening'}", "ppo.advantages.whiten=false"],
+        "--set: rows are sampled before the advantages are whitened, but the advantages are not whitened: "
+        '`ppo.resample.order` = `"before_whitening"` (--set), `ppo.advantages.whiten` = `false` (--set)',
     ),
     (
         "check_reward_scale",
@@ -550,6 +575,91 @@ CASES: list[tuple[str, list[str], str]] = [
         '`expect."policy/entropy_mean".at_step` = `11` (--set), `steps` = `10` (r.toml:2)',
     ),
     (
+        "check_until_bounds",
+        ['until."policy/entropy".min=1'],
+        "--set: no metric is called `policy/entropy`; did you mean `policy/entropy_mean`?",
+    ),
+    (
+        "check_until_bounds",
+        ['until."policy/entropy_mean".for_steps=2'],
+        '--set: `until."policy/entropy_mean"` has neither `min` nor `max`',
+    ),
+    (
+        "check_until_bounds",
+        ['until."policy/entropy_mean"={min=1, max=0}'],
+        '--set: no value is at least 1.0 and at most 0.0: `until."policy/entropy_mean".min` = `1.0` (--set), '
+        '`until."policy/entropy_mean".max` = `0.0` (--set)',
+    ),
+    (
+        "check_until_bounds",
+        ['until."time/rollout_s".max=9'],
+        "--set: `time/rollout_s` is measured by a clock, and no clock decides when a run ends",
+    ),
+    (
+        "check_until_can_end",
+        ['until."reward/score_mean"={min=1, for_steps=10}'],
+        "--set: `reward/score_mean` cannot end the run early: 9 steps before the last report it, fewer than 10: "
+        '`until."reward/score_mean".for_steps` = `10` (--set), `steps` = `10` (r.toml:2)',
+    ),
+    (
+        "check_until_can_end",
+        [EVAL, 'until."eval/e/pass_at_1".min=0.5'],
+        "--set: `eval/e/pass_at_1` cannot end the run early: 0 steps before the last report it, fewer than 1: "
+        "`eval.every_steps` = `0` (default), `steps` = `10` (r.toml:2)",
+    ),
+    (
+        "check_until_can_end",  # evaluations follow steps 3, 6 and 9, and the actor first trains at step 10
+        [
+            EVAL,
+            "eval.every_steps=3",
+            "steps=12",
+            "ppo.critic_only_steps=9",
+            'until={"eval/e/pass_at_1"={min=0.5, for_steps=3}, "policy/loss"={max=0}}',
+        ],
+        "--set: no step before the last reports all metrics of [until]: `steps` = `12` (--set)",
+    ),
+    (
+        "check_metrics_reported",
+        ['until."kl/reference_mean".max=1'],
+        '--set: `kl/reference_mean` requires a reference, but none is loaded: `ppo.kl.place` = `"none"` (default)',
+    ),
+    (
+        "check_expected_before_end",  # evaluations follow steps 2, 5 and 8; the third value decides first
+        [
+            EVAL,
+            "eval.every_steps=3",
+            "eval.first_step=2",
+            'until."eval/e/pass_at_1"={min=0.5, for_steps=2}',
+            'expect."reward/score_mean"={min=0, at_step=6}',
+        ],
+        "--set: `reward/score_mean` is expected at step 6, but [until] may end the run after step 5: "
+        '`expect."reward/score_mean".at_step` = `6` (--set)',
+    ),
+    (
+        "check_first_evaluation",
+        ["eval.first_step=3"],
+        "--set: `eval.first_step` is the step of the first of several evaluations, but `eval.every_steps` sets none: "
+        "`eval.first_step` = `3` (--set), `eval.every_steps` = `0` (default)",
+    ),
+    (
+        "check_first_evaluation",
+        ["eval.every_steps=2", "eval.first_step=11"],
+        "--set: the first evaluation follows step 11 of a run of 10 steps: `eval.first_step` = `11` (--set), "
+        "`steps` = `10` (r.toml:2)",
+    ),
+    (
+        "check_reference_is_read",
+        ["model.reference=org/sft"],
+        "--set: `model.reference` has no effect, because no KL penalty reads a reference: `model.reference.path` = "
+        '`"org/sft"` (--set), `ppo.kl.place` = `"none"` (default)',
+    ),
+    (
+        "check_reference_sizes",
+        ["model.path=Qwen/Qwen2.5-0.5B", "model.reference=Qwen/Qwen2.5-1.5B", "ppo.kl={place='loss', coef=0.1}"],
+        "--set: the reference must have the architecture of the actor's model, but its `num_layers` is `28`, not "
+        '`24`: `model.reference.path` = `"Qwen/Qwen2.5-1.5B"` (--set), `model.path` = `"Qwen/Qwen2.5-0.5B"` (--set)',
+    ),
+    (
         "check_metrics_reported",
         ['expect."kl/reference_mean".max=1'],
         '--set: `kl/reference_mean` requires a reference, but none is loaded: `ppo.kl.place` = `"none"` (default)',
@@ -678,7 +788,7 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, freezing, lora, pf-ppo, sft-start, "
+        "--set: unknown capability `magic`; known are async, critic-free, freezing, lora, sft-start, "
         'tools: `requires` = `["tools", "magic"]` (--set)',
     ),
     (
@@ -720,6 +830,7 @@ def test_values_at_rule_bounds_are_accepted(smallest: Path) -> None:
         "ppo.kl={place='loss', coef=0.1, estimator='k1', gradient='k2', adaptive={target_per_token=1.0, horizon_seqs=1}}",
         "ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}",
         "eval.every_steps=4",
+        "eval.first_step=4",
         'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',
         'expect."eval/e/greedy_pass_at_1"={rise_min=0.0, at_step=10}',
         'expect."time/rollout_s".max=9',
@@ -822,6 +933,21 @@ def test_evaluations_run_at_start_interval_and_end(smallest: Path) -> None:
     assert steps(EVAL, "eval.every_steps=4", "eval.at_end=false") == [0, 4, 8]
     assert steps(EVAL, "eval.every_steps=5", "eval.at_end=false") == [0, 5, 10]
     assert steps(EVAL, "eval.at_end=false", "eval.at_start=false") == []
+    assert steps(EVAL, "eval.every_steps=4", "eval.first_step=6") == [0, 6, 10]
+    assert steps(EVAL, "eval.every_steps=4", "eval.first_step=2", "eval.at_start=false") == [2, 6, 10]
+    assert steps(EVAL, "eval.every_steps=4", "eval.first_step=5", "eval.at_end=false") == [0, 5, 9]
+    assert steps(EVAL, "eval.every_steps=1", "eval.first_step=10", "eval.at_end=false") == [0, 10]
+
+
+def test_early_end_is_accepted_at_its_bounds(smallest: Path) -> None:
+    """Evaluations follow steps 4 and 8, so the run may end after step 8, and a later step may not be expected."""
+    until = 'until."eval/e/pass_at_1"={min=0.5, max=0.5, for_steps=2}'
+    sets = [EVAL, "eval.every_steps=4", until, 'expect."reward/score_mean"={min=0.0, at_step=8}']
+    recipe = load([smallest], sets, {}).recipe
+    ending = [step for step in range(11) if cadence.evaluates(recipe, step, ends_early=step == 6)]
+    assert ending == [0, 4, 6, 8, 10]
+    saving = load([smallest], ["checkpoint.every_steps=4"], {}).recipe
+    assert [step for step in range(1, 11) if cadence.saves(saving, step, ends_early=step == 6)] == [4, 6, 8, 10]
 
 
 def test_unused_ray_address_is_noted(smallest: Path) -> None:

@@ -18,6 +18,7 @@ from ppoctl.store.attempt import claim
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
+from ppoctl.user_functions import digest_of
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
@@ -70,6 +71,40 @@ def test_changed_prompt_order_is_refused_between_checkpoints(tmp_path: Path) -> 
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
         adopt(claim(layout), fake_recipe(**REDO, seed=9))
     assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
+
+
+def test_changed_file_of_a_loss_is_refused_while_updates_would_be_replayed_with_it(tmp_path: Path) -> None:
+    """The run does not store the file, so that steps in the redo log could not be replayed."""
+    file = tmp_path / "mine.py"
+
+    def recipe(factor: int, **changes: Any) -> Recipe:
+        file.write_text(f"def loss(batch):\n    return -{factor} * batch.advantages * batch.logprobs\n")
+        named = {"kind": "python", "function": f"{file}:loss", "digest": digest_of(f"{file}:loss"), **changes}
+        return fake_recipe(**REDO, ppo={**PPO, "policy_loss": named})
+
+    layout = stopped_at(tmp_path / "run", "3 values starts", ppo=recipe(1).model_dump(by_alias=True)["ppo"], **REDO)
+    with pytest.raises(RecipeError, match=r"`ppo.policy_loss.digest` cannot change now: steps after the saved step"):
+        adopt(claim(layout), recipe(2))
+    # Another loss, or an option, may follow: the file of the recorded recipe is still there.
+    recipe(1)
+    adopt(claim(layout), recipe(1, options={"scale": 2.0}))
+    adopt(claim(layout), fake_recipe(**REDO, ppo=PPO))
+    assert starts(layout) == [1, 3]
+
+
+@pytest.mark.parametrize("moment", ["3 rollout starts", "3 actor_update starts"])
+def test_changed_file_of_a_loss_applies_after_a_saved_step(tmp_path: Path, moment: str) -> None:
+    """So a step whose loss failed continues with a corrected file."""
+    file, saved = tmp_path / "mine.py", {"checkpoint": {"every_steps": 1, "asynchronous": False}, "steps": 5}
+
+    def recipe(factor: int) -> Recipe:
+        file.write_text(f"def loss(batch):\n    return -{factor} * batch.advantages * batch.logprobs\n")
+        named = {"kind": "python", "function": f"{file}:loss", "digest": digest_of(f"{file}:loss")}
+        return fake_recipe(**saved, ppo={**PPO, "policy_loss": named})
+
+    layout = stopped_at(tmp_path / "run", moment, ppo=recipe(1).model_dump(by_alias=True)["ppo"], **saved)
+    adopt(claim(layout), recipe(2))
+    assert starts(layout) == [1, 3]
 
 
 def test_changed_coefficient_is_used_from_its_step(tmp_path: Path) -> None:

@@ -142,6 +142,15 @@ def test_expectations_are_reported_after_the_last_step(tmp_path: Path) -> None:
     ]
     paths.journal.write_bytes(b"".join(map(sealed_line, lines[:2])))
     assert contract_of(paths) == {}
+    # A run that [until] ended after step 1 is judged, too.
+    about = {"seq": 3, "attempt": 1, "at": 1.0}
+    attempt = [
+        {**about, "event": "attempt_started", "pid": 1, "host": "elsewhere"},
+        {**about, "event": "attempt_ended", "status": "unmet", "exit_code": 5, "until": "`a` is 1"},
+    ]
+    for until, is_judged in ((attempt, True), (attempt[:1], False)):
+        paths.journal.write_bytes(b"".join(map(sealed_line, [*lines[:2], *until])))
+        assert (contract_of(paths).get("ppoctl.contract") == "unmet") is is_judged
     paths.journal.write_bytes(b"".join(map(sealed_line, lines)))
     found = contract_of(paths)
     assert found.pop("ppoctl.contract") == "unmet"

@@ -16,6 +16,7 @@ from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
 from ppoctl.ppo.correction import (
     inside_weights,
     kept_by_ratio,
+    normalized,
     plain_weights,
     truncated_sequence_weights,
     truncated_weights,
@@ -33,7 +34,7 @@ from tolerance import FLOAT32
 
 CLIP = PolicyClip(0.2, 0.2, None)
 IN_LOSS = KlPenalty(place="loss", estimator="k2", coef=0.1)
-TIS = CorrectionStage(partial(truncated_weights, min_ratio=0.0, max_ratio=3.0), True, (), False, "keys")
+TIS = CorrectionStage(partial(truncated_weights, min_ratio=0.0, max_ratio=3.0), True, (), None, "keys")
 BOTH = torch.tensor([0, 1])
 STATES = {role: State(role, 4, 9, "parent") for role in ("actor", "critic")}
 
@@ -217,7 +218,7 @@ def test_correction_weighs_advantages_and_masks_rejected_tokens() -> None:
     FLOAT32.check(corrected(BOTH[:1], TokenOutputs(stub_models.ACTOR[:1]), (4,)), -1.5 / 4)
 
 
-def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> Any:
+def corrected(keeps: Any, *, normalize: Any = None, bounded: bool = False) -> Any:
     """Return the correction of ratios 1.5, 4; 1, 0.5, 2; a kept token's weight is its ratio."""
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = stub_models.rollouts(
@@ -249,16 +250,19 @@ def test_sequence_rejection_sees_all_tokens_of_sequence() -> None:
 def test_fully_masked_response_is_not_counted_as_dropped() -> None:
     mask = stub_models.MASK & torch.tensor([[False], [True]])
     below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
-    stage = CorrectionStage(plain_weights, False, (below,), False, "keys")
+    stage = CorrectionStage(plain_weights, False, (below,), None, "keys")
     found = stage.run(
         stub_models.rollouts(mask=mask, sampler_logprobs=stub_models.ACTOR * mask), stub_models.logprobs()
     )
     assert found.metrics()["correction/dropped_seqs"] == 0.0
 
 
-def test_weights_are_normalized_over_kept_tokens() -> None:
+def test_weights_are_normalized_over_kept_tokens_or_before_rejection() -> None:
     whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
-    found = corrected((whole,), normalize=True)
+    for over, mean in (("tokens", 9 / 5), ("sequences", (5.5 / 2 + 3.5 / 3) / 2)):
+        found = corrected((whole,), normalize=partial(normalized, over=over))
+        FLOAT32.check(found.weights, torch.tensor([[0.0] * 3, [1.0, 0.5, 2.0]]) / mean)
+    found = corrected((whole,), normalize=partial(normalized, over="kept_tokens"))
     # 1, 0.5, 2 have the mean 3.5 / 3.
     FLOAT32.check(found.weights[1], torch.tensor([1.0, 0.5, 2.0]) * 3 / 3.5)
     assert found.metrics()["correction/weight_mean"] == pytest.approx(1.0)
@@ -289,7 +293,7 @@ def test_sequence_weight_uses_ratios_of_rejected_tokens() -> None:
         sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK, stamps=["actor@4:a"] * 2
     )
     weigh = partial(truncated_sequence_weights, min_ratio=0.0, max_ratio=9.0)
-    found = CorrectionStage(weigh, True, (above,), False, "keys").run(rollouts, stub_models.logprobs())
+    found = CorrectionStage(weigh, True, (above,), None, "keys").run(rollouts, stub_models.logprobs())
     # 1.5 x 4; 1 x 0.5 x 2, of which the second token is masked out.
     FLOAT32.check(found.weights, torch.tensor([[6.0, 6.0, 0.0], [1.0, 0.0, 1.0]]))
     assert found.mask.tolist() == [[True, True, False], [True, False, True]]

@@ -161,9 +161,12 @@ def test_critic_only_steps_do_not_train_the_actor(tmp_path: Path) -> None:
     assert trainers(wiring)["critic"].count == 6
 
 
-def test_unchanged_actor_states_are_hard_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "warmup", [{"critic_only_steps": 2}, {"critic_only_until": {"explained_variance": 1.0, "at_most": 2}}], ids=str
+)
+def test_unchanged_actor_states_are_hard_links(tmp_path: Path, warmup: dict[str, object]) -> None:
     tables = {"steps": 3, "checkpoint": {"keep_last": 3}}
-    ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
+    ppo = {"epochs": 1, "minibatch_seqs": 4, **warmup}
     play(tmp_path / "run", fake_recipe(ppo=ppo, **tables))
     paths = RunPaths(tmp_path / "run")
     first, second, third = (paths.state("actor", step) / "table.bin" for step in (1, 2, 3))

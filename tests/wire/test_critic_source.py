@@ -1,4 +1,4 @@
-"""A critic with its own model: the source that the run records."""
+"""A critic or a reference with its own model: the source that the run records."""
 
 import json
 import shutil
@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
+from fakes.fingerprints import STAGES, stage_fingerprint
 from ppoctl.batch.digest import flushed_digest
-from ppoctl.errors import CorruptArtifactError, RecipeError
+from ppoctl.batch.sealed_json import sealed_line
+from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run
+from ppoctl.runs.resume_checks import require_same_run
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.wire.outlines import as_recorded
-from ppoctl.wire.sources import COMPANIONS, companions_of, model_digests
+from ppoctl.wire.sources import COMPANIONS, companions_of, model_digests, require_same_sources
 
 
 @pytest.fixture
@@ -60,6 +63,38 @@ def test_run_sources_include_the_critic_model(base: Path, state: Path) -> None:
     assert {name for name in both if both[name] != changed[name]} == {"model", companions_of("critic")}
 
 
+def test_run_sources_include_the_reference(base: Path, state: Path, tmp_path: Path) -> None:
+    def referring(reference: Path) -> Recipe:
+        model = {"path": str(base), "dtype": "float32", "reference": {"path": str(reference)}}
+        return fake_recipe(model=model)
+
+    alone, both = model_digests(recipe(base, None)), model_digests(referring(state))
+    assert both.keys() == {"model", COMPANIONS, companions_of("reference")}
+    assert alone["model"] != both["model"]
+    run = RunPaths(tmp_path / "second")
+    new_run.create(run, referring(state), both, command="train")
+    assert run_dir.facts(run)["reference_from"]["step"] == 12
+    require_same_sources(run, both)
+    # A copy has no manifest that would notice the change of one byte.
+    copied = tmp_path / "copied"
+    shutil.copytree(state, copied, ignore=shutil.ignore_patterns(MANIFEST))
+    assert model_digests(referring(copied)) == both
+    (copied / "__0_0.distcp").write_text("x", "utf-8")
+    with pytest.raises(StorageError, match=r"`model` is not what run .* was made from"):
+        require_same_sources(run, model_digests(referring(copied)))
+    with pytest.raises(RecipeError, match=r"`model\.reference\.path` is `.*copied.*`, but the run was made from"):
+        require_same_run(run, referring(copied))
+
+
+def test_only_stages_that_read_the_reference_have_it_in_their_fingerprint() -> None:
+    model = {"path": "bigram", "dtype": "float32"}
+    one, other = (fake_recipe(model={**model, **own}) for own in ({}, {"reference": {"path": "other"}}))
+    assert {stage for stage in STAGES if stage_fingerprint(stage, one) != stage_fingerprint(stage, other)} == {
+        "logprobs",
+        "actor_update",
+    }
+
+
 def test_corrupt_saved_critic_cannot_start_a_run(base: Path, state: Path) -> None:
     for name in ("__0_0.distcp", "common.pt", "config.json"):
         was = (state / name).read_text("utf-8")
@@ -95,6 +130,23 @@ def test_critic_state_that_its_run_will_delete_is_refused(
     # The source run is recorded, its path is not.
     expected = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
     assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == expected
+
+
+def test_state_of_a_run_that_ended_early_stays(base: Path, state: Path, tmp_path: Path) -> None:
+    first = RunPaths(tmp_path / "runs/first")
+    first.recipes.mkdir()
+    first.recipe_from(1).write_text(run_dir._sealed(as_recorded(fake_recipe(steps=13))), "ascii")
+    shutil.copytree(state, first.state("actor", 12))
+    about = {"attempt": 1, "at": 1.0, "status": "finished", "exit_code": 0}
+    lines = [
+        {"seq": 1, "event": "attempt_started", "pid": 1, "host": "elsewhere", **about},
+        {"seq": 2, "event": "attempt_ended", "until": "`a` is 1", **about},
+    ]
+    first.journal.write_bytes(b"".join(map(sealed_line, lines)))
+    require_kept(recipe(base, state))
+    first.journal.write_bytes(sealed_line(lines[0]))
+    with pytest.raises(RecipeError, match="has done 12 of its 13 steps"):
+        require_kept(recipe(base, state))
 
 
 def test_new_run_records_the_source_of_its_critic(base: Path, state: Path, tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a masked rollout": {
         "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.9, "max_ratio": 1.1}}
     },
+    "rows that are sampled again": {
+        "ppo": {
+            **PPO,
+            "resample": {"kind": "pow", "order": "before_whitening"},
+            "rollout_correction": {"kind": "icepop_sequence"},
+        }
+    },
     "rejected tokens": {
         "ppo": {
             **PPO,
@@ -55,6 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "max_sequence_gap": 2.0,
         }
     },
+    "the critic until it is good": {"ppo": {**PPO, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "the critic sees all groups": {"rollout": {**FEW_ROWS, "groups": {"critic_sees": "all"}}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
@@ -66,12 +74,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "returns that go on": {"ppo": {**PPO, "truncated": "bootstrap"}},
     "truncated responses left out": {"ppo": {**PPO, "truncated": "filter"}},
     "lambda by length": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
+    "remax": {"ppo": {**PPO, "advantages": {"kind": "remax"}}, "critic": None},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},
     "greedy evaluations": {"data": HELD, "eval": {"every_steps": 2, "passes": "greedy", "pass_score": 0.5}},
     "evaluations of two samples": {
         "data": HELD,
         "eval": {"passes": "sampled", "samples_per_prompt": 2, "pass_at": [2], "maj_at": [2], "pass_score": 0.5},
+    },
+    "a loss and an estimator of one's own": {
+        "ppo": {
+            **PPO,
+            "policy_loss": {"kind": "python", "function": f"{TESTS}/stages/users_training.py:with_words"},
+            "advantages": {
+                "kind": "python",
+                "function": f"{TESTS}/stages/users_training.py:rewards_to_go",
+                "trains_critic": True,
+            },
+        }
     },
     "figures of one's own": {"data": HELD, "eval": {"metrics": f"{TESTS}/rewards/users_metrics.py:measure"}},
 }

@@ -28,12 +28,15 @@ def test_kl_target_has_the_unit_of_its_key(over: str) -> None:
     assert penalty.target == KlTarget(0.5, over, 40)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["tis", "tis_sequence", "icepop", "sequence_mask"])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_correction_weights_are_normalized_as_configured(kind: str, normalize: bool) -> None:
-    table = {"kind": kind, "min_ratio": 0.5, "max_ratio": 2.0, "normalize": normalize}
-    stage = fake_recipe(**ppo(rollout_correction=table)).ppo.build_correction(fingerprint="")
-    assert stage.normalize is normalize
+@pytest.mark.parametrize("kind", ["tis", "tis_sequence", "icepop", "icepop_sequence", "sequence_mask"])
+@pytest.mark.parametrize("over", [None, "kept_tokens", "tokens", "sequences"])
+def test_correction_weights_are_normalized_as_configured(kind: str, over: str | None) -> None:
+    table = {"kind": kind, "min_ratio": 0.5, "max_ratio": 2.0}
+    normalized = {} if over is None else {"normalize": True, "normalize_over": over}
+    stage: Any = fake_recipe(**ppo(rollout_correction={**table, **normalized})).ppo.build_correction(fingerprint="")
+    assert (None if stage.normalize is None else stage.normalize.keywords) == (
+        None if over is None else {"over": over}
+    )
 
 
 @pytest.mark.parametrize(("critics", "lam_value"), [(None, 0.9), (0.5, 0.5), (0.0, 0.0)])

@@ -8,6 +8,8 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint
 from fakes.job import BuiltStages, Witness, open_run, play
+from ppoctl.algorithm.advantages import ADVANTAGES
+from ppoctl.algorithm.resampling import RAW_ADVANTAGES
 from ppoctl.batch.records import State
 from ppoctl.loop.run import run
 from ppoctl.ppo.aggregation import SequenceSum
@@ -31,8 +33,11 @@ def ppo(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tables", "readers"),
     [
-        ({"seed": 9}, {"rollout", "eval", *BOTH}),
-        ({"model": {"path": "other", "dtype": "float32"}}, set(STAGES) - {"reward", "correction", "advantages"}),
+        ({"seed": 9}, {"rollout", "resample", "eval", *BOTH}),
+        (
+            {"model": {"path": "other", "dtype": "float32"}},
+            set(STAGES) - {"reward", "correction", "advantages", "resample", "whitening"},
+        ),
         ({"data": {"train": {"format": "gsm8k", "path": "other"}}}, {"rollout"}),
         ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
         ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
@@ -41,7 +46,10 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(kl={"place": "reward", "coef": 0.5}), {"logprobs", "advantages", "actor_update"}),
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(advantages={"kind": "monte_carlo"}), {"advantages"}),
+        (ppo(critic_only_until={"explained_variance": 0.5, "at_most": 1}), {"advantages"}),
         (ppo(truncated="filter"), {"advantages"}),
+        (ppo(whiten_rewards=True), {"advantages"}),
+        (ppo(resample={"kind": "max_min"}), {"resample"}),
         (ppo(truncated="bootstrap"), {"values", "advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
         (ppo(policy_loss={"clip_low": 0.1}), {"actor_update"}),
@@ -116,6 +124,11 @@ def test_only_fixed_length_losses_read_the_maximum_length() -> None:
         assert {
             stage for stage in STAGES if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
         } == readers
+
+
+def test_advantages_that_a_later_stage_whitens_have_another_fingerprint() -> None:
+    recipe = fake_recipe()
+    assert RAW_ADVANTAGES.fingerprint(recipe) != ADVANTAGES.fingerprint(recipe)
 
 
 def test_overlong_penalty_reads_the_rollout_length_by_default() -> None:

@@ -2,7 +2,7 @@
 samples without a score. A test passes a recipe, plays one step, and compares it with the textbook implementation."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -24,14 +24,18 @@ from ppoctl.batch.records import (
     Advantages,
     Carry,
     Correction,
+    GreedyRewards,
+    GreedyRollouts,
     Logprobs,
     Rewards,
     Rollouts,
+    Selection,
     State,
     Update,
     Values,
 )
 from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.batch.selection import take
 from ppoctl.loop.run import RunContext
 from ppoctl.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
@@ -209,10 +213,12 @@ class LoggedGenerator(BigramGenerator):
 
 class RiddleScorer:
     """Scores depend on all tokens of the response and on the ground truth; samples at the positions `lost` have no
-    score. Positions are counted from 0 again after all scores have been taken."""
+    score. Positions are counted from 0 again after all scores have been taken. The components of a sum are extras,
+    given with their weights."""
 
-    def __init__(self, lost: Mapping[int, Score]) -> None:
+    def __init__(self, lost: Mapping[int, Score], weights: Mapping[str, float]) -> None:
         self.lost = lost
+        self.weights = weights
         self.requests: list[ScoreRequest] = []
         self.handed: list[HandedScore] = []
         self.taken = 0
@@ -220,7 +226,9 @@ class RiddleScorer:
     def submit(self, request: ScoreRequest) -> "HandedScore":
         self.requests.append(request)
         words = len(request.response.split())
-        score = Score(riddle(request.response, request.required_truth()), "ok", extras={"words": words})
+        parts = components(self.weights, request.response, request.required_truth())
+        total = summed(self.weights, parts, request.response, request.required_truth())
+        score = Score(total, "ok", extras={"words": words, **parts})
         self.handed.append(HandedScore(score, self.take))
         return self.handed[-1]
 
@@ -252,6 +260,21 @@ def riddle(response: str, truth: str) -> float:
     """Return a score between -0.5 and 1.1."""
     numbers = [int(word) for word in response.split()]
     return (7 * sum(numbers) + 3 * len(numbers) + 5 * int(truth)) % 17 / 10 - 0.5
+
+
+def weights_of(tables: Mapping[str, Any]) -> dict[str, float]:
+    """Return the weights of the components of a sum; empty: the reward is not a sum."""
+    return {name: part["weight"] for name, part in tables["reward"].get("parts", {}).items()}
+
+
+def components(names: Iterable[str], response: str, truth: str) -> dict[str, float]:
+    """Return a score of each component; each component reads another ground truth."""
+    return {name: riddle(response, str(int(truth) + 5 * place)) for place, name in enumerate(names)}
+
+
+def summed(weights: Mapping[str, float], parts: Mapping[str, float], response: str, truth: str) -> float:
+    """Return the score of a response, which is a weighted sum if there are components."""
+    return sum(weights[name] * part for name, part in parts.items()) if parts else riddle(response, truth)
 
 
 class Riddles:
@@ -299,7 +322,7 @@ def open_harness(
     recipe = Recipe.model_validate(tables)
     actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
-    scorer = RiddleScorer(lost)
+    scorer = RiddleScorer(lost, weights_of(tables))
     prompt_source = Riddles(recipe.rollout.prompts_per_round)
 
     def generator(actor_at: Callable[[State], Actor], notify: Any, logs: Any) -> LoggedGenerator:
@@ -323,11 +346,17 @@ class Played:
     """None: the estimator trains no critic."""
     logprobs: Logprobs
     correction: Correction | None
+    greedy: tuple[GreedyRollouts, GreedyRewards] | None
+    """Greedy responses, for an estimator that reads baselines."""
     advantages: Advantages
     critic_update: Update | None
     actor_update: Update
     tables: Mapping[str, Tensor]
     """Table of each role after its update."""
+    selection: Selection | None = None
+    """Rows that are sampled again; None: the updates train on all rows."""
+    taken_advantages: Advantages | None = None
+    """Advantages of these rows, as the updates receive them."""
 
 
 def with_holes(rollouts: Rollouts) -> Rollouts:
@@ -353,11 +382,30 @@ def play_step(harness: Harness) -> Played:
     values: Any = stages.values.run(critic, rollouts) if has_critic else None
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
-    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
-    critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages) if has_critic else None
-    actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
+    greedy: Any = None
+    if harness.job.recipe.ppo.advantages.reads_baselines:
+        responses = stages.greedy_rollout.run(actor, prompts)
+        greedy = responses, stages.greedy_reward.run(prompts, responses)
+        advantages: Any = stages.advantages.run(rollouts, rewards, logprobs, CARRY, *greedy)
+    else:
+        has_waited = harness.job.recipe.ppo.critic_only_until is not None
+        carry = replace(CARRY, waited_steps=float(has_waited))  # in step 1
+        advantages = stages.advantages.run(rollouts, rewards, values, logprobs, carry)
+    rows = None if stages.resample is None else stages.resample.run(rollouts, advantages)
+    taken = replace_by_rows(rows, rollouts, values, logprobs, correction, advantages)
+    if stages.whitening is not None:
+        taken[-1] = stages.whitening.run(taken[-1])
+    critic_update: Any = stages.critic_update.run(critic, taken[0], taken[1], taken[-1]) if has_critic else None
+    actor_update: Any = stages.actor_update.run(actor, taken[0], taken[2], taken[-1], taken[3])
     tables = {"actor": harness.actor.table, "critic": harness.critic.table}
-    return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
+    updates = (critic_update, actor_update, tables)
+    of_rows = (rows, None if rows is None else taken[-1])
+    return Played(rollouts, rewards, values, logprobs, correction, greedy, advantages, *updates, *of_rows)
+
+
+def replace_by_rows(rows: Selection | None, *records: Any) -> list[Any]:
+    """Return the selected rows of each record; None: the records themselves."""
+    return [record if rows is None or record is None else take(rows, [record]) for record in records]
 
 
 TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
@@ -367,7 +415,7 @@ TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "referen
 def numbers_of(played: Played) -> dict[str, np.ndarray]:
     """Return the numbers of a step under their names in the textbook."""
     advantages, metrics = played.advantages, {}
-    for record in (played.rollouts, played.rewards, played.logprobs, advantages):
+    for record in (played.rollouts, played.rewards, *(played.greedy or ()), played.logprobs, advantages):
         metrics |= record.metrics()
     if played.correction is not None:
         metrics |= {"weights": played.correction.weights, "kept": played.correction.mask}
@@ -381,6 +429,9 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
         "next kl/coef": advantages.carry.kl_coef,
         **metrics,
     }
+    if played.selection is not None and played.taken_advantages is not None:
+        found |= {"resampled": played.selection.rows, "taken advantages": played.taken_advantages.advantages}
+        found |= played.selection.metrics()
     if played.values is not None:
         found |= {"values": played.values.values * played.rollouts.mask, "returns": advantages.returns}
         found |= {} if played.values.behind is None else {"behind": played.values.behind}
@@ -405,9 +456,11 @@ def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.
     prompts_by_id = {
         row.id: row for row in Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows
     }
+    weights, truths = weights_of(tables), [prompts_by_id[name].answer or "" for name in rollouts.prompt_ids]
+    parts = [components(weights, text, truth) for text, truth in zip(rollouts.texts, truths, strict=True)]
     scores = [
-        None if place in LOST else riddle(text, prompts_by_id[name].answer)
-        for place, (text, name) in enumerate(zip(rollouts.texts, rollouts.prompt_ids, strict=True))
+        None if place in LOST else summed(weights, parts[place], text, truth)
+        for place, (text, truth) in enumerate(zip(rollouts.texts, truths, strict=True))
     ]
     lengths = rollouts.lengths.numpy()
     rollout = textbook.TextbookRollout(
@@ -428,21 +481,45 @@ def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.
         step=STEP_NUMBER,
         updates=UPDATES,
         carried_coef=CARRIED_COEF,
+        components={name: np.array([of_row[name] for of_row in parts]) for name in weights},
+        greedy=greedy_responses(tables),
     )
     return textbook.step(tables, rollout)
 
 
+def greedy_responses(tables: Mapping[str, Any]) -> textbook.TextbookGreedy:
+    """Return the greedy responses to the prompts of the step, with their scores."""
+    rows = Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows
+    table = moved_table("actor").double().numpy()
+    found = [textbook.greedy_response(table, row.token_ids[-1], END, tables["rollout"]) for row in rows]
+    lengths = np.array([len(tokens) for tokens, _, _ in found])
+    samples = tables["rollout"]["samples_per_prompt"]
+    return textbook.TextbookGreedy(
+        present=np.arange(lengths.max())[None, :] < lengths[:, None],
+        scores=[
+            None if place in LOST else riddle(text, row.answer)
+            for place, ((_, text, _), row) in enumerate(zip(found, rows, strict=True))
+        ],
+        truncated=np.array([is_truncated for _, _, is_truncated in found]),
+        of_row=np.arange(len(rows) * samples) // samples,
+    )
+
+
 @cache
-def _played(written: str) -> tuple[Played, dict[str, np.ndarray]]:
-    tables = json.loads(written)
+def played(written: str) -> Played:
+    """Return one step of the wired stages for a recipe in JSON."""
     with TemporaryDirectory() as folder:
-        played = play_step(open_harness(Path(folder), tables))
-    return played, textbook_numbers(tables, played)
+        return play_step(open_harness(Path(folder), json.loads(written)))
+
+
+@cache
+def _with_textbook(written: str) -> tuple[Played, dict[str, np.ndarray]]:
+    return played(written), textbook_numbers(json.loads(written), played(written))
 
 
 def wired_and_textbook(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
     """Return one step of the wired stages and the textbook's numbers for it; each recipe is played once."""
-    return _played(json.dumps(tables))
+    return _with_textbook(json.dumps(tables))
 
 
 def require_equal(found: Mapping[str, np.ndarray], expected_numbers: Mapping[str, np.ndarray]) -> None:

@@ -16,8 +16,8 @@ from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.python import digest_of
 from ppoctl.stages.evaluate import ignore_message
+from ppoctl.user_functions import digest_of
 from wiring import textbook
 from wiring.cases import each_key, holds
 from wiring.harness import Harness, open_harness, riddle, with_key, with_keys

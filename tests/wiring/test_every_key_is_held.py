@@ -53,6 +53,7 @@ def test_every_tested_key_exists() -> None:
         "ppo.policy_loss",
         "ppo.rollout_correction",
         "ppo.rollout_rejection",
+        "ppo.resample",
         *steps,
     }
     assert set(HELD) - set(result_keys()) == tables

@@ -15,10 +15,10 @@ from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from wiring import textbook_groups
+from wiring import textbook_dynamic_sampling
 from wiring.cases import each_key
 from wiring.harness import BASE, open_harness, riddle
-from wiring.textbook_groups import TextbookGroup
+from wiring.textbook_dynamic_sampling import TextbookGroup
 
 GROUPS = {
     "keep": "mixed",
@@ -96,7 +96,7 @@ def _of_textbook(tables: dict[str, Any], paths: RunPaths) -> Chosen | None:
         for first in range(0, len(rows), 2):
             names.append(rows[first][0])
             prompts.append(TextbookGroup(scores[first : first + 2], shaped[first : first + 2]))
-    found = textbook_groups.step(tables, prompts)
+    found = textbook_dynamic_sampling.step(tables, prompts)
     if found is None:
         return None
     chosen, rounds = found

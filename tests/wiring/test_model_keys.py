@@ -38,10 +38,15 @@ from wiring.harness import with_keys
             {"model.critic": {"path": "bigram", "dtype": "bfloat16"}},
             {"actor": ("bigram", torch.float32), "critic": ("bigram", torch.bfloat16)},
         ),
+        (
+            "model.reference.path",
+            {"model.reference": {"path": "other"}},
+            {"actor": ("bigram", torch.float32, "other"), "critic": ("bigram", torch.float32)},
+        ),
     ],
 )
 def test_role_starts_from_the_model_and_dtype_of_the_recipe(
-    key: str, changes: dict[str, Any], changed: dict[str, tuple[str, torch.dtype]]
+    key: str, changes: dict[str, Any], changed: dict[str, tuple[Any, ...]]
 ) -> None:
     for written, expected in (
         ({}, dict.fromkeys(("actor", "critic"), ("bigram", torch.float32))),
@@ -49,4 +54,9 @@ def test_role_starts_from_the_model_and_dtype_of_the_recipe(
     ):
         recipe = Recipe.model_validate(with_keys(written))
         found = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
-        assert {role: (made.model, made.dtype) for role, made in found.items()} == expected
+        assert {role: (made.model, made.dtype) for role, made in found.items()} == {
+            role: settings[:2] for role, settings in expected.items()
+        }
+        # Without its own model, the reference is the actor's initial model. Only the actor's processes have it.
+        assert found["critic"].reference is None
+        assert found["actor"].reference == (expected["actor"][2:] or expected["actor"])[0]

@@ -1,6 +1,7 @@
 """Two values of a recipe key give two steps, each as the textbook computes it: from the recipe through the wired
 stages."""
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import combinations
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fakes.bigram import END
 from fakes.fingerprints import STAGES, stage_fingerprint
+from own_loss_page import written
 from ppoctl.batch.scores import Score
-from ppoctl.errors import RewardError
+from ppoctl.errors import RecipeError, RewardError
 from ppoctl.recipe.schema import Recipe
 from wiring import harness, textbook
 from wiring.cases import each_key, holds
@@ -22,7 +25,9 @@ from wiring.harness import BASE, STEP_NUMBER, numbers_of, open_harness, play_ste
 CLAMPS = {"input_clamp": None, "output_clamp": None}
 LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
 PLACES = {"reward": BASE["ppo"]["kl"], "loss": LOSS}
-WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False}
+WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False, "normalize_over": "kept_tokens"}
+WEIGHT_KINDS = ("tis_sequence", "icepop", "icepop_sequence", "sequence_mask")
+POWER = {"kind": "pow", "power": 2.0, "order": "after_whitening"}
 RATIO = {"kind": "ratio", "statistic": "k1", "level": "token", "min_ratio": None, "max_ratio": 1.2, "max": None}
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
@@ -30,6 +35,9 @@ SHARED = {"aggregation": "token_mean", "entropy_coef": 0.02, "positive_nll_coef"
 GSPO = {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "ratio_gradient": "token", **SHARED}
 CISPO = {"kind": "cispo", "clip_low": 0.1, "clip_high": 0.15, **SHARED}
 POLICY_LOSSES: tuple[dict[str, Any], ...] = (GSPO, CISPO, {"kind": "reinforce", **SHARED})
+
+USERS = Path(__file__).parents[1] / "stages" / "users_training.py"
+"""Losses and estimators of a user."""
 
 CLIP = {"low": -0.5, "high": 1.2, "place": "before_moments"}
 RUNNING = {"kind": "running", "center": False}
@@ -116,7 +124,11 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.rollout_correction.max_ratio", 1.05),
     ("ppo.rollout_correction.min_ratio", 0.9),
     ("ppo.rollout_correction.normalize", True),
-    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in ("tis_sequence", "icepop", "sequence_mask")),
+    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in WEIGHT_KINDS),
+    ("ppo.whiten_rewards", True),
+    ("ppo.resample", POWER),
+    ("ppo.resample", {"kind": "max_min", "order": "after_whitening"}),
+    ("ppo.resample", {"kind": "max_random", "order": "after_whitening"}),
     ("ppo.rollout_rejection", RATIO),
     ("ppo.max_sequence_gap", 1.25),
     *(
@@ -153,9 +165,10 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("drawn", "scores", "values", "behind", "logprobs", "reference"),
         ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
-    "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
+    "resample": (("drawn", "shaped"), ("resampled",)),
+    "critic_update": (("drawn", "values", "advantages", "returns", "resampled"), ("critic table",)),
     "actor_update": (
-        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef"),
+        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef", "resampled"),
         ("actor table",),
     ),
 }
@@ -243,13 +256,72 @@ def test_advantages_have_the_kind_of_the_recipe() -> None:
     assert "returns" not in harness.differing(*found)
 
 
-@holds("ppo.advantages.scale")
-def test_group_advantages_are_scaled_as_configured() -> None:
-    kinds = [{"kind": "grpo", "scale": scale} for scale in ("group", "none")]
-    changes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3, "ppo.kl": LOSS}
-    found = [numbers(with_keys({"ppo.advantages": table, **changes})) for table in kinds]
-    assert harness.differing(*found) >= {"advantages", "actor table"}
+GROUPS: tuple[dict[str, Any], ...] = (
+    {"kind": "grpo", "scale": "group", "leave_one_out": False},
+    {"kind": "grpo", "scale": "batch", "leave_one_out": False},
+    {"kind": "grpo", "scale": "none", "leave_one_out": False},
+    {"kind": "grpo", "scale": "group", "leave_one_out": True},
+    {"kind": "rloo"},
+    {"kind": "opo"},
+    {"kind": "grpo_passk", "scale": "group"},
+    {"kind": "grpo_passk", "scale": "none"},
+    {"kind": "reinforce_plus_plus_baseline"},
+)
+"""Estimators that compare groups; all pairs have different advantages."""
+
+
+@holds("ppo.advantages.kind", "ppo.advantages.scale", "ppo.advantages.leave_one_out")
+def test_group_advantages_follow_their_table() -> None:
+    # Without the clamp of `scale`, one response of the last prompt is best.
+    sizes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3}
+    changes = {**sizes, "reward.scale": None, "ppo.kl": LOSS}
+    found = [numbers(with_keys({"ppo.advantages": table, **changes})) for table in GROUPS]
+    for one, other in combinations(found, 2):
+        assert harness.differing(one, other) >= {"advantages", "actor table"}
     assert found[0]["advantage/equal_groups_frac"] < 1
+
+
+def test_decoupled_advantages_read_components_and_their_weights() -> None:
+    def tables(second: float, table: Mapping[str, Any]) -> dict[str, Any]:
+        parts = {"right": {"kind": "exact_match", "weight": 1.0}, "form": {"kind": "exact_match", "weight": second}}
+        reward = {**BASE["reward"], "kind": "sum", "parts": parts, "scale": None}
+        changes = {"rollout.samples_per_prompt": 4, "rollout.prompts_per_step": 3, "ppo.kl": LOSS}
+        return with_keys({**changes, "ppo.advantages": table, "reward": reward})
+
+    weights = (0.5, -2.0)
+    found = [numbers(tables(second, {"kind": "gdpo"})) for second in weights]
+    found.append(numbers(tables(0.5, {"kind": "reinforce_plus_plus_baseline"})))
+    for one, other in combinations(found, 2):
+        assert harness.differing(one, other) >= {"advantages", "actor table"}
+    recipes = [Recipe.model_validate(tables(second, {"kind": "gdpo"})) for second in weights]
+    assert len({stage_fingerprint("advantages", recipe) for recipe in recipes}) == 2
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.5])
+def test_reinforce_plus_plus_is_raw_reward_whitened(gamma: float) -> None:
+    plain = {"kind": "raw_reward", "gamma": gamma, "whiten": True}
+    found = [numbers(with_keys({"ppo.advantages": table})) for table in (
+        plain, {"kind": "reinforce_plus_plus", "gamma": gamma}
+    )]  # fmt: skip
+    assert not harness.differing(*found)
+
+
+@holds("ppo.advantages.kind")
+@pytest.mark.parametrize("changes", [{}, {"reward.overlong": OVERLONG, "reward.unfinished_factor": 0.3}])
+def test_remax_compares_each_response_with_the_greedy_one(changes: dict[str, Any]) -> None:
+    changes = {**changes, "ppo.kl": LOSS, "rollout.temperature": 1.6, "rollout.top_p": 0.9}
+    tables = with_keys({**changes, "ppo.advantages": {"kind": "remax"}})
+    found = [numbers(tables), numbers(with_keys({**changes, "ppo.advantages": {"kind": "raw_reward", **PLAIN}}))]
+    assert harness.differing(*found) >= {"advantages", "actor table", "baseline/score_mean", "mask"}
+    # The responses at position 3 and 6, and the greedy response to the prompt at position 3, have no score.
+    assert found[0]["mask"].any(1).tolist() == [row not in (3, 6, 7) for row in range(12)]
+    played = wired_and_textbook(tables)[0]
+    assert played.greedy is not None
+    assert len(set(played.greedy[0].lengths.tolist())) > 1
+    assert sorted(set(played.rollouts.seeds.tolist()) & set(played.greedy[0].seeds.tolist())) == []
+
+
+PLAIN = {"gamma": 1.0, "whiten": False}
 
 
 def test_raw_rewards_are_monte_carlo_returns_without_critic() -> None:
@@ -282,6 +354,67 @@ def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any],
 def test_policy_loss_includes_entropy_and_penalty_terms(table: dict[str, Any], kind: str) -> None:
     changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
     numbers(with_keys(changes))
+
+
+@holds("ppo.policy_loss.function", "ppo.policy_loss.options.*")
+def test_loss_of_the_user_has_its_options_and_all_terms(tmp_path: Path) -> None:
+    """The example of docs/your-own-loss.md, with entropy bonus, KL penalty and correction."""
+    sapo = {
+        "kind": "python",
+        "function": f"{written(tmp_path, 'my_loss.py')}:loss",
+        **SHARED,
+        "positive_nll_coef": 0.2,
+    }
+    options: list[dict[str, float]] = [{"tau_pos": 1.0, "tau_neg": 1.05}, {"tau_pos": 0.5, "tau_neg": 3.0}]
+    found = [
+        numbers(with_keys({"ppo.kl": LOSS, "ppo.policy_loss": {**sapo, "options": each, "aggregation": kind}}))
+        for each, kind in zip(options, AGGREGATIONS[:2], strict=True)
+    ]
+    assert harness.differing(*found) >= {"actor table", "policy minibatches loss"}
+    other = {**sapo, "function": f"{USERS}:clip", "options": {}, "needs_entropy": False}
+    tables = with_keys({"ppo.kl": LOSS, "ppo.policy_loss": other})
+    ours = {"kind": "clip", "clip_low": 0.2, "clip_high": 0.2, **SHARED, "positive_nll_coef": 0.2}
+    builtin = with_keys({"ppo.kl": LOSS, "ppo.policy_loss": ours})
+    theirs, clip = (harness.played(json.dumps(each)) for each in (tables, builtin))
+    # A copy of the clip loss trains bit-identically.
+    assert torch.equal(theirs.tables["actor"], clip.tables["actor"])
+
+
+@holds("ppo.policy_loss.needs_entropy")
+def test_loss_of_the_user_receives_entropies_if_it_needs_them() -> None:
+    mine = {"kind": "python", "function": f"{USERS}:every_grid", **SHARED}
+    needed = with_keys({"ppo.policy_loss": {**mine, "needs_entropy": True}})
+    metrics = harness.played(json.dumps(needed)).actor_update.metrics()
+    assert metrics["policy/custom_tokens"] == 1.0
+    assert metrics["policy/custom_gap"] != 0.0
+    with pytest.raises(RecipeError, match=r"failed: TypeError: unsupported .*'NoneType'.*users_training.py"):
+        harness.played(json.dumps(with_keys({"ppo.policy_loss": mine})))
+
+
+@holds("ppo.advantages.function", "ppo.advantages.options.*", "ppo.advantages.trains_critic")
+def test_estimator_of_the_user_has_its_options_and_its_critic() -> None:
+    mine = {"kind": "python", "function": f"{USERS}:median", "whiten": False}
+    tables: list[dict[str, Any]] = [{**mine, "options": {"scale": scale}} for scale in (1.0, 3.0)]
+    tables.append({**mine, "options": {"scale": 1.0}, "whiten": True})
+    with_critic = {**mine, "function": f"{USERS}:rewards_to_go", "trains_critic": True}
+    found = [numbers(with_keys({"ppo.advantages": table})) for table in (*tables, with_critic)]
+    for one, other in combinations(found, 2):
+        assert harness.differing(one, other) >= {"advantages", "actor table"}
+    assert "critic table" in found[3]
+    assert "critic table" not in found[0]
+
+
+@holds("ppo.policy_loss.digest", "ppo.advantages.digest")
+@pytest.mark.parametrize(("table", "stage"), [("policy_loss", "actor_update"), ("advantages", "advantages")])
+def test_changed_file_changes_the_fingerprint_of_the_stage_that_calls_it(table: str, stage: str) -> None:
+    named = {"kind": "python", "function": f"{USERS}:clip"}
+    one, other = (
+        Recipe.model_validate(with_keys({f"ppo.{table}": {**named, "digest": digest}})) for digest in ("", "0" * 64)
+    )
+    differing = {name for name in STAGES if stage_fingerprint(name, one) != stage_fingerprint(name, other)}
+    assert differing == {stage}
+    with pytest.raises(RecipeError, match=f"the `ppo.{table}` function has changed"):
+        getattr(other.ppo, table).called.require_there()
 
 
 @holds("ppo.old_logprobs")
@@ -376,6 +509,45 @@ def test_all_corrections_apply_together() -> None:
     assert set(np.unique(alone["weights"])) == {0.0, 1.0}
 
 
+@holds("ppo.rollout_correction.normalize_over")
+@pytest.mark.parametrize("kind", ["tis", "icepop_sequence"])
+def test_weights_are_divided_by_the_configured_mean(kind: str) -> None:
+    table = {"kind": kind, **WEIGHTS, "max_ratio": 1.2, "normalize": True}
+    changes = [
+        {"ppo.rollout_correction": {**table, "normalize_over": over}, "ppo.rollout_rejection": RATIO}
+        for over in ("kept_tokens", "tokens", "sequences")
+    ]
+    found = [numbers(with_keys(each)) for each in changes]
+    means = [float(each["correction/weight_mean"]) for each in found]
+    assert means[0] == pytest.approx(1.0)
+    for one, other in combinations(found, 2):
+        assert "weights" in harness.differing(one, other)
+        assert "kept" not in harness.differing(one, other)
+
+
+def test_whitened_rewards_do_not_include_the_bootstrap_value() -> None:
+    plain = {"ppo.truncated": "bootstrap", "ppo.kl": LOSS, "ppo.advantages.whiten": True}
+    found = [numbers(with_keys({**plain, "ppo.whiten_rewards": on})) for on in (False, True)]
+    assert {"token_rewards", "returns", "critic table", "actor table"} <= harness.differing(*found)
+    assert not harness.differing(*found) & {"shaped", "values", "behind"}
+
+
+@holds(*(f"ppo.resample.{key}" for key in ("kind", "power", "order")))
+@pytest.mark.parametrize(("key", "value"), [("power", 0.4), ("order", "before_whitening"), ("seed", 6)])
+def test_updates_train_on_the_rows_that_the_recipe_samples(key: str, value: Any) -> None:
+    """The penalty is in the loss, and good responses have a term of their own: both are read with the rows."""
+    changes = {"ppo.advantages.whiten": True, "ppo.kl": LOSS, "ppo.policy_loss.positive_nll_coef": 0.2}
+    other = {"seed": value, "ppo.resample": POWER} if key == "seed" else {"ppo.resample": {**POWER, key: value}}
+    found = [numbers(with_keys({**changes, **each})) for each in ({"ppo.resample": POWER}, other)]
+    differing = harness.differing(*found)
+    assert {"taken advantages", "actor table"} <= differing
+    assert ("resampled" in differing) == (key != "order")
+    assert ("critic table" in differing) == (key != "order")
+    rows = found[1]["resampled"].astype(int).tolist()
+    assert len(set(rows)) < len(rows), "no row is repeated: the case is too weak"
+    assert not {3, 6} & set(rows), "rows without a score are never sampled"
+
+
 @holds("ppo.critic_only_steps")
 def test_actor_decay_ends_with_its_last_update() -> None:
     for decay in ("linear", "cosine"):
@@ -384,6 +556,21 @@ def test_actor_decay_ends_with_its_last_update() -> None:
         # Four updates a step, warm-up of three steps: it ends after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert harness.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in harness.differing(*found)
+
+
+@holds("ppo.critic_only_until.explained_variance", "ppo.critic_only_until.at_most")
+def test_actor_waits_until_the_critic_explains_the_returns() -> None:
+    plain = numbers(BASE)
+    reached = float(plain["value/explained_variance"])
+    found = {
+        (bound, most): numbers(with_keys({"ppo.critic_only_until": {"explained_variance": bound, "at_most": most}}))
+        for bound, most in ((reached - 0.01, 3), (reached + 0.01, 3), (reached + 0.01, 2), (reached + 0.01, 1))
+    }
+    assert [float(step["policy/trained"]) for step in found.values()] == [1.0, 0.0, 0.0, 1.0]
+    for step in found.values():
+        different = harness.differing(plain, step)
+        assert "critic table" not in different
+        assert ("actor table" in different) == (not step["policy/trained"])
 
 
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")

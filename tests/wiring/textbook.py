@@ -10,17 +10,28 @@ An actor's table has one row of logits per token (of the next token), a critic's
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from wiring import textbook_losses
+from wiring import textbook_groups, textbook_losses, textbook_resampling
 
 Array = np.ndarray
 UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
 Tables = Mapping[str, Any]
+
+
+@dataclass
+class TextbookGreedy:
+    """Greedy responses, one per prompt."""
+
+    present: Array
+    scores: Sequence[float | None]
+    truncated: Array
+    of_row: Array
+    """Prompt of each row of the rollout."""
 
 
 @dataclass
@@ -48,6 +59,11 @@ class TextbookRollout:
     """Optimizer steps of each role so far."""
     carried_coef: float
     """KL coefficient carried over from the previous step."""
+    components: Mapping[str, Array]
+    """Score of each response in each component of the reward."""
+    greedy: TextbookGreedy
+    OF_ROWS: ClassVar[tuple[str, ...]] = ("before", "tokens", "present", "mask", "sampler", "truncated")
+    """Fields that the updates read, with one entry per row."""
 
 
 @dataclass
@@ -75,6 +91,12 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     """Return every number of one step, by name."""
     valid = np.array([score is not None for score in rollout.scores])
     shaped, numbers = shape_rewards(tables, rollout, valid)
+    of_rewards = reward_metrics(rollout.scores, shaped, valid)
+    baselines = np.zeros(len(valid))
+    if tables["ppo"]["advantages"]["kind"] == "remax":
+        baselines, has_baseline, of_greedy = greedy_baselines(tables, rollout)
+        valid, numbers = valid & has_baseline, numbers | of_greedy
+        shaped = np.where(valid, shaped, 0.0)
     truncated = tables["ppo"]["truncated"]
     mask = rollout.mask & valid[:, None] & ~(rollout.truncated & (truncated == "filter"))[:, None]
     sampling = tables["rollout"]
@@ -92,21 +114,24 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         nats = np.where(mask, found, 0.0)
     coef, next_coef, measured = coefficients(kl, nats, mask, rollout.carried_coef)
     rewards = at_last_token(shaped, mask) - (coef * nats if kl["place"] == "reward" else 0.0)
+    if tables["ppo"].get("whiten_rewards"):
+        rewards = np.where(mask, rewards[mask].mean() + whitened(rewards, mask), 0.0)
     gae_keys = tables["ppo"]["advantages"]
     last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
     bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
-    has_critic = gae_keys["kind"] in ("gae", "monte_carlo")
-    if gae_keys["kind"] == "grpo":
-        of_rows, equal = relative_scores(gae_keys, shaped, valid, sampling["samples_per_prompt"])
-        advantages, numbers["advantage/equal_groups_frac"] = np.where(mask, of_rows[:, None], 0.0), equal
+    has_critic = gae_keys["kind"] in ("gae", "monte_carlo") or gae_keys.get("trains_critic", False)
+    if gae_keys["kind"] in OF_RESPONSES and not has_critic:
+        of_rows, more = response_advantages(tables, rollout, shaped - baselines, valid, mask)
+        advantages, numbers = np.where(mask, of_rows[:, None], 0.0), numbers | more
     else:
         advantages, returns, lams = estimate_advantages(
             gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0)
         )
-    if gae_keys.get("whiten"):
-        unmasked = advantages[mask]
-        advantages = np.where(mask, (advantages - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
-    numbers |= {
+    resample = tables["ppo"].get("resample", {"kind": "none"})
+    whitens_last = resample.get("order") == "before_whitening"
+    if whitens(gae_keys) and not whitens_last:
+        advantages = whitened(advantages, mask)
+    numbers |= truncation_metrics(truncated, rollout, bootstrap, valid) | {
         "scores": np.array([score or 0.0 for score in rollout.scores]),
         "shaped": shaped,
         **({} if by == "current" else {"logprobs": np.where(rollout.mask, old, 0.0)}),
@@ -116,16 +141,13 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         "mask": mask.astype(float),
         "next kl/coef": next_coef,
     }
-    if truncated == "bootstrap":
-        numbers |= {"behind": bootstrap, "advantage/bootstrap_mean": np.where(valid, bootstrap, 0.0)[valid].mean()}
-    if truncated == "filter":
-        numbers["advantage/filtered_frac"] = rollout.truncated[valid].mean()
     if gae_keys.get("length_adaptive_alpha"):
         numbers["advantage/lambda_mean"] = lams[mask.any(1)].mean()
     # Without a forward pass before the update, these metrics are computed in its first minibatch.
+    assert by == "trainer" or resample["kind"] == "none", "the first minibatch is one of all rows"
     first = minibatches(tables, rollout, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
-    numbers |= reward_metrics(rollout.scores, shaped, valid) | mismatch_metrics(actor, rollout, rollout.mask & seen)
+    numbers |= of_rewards | mismatch_metrics(actor, rollout, rollout.mask & seen)
     if has_kl:
         numbers |= {} if kl["estimator"] == "full" else {"reference": np.where(rollout.mask, reference, 0.0)}
         # A sum over the vocabulary that only the loss reads is computed in the update, not before it.
@@ -143,14 +165,59 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     numbers |= metrics
     if has_critic:
         numbers |= {"values": values, "returns": returns}
+    if resample["kind"] != "none":
+        chances = textbook_resampling.row_weights(resample, shaped, mask.any(1))
+        rows = textbook_resampling.sampled_rows(chances, derived(tables["seed"], rollout.step, "resample"))
+        numbers |= {"resampled": rows, "resample/effective_seqs": chances.sum() ** 2 / (chances**2).sum()}
+        rollout = replace(rollout, **{name: getattr(rollout, name)[rows] for name in TextbookRollout.OF_ROWS})
+        values, returns, mask, old, reference, advantages, weights, kept, entropy, seen = (
+            grid[rows] for grid in (values, returns, mask, old, reference, advantages, weights, kept, entropy, seen)
+        )
+        valid, shaped = valid[rows], shaped[rows]
+        advantages = whitened(advantages, mask) if whitens_last else advantages
+        numbers["taken advantages"] = advantages
+    if has_critic:
         numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
-    numbers |= actor_update(
-        with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
-    )
-    numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
+    explained = 1 - (returns - values)[mask].var() / returns[mask].var() if has_critic else 0.0
+    numbers |= waiting(tables, rollout, explained)
+    if numbers.get("policy/trained", 1.0):
+        is_good = valid & (shaped > 0)
+        numbers |= actor_update(
+            with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=is_good
+        )
+        numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in numbers.items()}
+
+
+def waiting(tables: Tables, rollout: TextbookRollout, explained: float) -> dict[str, Any]:
+    """Return whether the policy trains and, if it waits for a critic that explains the returns, its unchanged numbers
+    (value pretraining of VC-PPO, arXiv:2503.01491)."""
+    until = tables["ppo"].get("critic_only_until")
+    if until is None:
+        return {}
+    if rollout.step > until["at_most"] or explained >= until["explained_variance"]:
+        return {"policy/trained": 1.0}
+    return {"policy/trained": 0.0, "actor table": rollout.actor, "actor updates": rollout.updates["actor"]}
+
+
+def truncation_metrics(truncated: str, rollout: TextbookRollout, bootstrap: Array, valid: Array) -> dict[str, Array]:
+    """Return the numbers that a treatment of truncated responses adds."""
+    if truncated == "bootstrap":
+        return {"behind": bootstrap, "advantage/bootstrap_mean": bootstrap[valid].mean()}
+    return {"advantage/filtered_frac": rollout.truncated[valid].mean()} if truncated == "filter" else {}
+
+
+def whitens(keys: Tables) -> bool:
+    """Return whether the estimator whitens advantages."""
+    return bool(keys.get("whiten")) or keys["kind"] in textbook_groups.WHITENED
+
+
+def whitened(numbers: Array, mask: Array) -> Array:
+    """Return the numbers with mean 0 and variance 1 over the mask, and 0 elsewhere."""
+    unmasked = numbers[mask]
+    return np.where(mask, (numbers - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
 
 
 def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
@@ -206,13 +273,48 @@ def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tup
     return np.where(valid, rewards, 0.0), numbers
 
 
+def greedy_response(table: Array, token: int, end: int, sampling: Tables) -> tuple[list[int], str, bool]:
+    """Return the tokens of a greedy response, its text before a stop string, and whether it is truncated."""
+    tokens: list[int] = []
+    while len(tokens) < sampling["max_new_tokens"]:
+        tokens.append(int(np.argmax(table[tokens[-1] if tokens else token])))
+        text = " ".join(map(str, tokens))
+        for stop in sampling["stop_strings"]:
+            if stop in text:
+                return tokens, text.partition(stop)[0], False
+        if tokens[-1] == end:
+            return tokens, text, False
+    return tokens, text, True
+
+
+def greedy_baselines(tables: Tables, rollout: TextbookRollout) -> tuple[Array, Array, dict[str, Any]]:
+    """Return, for each row, the shaped reward of the greedy response to its prompt, and whether there is one; and the
+    metrics of greedy responses (Li et al. 2024, arXiv:2310.10505). The moments of rewards are not modelled."""
+    greedy = rollout.greedy
+    assert tables["reward"]["moments"]["kind"] == "none"
+    valid = np.array([score is not None for score in greedy.scores])
+    alone = replace(rollout, present=greedy.present, scores=greedy.scores, truncated=greedy.truncated)
+    shaped, _ = shape_rewards(tables, alone, valid)
+    metrics = {
+        "baseline/score_mean": np.mean([score for score in greedy.scores if score is not None]),
+        "baseline/error_frac": 1 - valid.mean(),
+        "baseline/tokens": greedy.present.sum(),
+        "baseline/response_tokens_mean": greedy.present.sum(1).mean(),
+        "baseline/truncated_frac": greedy.truncated.mean(),
+    }
+    return shaped[greedy.of_row], valid[greedy.of_row], metrics
+
+
 def estimate_advantages(
     keys: Tables, rewards: Array, values: Array, mask: Array, bootstrap: Array
 ) -> tuple[Array, Array, Array]:
     """Return advantages, returns, and the policy's lambda of each row."""
-    if keys["kind"] in ("monte_carlo", "raw_reward"):
+    if keys["kind"] in ("monte_carlo", "raw_reward", "reinforce_plus_plus"):
         _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
+    if keys["kind"] == "python":  # rewards to go
+        _, returns = gae(rewards, 0 * values, mask, 1.0, np.ones(len(mask)), bootstrap)
+        return np.where(mask, returns - values, 0.0), returns, np.ones(len(mask))
     lams = np.full(len(mask), keys["gae_lambda"])
     if keys["length_adaptive_alpha"]:
         lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * row_mask.sum()) for row_mask in mask])
@@ -222,18 +324,36 @@ def estimate_advantages(
     return advantages, returns, lams
 
 
-def relative_scores(keys: Tables, scores: Array, valid: Array, samples: int) -> tuple[Array, float]:
-    """Return the advantage of each response relative to the others of its prompt (Shao et al. 2024, arXiv:2402.03300,
-    section 4.1.2; not scaled: arXiv:2503.20783), and the fraction of prompts without two different scores."""
-    advantages, equal = np.zeros(len(scores)), []
+OF_RESPONSES = (*textbook_groups.KINDS, "remax", "python")
+"""Kinds of advantages of which all tokens of a response have the same, if the function of the user says so."""
+
+
+def response_advantages(
+    tables: Tables, rollout: TextbookRollout, relative: Array, valid: Array, mask: Array
+) -> tuple[Array, dict[str, Array]]:
+    """Return the advantage of each response, and the numbers of its estimator. `relative` are the shaped rewards
+    minus the baselines, if there are any."""
+    keys, samples = tables["ppo"]["advantages"], tables["rollout"]["samples_per_prompt"]
+    if keys["kind"] == "remax":
+        return relative, {}
+    if keys["kind"] == "python":
+        return from_median(relative, valid, samples) * keys["options"]["scale"], {}
+    scores, weights = [relative], [1.0]
+    if keys["kind"] == "gdpo":
+        weights = [part["weight"] for part in tables["reward"]["parts"].values()]
+        scores = [rollout.components[name] for name in tables["reward"]["parts"]]
+    of_rows, equal = textbook_groups.group_advantages(keys, scores, weights, valid, mask.sum(1), samples)
+    return of_rows, {"advantage/equal_groups_frac": equal}
+
+
+def from_median(scores: Array, valid: Array, samples: int) -> Array:
+    """Return each score minus the lower median of the scored responses to the same prompt."""
+    advantages = np.zeros(len(scores))
     for first in range(0, len(scores), samples):
-        rows = [row for row in range(first, first + samples) if valid[row]]
-        of_group = scores[rows]
-        equal.append(len(rows) < 2 or bool((of_group == of_group[0]).all()))
-        if not equal[-1]:
-            divisor = of_group.std(ddof=1) + 1e-6 if keys["scale"] == "group" else 1.0
-            advantages[rows] = (of_group - of_group.mean()) / divisor
-    return advantages, float(np.mean(equal))
+        rows = range(first, first + samples)
+        scored = sorted(scores[row] for row in rows if valid[row])
+        advantages[rows] = scores[rows] - (scored[(len(scored) - 1) // 2] if scored else 0.0)
+    return advantages
 
 
 def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> tuple[Array, Array]:
@@ -425,11 +545,17 @@ def correct_mismatch(ppo: Tables, old: Array, rollout: TextbookRollout) -> tuple
         if gap is not None:
             passes &= np.exp(np.abs(log_r)).mean() <= gap
         kept[row][row_mask] = passes
-    weights = np.where(kept, weights, 0.0)
     if kind != "none" and keys["normalize"]:
-        weights /= weights[kept].mean()
+        by_sequence = [weights[row][row_mask].mean() for row, row_mask in enumerate(rollout.mask) if row_mask.any()]
+        means = {
+            "kept_tokens": weights[kept].mean(),
+            "tokens": weights[rollout.mask].mean(),
+            "sequences": np.mean(by_sequence),
+        }
+        weights = weights / means[keys.get("normalize_over", "kept_tokens")]
+    weights = np.where(kept, weights, 0.0)
     numbers = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
-    if kind in ("tis", "tis_sequence", "icepop"):
+    if kind in ("tis", "tis_sequence", "icepop", "icepop_sequence"):
         numbers["correction/capped_frac"] = outside[kept].mean()
     if rejects:
         numbers["correction/rejected_frac"] = 1 - kept.sum() / rollout.mask.sum()
@@ -444,10 +570,10 @@ def token_weights(keys: Tables, log_r: Array) -> tuple[Array, Array]:
         return np.ones_like(ratio), ratio < 0
     if kind == "sequence_mask":
         return ratio, ratio < 0
-    if kind == "tis_sequence":
+    if kind.endswith("_sequence"):
         ratio = np.full_like(ratio, math.prod(ratio))
     outside = (ratio < keys["min_ratio"]) | (ratio > keys["max_ratio"])
-    if kind == "icepop":
+    if kind.startswith("icepop"):
         return np.where(outside, 0.0, ratio), outside
     return np.clip(ratio, keys["min_ratio"], keys["max_ratio"]), outside
 

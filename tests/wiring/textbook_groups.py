@@ -1,49 +1,53 @@
-"""Dynamic sampling from the paper (DAPO, arXiv:2503.14476, section 3.2), as loops over prompts and responses.
-
-Written without imports from ppoctl. `tables` is a recipe as a user writes it, with every key of `rollout.groups`.
-"""
+"""Advantages of the textbook that compare the responses to a prompt, from the papers alone, in float64."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+Array = np.ndarray
 
-@dataclass
-class TextbookGroup:
-    """Responses to one prompt: their scores (None: no score), and their rewards after shaping."""
-
-    scores: Sequence[float | None]
-    shaped: Sequence[float]
+KINDS = ("grpo", "rloo", "opo", "grpo_passk", "gdpo", "reinforce_plus_plus_baseline")
+WHITENED = ("gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
-def keeps(tables: Mapping[str, Any], group: TextbookGroup) -> bool:
-    """Return whether the actor can learn from the group."""
-    groups, numbers = tables["rollout"]["groups"], []
-    for score, shaped in zip(group.scores, group.shaped, strict=True):
-        if score is None:
-            continue
-        if groups["by"] == "pass":
-            numbers.append(np.float32(np.float32(score) >= np.float32(tables["eval"]["pass_score"])))
-        else:
-            numbers.append(np.float32(score if groups["by"] == "score" else shaped))
-    if groups["keep"] == "mixed":
-        return len(numbers) > 1 and min(numbers) < max(numbers)
-    low, high = np.float32(groups["keep"]["min"]), np.float32(groups["keep"]["max"])
-    return bool(numbers) and low <= np.float32(np.mean(np.float64(numbers))) <= high
+def group_advantages(
+    keys: Mapping[str, Any],
+    scores: Sequence[Array],
+    weights: Sequence[float],
+    valid: Array,
+    lengths: Array,
+    samples: int,
+) -> tuple[Array, float]:
+    """Return the advantage of each response before whitening, and the fraction of prompts without two different
+    scores. `scores` and `weights` have one entry per component; only gdpo has several."""
+    advantages, equal = np.zeros(len(valid)), []
+    for first in range(0, len(valid), samples):
+        rows = [row for row in range(first, first + samples) if valid[row]]
+        differs = [len(rows) > 1 and bool(np.ptp(column[rows]) > 0) for column in scores]
+        equal.append(not any(differs))
+        for column, weight, is_different in zip(scores, weights, differs, strict=True):
+            if is_different:
+                advantages[rows] += weight * of_group(keys, column[rows], lengths[rows])
+    if keys.get("scale") == "batch":
+        advantages /= scores[0][valid].std(ddof=1) + 1e-6
+    return advantages, float(np.mean(equal))
 
 
-def step(tables: Mapping[str, Any], prompts: Sequence[TextbookGroup]) -> tuple[list[int], int] | None:
-    """Return the numbers of the prompts that the actor trains on, and the number of rounds; None: the step fails.
-    `prompts` are the groups in the order of the data, as many as a step may use."""
-    rollout, kept = tables["rollout"], []
-    groups = rollout["groups"]
-    per_round = groups["round_prompts"] or rollout["prompts_per_step"]
-    for number in range(1, groups["max_rounds"] + 1):
-        for prompt in range((number - 1) * per_round, number * per_round):
-            if keeps(tables, prompts[prompt]):
-                kept.append(prompt)
-        if len(kept) >= rollout["prompts_per_step"]:
-            return kept[: rollout["prompts_per_step"]], number
-    return (kept, groups["max_rounds"]) if groups["when_short"] == "use_fewer" and kept else None
+def of_group(keys: Mapping[str, Any], scores: Array, lengths: Array) -> Array:
+    """Return the advantages of one group: arXiv:2402.03300 (grpo), 2503.20783 (not scaled), 2402.14740 (rloo),
+    2505.23585 (opo), 2503.19595 (pass@k), 2501.03262 (REINFORCE++ with baseline), 2601.05242 (gdpo)."""
+    kind, is_scaled = keys["kind"], keys.get("scale", "none") == "group" or keys["kind"] == "gdpo"
+    if kind == "opo":
+        return scores - (lengths * scores).sum() / lengths.sum()
+    if kind == "grpo_passk":
+        ordered = np.sort(scores)
+        lead = np.where(scores == ordered[-1], ordered[-1] - ordered[-2], 0.0)
+        return np.asarray(lead / (scores.std(ddof=1) + 1e-6) if is_scaled else lead)
+    if kind == "rloo" or keys.get("leave_one_out"):
+        others = [np.delete(scores, row) for row in range(len(scores))]
+        found = scores - [other.mean() for other in others]
+        stds = [other.std(ddof=1) if np.ptp(other) > 0 else 0.0 for other in others]
+        return np.asarray([a / (std + 1e-6) if is_scaled and std else a for a, std in zip(found, stds, strict=True)])
+    centered = scores - scores.mean()
+    return np.asarray(centered / (scores.std(ddof=1) + 1e-6) if is_scaled else centered)

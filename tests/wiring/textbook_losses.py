@@ -18,6 +18,11 @@ def response_loss(keys: Mapping[str, Any], new: Array, old: Array, gains: Array)
     if keys["kind"] == "cispo":  # arXiv:2506.13585, eq. 4
         weights = np.array([min(max(ratio, 1 - keys["clip_low"]), 1 + keys["clip_high"]) for ratio in ratios])
         return -gains * weights * new, -gains * weights, ratios
+    if keys["kind"] == "python":  # the SAPO of docs/your-own-loss.md, arXiv:2511.20347
+        taus = np.where(gains > 0, keys["options"]["tau_pos"], keys["options"]["tau_neg"])
+        gates = 1 / (1 + np.exp(-taus * (ratios - 1)))
+        # d gate / d log-ratio = tau gate (1 - gate) ratio
+        return -gains * gates * 4 / taus, -gains * 4 * gates * (1 - gates) * ratios, ratios
     if keys["kind"] == "gspo":  # arXiv:2507.18071, eq. 7
         ratios = np.full(len(new), math.exp(sum(new - old) / len(new)))
     found = [_clipped(keys, ratio, gain) for ratio, gain in zip(ratios, gains, strict=True)]
@@ -38,7 +43,7 @@ def _clipped(keys: Mapping[str, Any], ratio: float, gain: float) -> tuple[float,
 
 def clip_metrics(keys: Mapping[str, Any], ratios: Array, advantages: Array) -> dict[str, float]:
     """Return the fractions of clipped tokens."""
-    if keys["kind"] == "reinforce":
+    if keys["kind"] in ("reinforce", "python"):
         return {}
     above, below = ratios > 1 + keys["clip_high"], ratios < 1 - keys["clip_low"]
     if keys["kind"] != "cispo":

@@ -1,6 +1,6 @@
 """Spec of the advantages: 50-advantages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,14 +21,23 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     """50-advantages: reward shaping, the KL penalty in the reward, advantages and whitening."""
 
     kind: ClassVar[str] = "advantages"
-    keys: ClassVar[tuple[str, ...]] = ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS)
+    keys: ClassVar[tuple[str, ...]] = (
+        "ppo.advantages", "ppo.whiten_rewards", "ppo.truncated", "ppo.kl", "ppo.critic_only_until", *SHAPING_KEYS,
+    )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = ()
     reports_metrics: bool = True
     """Whether the stage reports metrics. A second stage in a step reports none, because its rows are others."""
+    whitens: bool = True
+    """Whether the stage whitens advantages if the recipe requires it. Otherwise a later stage whitens them."""
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+        if not self.whitens:
+            yield "not whitened"
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
             yield f"{recipe.rollout.max_new_tokens} tokens"
+
+        if weights := _component_weights(recipe):
+            yield f"weights {dict(weights)}"
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         if not self.reports_metrics:
@@ -42,25 +51,41 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             *_of_truncated(recipe),
             *reported_kl(recipe, in_update=False),
             _measured_kl(recipe),
+            _trained(recipe),
             *_of_estimators(recipe),
         )  # fmt: skip
 
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
-        return {"returns": recipe.ppo.advantages.trains_critic, "shaped": True, "kl_coef": kl_use(recipe).adapts}
+        return {
+            "returns": recipe.ppo.advantages.trains_critic,
+            "shaped": True,
+            "kl_coef": kl_use(recipe).adapts,
+            "trains_actor": recipe.ppo.critic_only_until is not None,
+        }
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage
+        from ppoctl.stages.critic_first import CriticFirst
 
+        until = recipe.ppo.critic_only_until
         return AdvantagesStage(
             reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
             estimator=recipe.ppo.advantages.estimator(),
-            whitened=recipe.ppo.advantages.whiten,
+            whitened=self.whitens and recipe.ppo.advantages.whiten,
+            whitens_rewards=recipe.ppo.whiten_rewards,
             truncated=recipe.ppo.truncated,
             penalty=recipe.ppo.kl.build(),
             fingerprint=self.fingerprint(recipe),
+            critic_first=None if until is None else CriticFirst(until.explained_variance, until.at_most),
             reports_metrics=self.reports_metrics,
             name=self.name,
+            component_weights=_component_weights(recipe),
         )
+
+
+def _component_weights(recipe: Recipe) -> Mapping[str, float]:
+    """Return the weight of each component of the reward; empty if the estimator does not read components."""
+    return recipe.reward.component_weights if recipe.ppo.advantages.reads_components else {}
 
 
 def _of_shaping(recipe: Recipe) -> Iterator[ReportedMetric]:
@@ -91,6 +116,12 @@ def _measured_kl(recipe: Recipe) -> ReportedMetric:
     use = kl_use(recipe)
     fixed = ("requires an adaptive coefficient, but it is fixed", (("ppo", "kl", "adaptive"),))
     return ReportedMetric(metrics.KL_MEASURED, use.adapts, *(fixed if use.is_on else NO_REFERENCE))
+
+
+def _trained(recipe: Recipe) -> ReportedMetric:
+    key = ("ppo", "critic_only_until")
+    needs = f"requires `{'.'.join(key)}`, which is not set"
+    return ReportedMetric(metrics.POLICY_TRAINED, recipe.ppo.critic_only_until is not None, needs, (key,))
 
 
 def _of_estimators(recipe: Recipe) -> Iterator[ReportedMetric]:

@@ -9,12 +9,14 @@ from functools import cache
 
 from ppoctl import metric_registry
 from ppoctl.algorithm.dynamic_sampling import KeptGroups, critic_sees_all
+from ppoctl.algorithm.pf_ppo import PF_CRITIC_ONLY, PF_STEP_FUNCTIONS, pf_ppo
 from ppoctl.algorithm.policy_only import POLICY_ONLY, POLICY_ONLY_CORRECTED, policy_only
 from ppoctl.algorithm.ppo import CRITIC_ONLY, PPO, PPO_CORRECTED, critic_only, ppo
+from ppoctl.algorithm.remax import REMAX, REMAX_CORRECTED
 from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.stage_spec import ReportedMetric
 from ppoctl.algorithm.trace import StepFunction, Trace, trace
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import NoResampling, Recipe
 from ppoctl.store.outline import Outlines
 
 StepFunctionAt = Callable[[Recipe, int], StepFunction]
@@ -22,12 +24,18 @@ StepFunctionAt = Callable[[Recipe, int], StepFunction]
 
 
 def step_function_at(recipe: Recipe, step: int) -> StepFunction:
-    """Return the step function of a step: without a critic if the advantages train none; otherwise the critic alone
-    for the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples."""
-    corrects, groups = recipe.ppo.corrects_rollouts, recipe.rollout.groups
+    """Return the step function of a step: with greedy responses if the advantages read them; without a critic if the
+    advantages train none; otherwise the critic alone for the first `critic_only_steps`, then PPO. Dynamic sampling
+    decides how the step gets its samples; with a critic, its rows may be sampled again (PF-PPO)."""
+    corrects, groups, resample = recipe.ppo.corrects_rollouts, recipe.rollout.groups, recipe.ppo.resample
     get_samples = ONE_ROUND if groups is None else KeptGroups(groups.max_rounds)
+    if recipe.ppo.advantages.reads_baselines:
+        return REMAX_CORRECTED if corrects else REMAX
     if not recipe.ppo.advantages.trains_critic:
         return policy_only(get_samples, corrects=corrects)
+    if not isinstance(resample, NoResampling):
+        is_critic_only = step <= recipe.ppo.critic_only_steps
+        return PF_CRITIC_ONLY if is_critic_only else pf_ppo(resample.order, corrects=corrects)
     if groups is None or groups.critic_sees == "kept":
         is_critic_only = step <= recipe.ppo.critic_only_steps
         return critic_only(get_samples) if is_critic_only else ppo(get_samples, corrects=corrects)
@@ -41,8 +49,11 @@ def changes_of(recipe: Recipe) -> tuple[int, ...]:
     return 1, recipe.ppo.critic_only_steps + 1
 
 
-_KEEPS_GROUPS = critic_sees_all(KeptGroups(1))
-ALL_STEP_FUNCTIONS = (PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, _KEEPS_GROUPS)
+ALL_STEP_FUNCTIONS = (
+    *(PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, REMAX, REMAX_CORRECTED),
+    critic_sees_all(KeptGroups(1)),
+    *PF_STEP_FUNCTIONS,
+)
 
 _trace = cache(trace)
 
@@ -70,10 +81,13 @@ def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outli
 
 
 def reported_at(recipe: Recipe, name: str) -> list[range]:
-    """Return the steps at which a stage reports the metric."""
-    return [
-        steps for steps, found in traces(recipe).items() if any(each.reports(recipe, name) for each in found.stages)
-    ]
+    """Return the steps at which a stage certainly reports the metric."""
+    certain = []
+    for steps, found in traces(recipe).items():
+        first = [each.reports_from(recipe) for each in found.stages if each.reports(recipe, name)]
+        if first and (reported := range(max(steps.start, min(first)), steps.stop)):
+            certain.append(reported)
+    return certain
 
 
 def updated_role(recipe: Recipe, name: str) -> str | None:
@@ -92,11 +106,11 @@ def missing(recipe: Recipe, name: str) -> ReportedMetric | None:
         return None
     own = [stage for found in traces(recipe).values() for stage in found.stages]
     others = [stage for function in ALL_STEP_FUNCTIONS for stage in _trace(function).stages if stage not in own]
+    metric = metric_registry.find(name)
     for stage in (*own, *others):
         for each in stage.metrics(recipe):
-            if name in (each.metric.name, f"time/{stage.name}_s") and each.needs:
+            if (each.metric is metric or name == f"time/{stage.name}_s") and each.needs:
                 return each
-    metric = metric_registry.find(name)
     stage_name = next((stage.name for stage in others if stage.reports(recipe, name)), None)
     if metric is None or stage_name is None:
         return None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
-from ppoctl.algorithm.stage_spec import REFERENCE, ModelPass, ReportedMetric, StageParts, StageSpec
+from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ModelPass, ReportedMetric, StageParts, StageSpec
+from ppoctl.recipe.roles import REFERENCE
 from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class LogprobsSpec(StageSpec["Logprobs"]):
 
     kind: ClassVar[str] = "logprobs"
     keys: ClassVar[tuple[str, ...]] = ("model", *DISTRIBUTION_KEYS, "ppo.kl", "ppo.old_logprobs")
+    excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"
 
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:

@@ -21,6 +21,12 @@ def rollout_sampling(recipe: Recipe) -> "SamplingParams":
     return replace(filtered, min_new_tokens=rollout.min_new_tokens)
 
 
+def greedy_sampling(recipe: Recipe) -> "SamplingParams":
+    """Return the sampling parameters of greedy responses that have the length limits of a rollout."""
+    rollout = recipe.rollout
+    return replace(plain_sampling(recipe, 0.0, rollout.max_new_tokens), min_new_tokens=rollout.min_new_tokens)
+
+
 def plain_sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> "SamplingParams":
     """Return sampling parameters without filters, which end responses as the rollouts do."""
     from ppoctl.ports import SamplingParams

@@ -9,7 +9,15 @@ from ppoctl.algorithm.forward import SAMPLER_GAP
 from ppoctl.algorithm.kl_use import kl_use, reported_kl
 from ppoctl.algorithm.learning_rate import learning_rate_of
 from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
-from ppoctl.algorithm.stage_spec import UPDATE, ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.stage_spec import (
+    SHAPING_KEYS,
+    UPDATE,
+    ModelPass,
+    ReportedMetric,
+    StageParts,
+    StageSpec,
+    always,
+)
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
@@ -99,6 +107,7 @@ class PolicyUpdateSpec(UpdateSpec):
         "seed", "model", *DISTRIBUTION_KEYS, "ppo.epochs", "ppo.minibatch_seqs",
         "ppo.minibatch_order", "ppo.policy_loss", "ppo.kl",
     )  # fmt: skip
+    excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"
 
     def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
@@ -121,6 +130,10 @@ class PolicyUpdateSpec(UpdateSpec):
             *reported_kl(recipe, in_update=True),
             *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
         )  # fmt: skip
+
+    def reports_from(self, recipe: Recipe) -> int:
+        until = recipe.ppo.critic_only_until
+        return 1 if until is None else until.at_most + 1
 
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
         return {"gap": recipe.ppo.old_logprobs != "trainer"}
@@ -153,6 +166,8 @@ def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
         metrics.POLICY_DUAL_CLIP_FRAC,
     ):  # fmt: skip
         yield ReportedMetric(metric, metric in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
+    own, needs = metrics.POLICY_CUSTOM, "requires a loss of your own"
+    yield ReportedMetric(own, own in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
 
 
 def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:

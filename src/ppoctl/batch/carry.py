@@ -32,6 +32,9 @@ class Carry:
     coefficient was not stored."""
     further_rounds: float = 0.0
     """Number of batches of prompts that all steps so far used in addition to one per step."""
+    waited_steps: float = 0.0
+    """Number of steps at the start of the run in which only the critic trained, because `ppo.critic_only_until` was
+    not met."""
 
     def as_dict(self) -> dict[str, float]:
         """Return the fields that differ from their defaults."""

@@ -23,30 +23,35 @@ class RecordField:
     """Whether the field has a default. Settings then decide whether it is present."""
 
 
+_ROLLOUTS = (
+    RecordField("prompt_tokens", "int32", "T"),
+    RecordField("prompt_lengths", "int64", "B"),
+    RecordField("tokens", "int32", "B R"),
+    RecordField("lengths", "int64", "B"),
+    RecordField("mask", "bool", "B R"),
+    RecordField("sampler_logprobs", "float32", "B R"),
+    RecordField("finish", "int64", "B"),
+    RecordField("seeds", "int64", "B"),
+    RecordField("prompt_ids", "json", "B"),
+    RecordField("sample_indices", "json", "B"),
+    RecordField("texts", "text", "B"),
+    RecordField("stamps", "json", "B"),
+    RecordField("sends", "json", "B"),
+)
+_REWARDS = (
+    RecordField("scores", "float32", "B"),
+    RecordField("outcomes", "int64", "B"),
+    RecordField("extras", "json", "B"),
+    RecordField("outcome_messages", "json", "B"),
+    RecordField("truths", "json", "B"),
+    RecordField("token_scores", "float32", "B R", is_optional=True),
+)
+
 FIELDS: Mapping[str, tuple[RecordField, ...]] = {
-    "rollouts": (
-        RecordField("prompt_tokens", "int32", "T"),
-        RecordField("prompt_lengths", "int64", "B"),
-        RecordField("tokens", "int32", "B R"),
-        RecordField("lengths", "int64", "B"),
-        RecordField("mask", "bool", "B R"),
-        RecordField("sampler_logprobs", "float32", "B R"),
-        RecordField("finish", "int64", "B"),
-        RecordField("seeds", "int64", "B"),
-        RecordField("prompt_ids", "json", "B"),
-        RecordField("sample_indices", "json", "B"),
-        RecordField("texts", "text", "B"),
-        RecordField("stamps", "json", "B"),
-        RecordField("sends", "json", "B"),
-    ),
-    "rewards": (
-        RecordField("scores", "float32", "B"),
-        RecordField("outcomes", "int64", "B"),
-        RecordField("extras", "json", "B"),
-        RecordField("outcome_messages", "json", "B"),
-        RecordField("truths", "json", "B"),
-        RecordField("token_scores", "float32", "B R", is_optional=True),
-    ),
+    "rollouts": _ROLLOUTS,
+    "rewards": _REWARDS,
+    "greedy_rollouts": _ROLLOUTS,
+    "greedy_rewards": _REWARDS,
     "values": (
         RecordField("values", "float32", "B R"),
         RecordField("stamp", "json"),
@@ -74,6 +79,7 @@ FIELDS: Mapping[str, tuple[RecordField, ...]] = {
         RecordField("summary", "json"),
         RecordField("shaped", "float32", "B", is_optional=True),
         RecordField("kl_coef", "json", is_optional=True),
+        RecordField("trains_actor", "json", is_optional=True),
     ),
     "update": (
         RecordField("role", "json"),

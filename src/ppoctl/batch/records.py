@@ -23,6 +23,9 @@ from ppoctl.batch import codec
 from ppoctl.batch.carry import Carry as Carry
 from ppoctl.batch.record import Record as Record
 from ppoctl.batch.sequences import Sequences, require
+from ppoctl.batch.update import State as State
+from ppoctl.batch.update import Update as Update
+from ppoctl.batch.update import gap_metrics
 
 TERMINATED = 0
 """The model ended the response itself (end-of-sequence token or stop string)."""
@@ -155,6 +158,39 @@ class Rewards(Record["Rewards"]):
 
 
 @dataclass(frozen=True)
+class GreedyRollouts(Rollouts):
+    """One greedy response to each prompt of a step. They are never trained on: their rewards are baselines."""
+
+    kind: ClassVar[str] = "greedy_rollouts"
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            metric_registry.BASELINE_RESPONSE_TOKENS_MEAN.name: float(self.lengths.float().mean()),
+            metric_registry.BASELINE_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
+            metric_registry.BASELINE_TOKENS.name: float(self.lengths.sum()),
+        }
+
+    def timing_metrics(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class GreedyRewards(Rewards):
+    """One score per greedy response."""
+
+    kind: ClassVar[str] = "greedy_rewards"
+
+    def metrics(self) -> dict[str, float]:
+        metrics = {metric_registry.BASELINE_ERROR_FRAC.name: float((~self.valid).float().mean())}
+        if bool(self.valid.any()):
+            metrics[metric_registry.BASELINE_SCORE_MEAN.name] = float(self.scores[self.valid].mean())
+        return metrics
+
+    def timing_metrics(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
 class Values(Record["Values"]):
     """Values of the states just before each response token, under the critic at `stamp`."""
 
@@ -186,7 +222,7 @@ class Logprobs(Record["Logprobs"]):
     """KL(actor || reference) over the full vocabulary, if a penalty reads it instead of `reference`."""
 
     def metrics(self) -> dict[str, float]:
-        return _gap_metrics(self.gap)
+        return gap_metrics(self.gap)
 
 
 @dataclass(frozen=True)
@@ -223,6 +259,8 @@ class Advantages(Record["Advantages"]):
     """Reward of each response after reward shaping, before any KL penalty; 0 without a score. None: not stored."""
     kl_coef: float | None = None
     """Coefficient of the KL penalty in this step, if the next step has another coefficient (see `carry_out`)."""
+    trains_actor: bool | None = None
+    """Whether this step trains the actor (`ppo.critic_only_until`); None: every step with an actor update does."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
@@ -236,63 +274,6 @@ class Advantages(Record["Advantages"]):
     def penalty_coef(self) -> float:
         """Coefficient of the KL penalty in this step; 0: no penalty."""
         return self.carry.kl_coef if self.kl_coef is None else self.kl_coef
-
-
-@dataclass(frozen=True)
-class State:
-    """Small handle on the weights and the optimizer of one role. The weights stay in the trainer or on disk.
-
-    A state is identified by its lineage (the inputs it was computed from), not by its content: a replayed update is
-    not bit-equal on a GPU, but it is the same update. `replay` counts such replays.
-    """
-
-    role: str
-    step: int
-    """Number of PPO steps that updated this role or kept it unchanged."""
-    updates: int
-    """Number of optimizer steps so far, which learning-rate schedules count."""
-    lineage: str
-    replay: int = 0
-
-    @property
-    def stamp(self) -> str:
-        suffix = f"+r{self.replay}" if self.replay else ""
-        return f"{self.role}@{self.step}:{self.lineage[:16]}{suffix}"
-
-    @property
-    def identity(self) -> str:
-        return f"{self.role}:{self.lineage}"
-
-
-@dataclass(frozen=True)
-class Update(Record[State]):
-    """Small record that an update commits instead of weights: the lineage of the new state, and metrics."""
-
-    kind: ClassVar[str] = "update"
-    measured: ClassVar[tuple[str, ...]] = ("gap",)
-
-    role: str
-    step: int
-    parent: str
-    """Lineage of the state before the update."""
-    lineage: str
-    """Lineage of the state after the update."""
-    updates: int
-    """Total number of optimizer steps of the state after the update."""
-    per_minibatch: dict[str, list[float]]
-    """loss, grad_norm, lr, ...: one entry per optimizer step, in order."""
-    summary: dict[str, float]
-    """Metrics of the whole update: metric name -> value."""
-    gap: dict[str, float] | None = None
-    """Sampler/trainer log-prob difference, if the log-probs stage did not compute it."""
-
-    @property
-    def result(self) -> State:
-        """State after the update."""
-        return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
-
-    def metrics(self) -> dict[str, float]:
-        return {**super().metrics(), **_gap_metrics(self.gap or {})}
 
 
 @dataclass(frozen=True)
@@ -338,13 +319,21 @@ class Selection(Record["Selection"]):
         return {"is_full": self.is_full}
 
 
-def _gap_metrics(gap: dict[str, float]) -> dict[str, float]:
-    return {metric_registry.named("mismatch", name): value for name, value in sorted(gap.items())}
-
-
 RECORDS: dict[str, type[Record[Any]]] = {
     record.kind: record
-    for record in (Rollouts, Rewards, Values, Logprobs, Correction, Advantages, Update, Evaluation, Selection)
+    for record in (
+        Rollouts,
+        Rewards,
+        GreedyRollouts,
+        GreedyRewards,
+        Values,
+        Logprobs,
+        Correction,
+        Advantages,
+        Update,
+        Evaluation,
+        Selection,
+    )
 }
 
 

@@ -169,8 +169,9 @@ def metrics(
     page: Page = False,
     json: JsonOption = False,
 ) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name. For a single metric, also prints how to read
-    it, what to do when it is unhealthy, and the settings that affect it. --page prints docs/metrics.md."""
+    """Print every metric that `[expect]`, `[until]` and `checkpoint.best` may name. For a single metric, also prints
+    how to read it, what to do when it is unhealthy, and the settings that affect it. --page prints
+    docs/metrics.md."""
     from ppoctl.manual.features import features
     from ppoctl.manual.guides import guide
     from ppoctl.metric_registry import METRICS, find, unknown

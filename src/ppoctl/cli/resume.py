@@ -145,8 +145,9 @@ def _result_if_done(paths: "RunPaths") -> "RunResult | None":
     """
     from ppoctl.loop.expectations import RunResult, check_expectations
     from ppoctl.runs.run_recipe import is_edited, recorded_recipes
+    from ppoctl.store.jobs import longer_command
     from ppoctl.store.journal import read_lines
-    from ppoctl.store.liveness import attempts
+    from ppoctl.store.liveness import EARLY_END, attempts
     from ppoctl.store.resume_plan import plan_resume
 
     lines = read_lines(paths.journal)
@@ -158,13 +159,13 @@ def _result_if_done(paths: "RunPaths") -> "RunResult | None":
     plan_resume(paths).require_intact(paths)
     recorded = recorded_recipes(paths)
     recipe = recorded[max(recorded)]
-    steps = recipe.steps
-    more = f"; more steps: ppoctl resume {quoted(paths.root)} --set steps={2 * steps}"
+    early = newest.get(EARLY_END)
+    done = "all steps are done" if early is None else f"`[until]` ended the run, {early}"
     # An unmet run ends with an error whose hint is the same command.
-    render.print_stderr(
-        "all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else "")
-    )
-    return RunResult(paths, lines, check_expectations(recipe.expect, lines))
+    command = longer_command(paths.root, recipe.steps, ended_early=early is not None)
+    more = f"; more steps: {command}" if newest["status"] == "finished" else ""
+    render.print_stderr(f"{done}: nothing is left to do{more}")
+    return RunResult(paths, lines, check_expectations(recipe.expect, lines), early)
 
 
 def _repaired_plan(paths: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
@@ -199,7 +200,6 @@ def _show_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_mis
 
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, including the recipe keys that it would change."""
-    from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
     change = None
@@ -207,8 +207,7 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
         from ppoctl.runs import commands
 
         change = commands.planned_change(run, sets)
-    recipes = run_dir.recipes(RunPaths(run))
-    to_come = _to_come(table, change.steps if change else recipes[max(recipes)]["steps"])
+    to_come = _to_come(table, change.steps if change else _last_step(RunPaths(run)))
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
         keys = [{"key": key, "from": old, "to": new} for key, old, new in change.keys] if change else []
@@ -222,6 +221,15 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
         render.line(f"  {'step' if len(to_come) == 1 else 'steps'} {_span(to_come)}  run")
     for line in change.lines() if change else ["--set changes nothing"] if sets else []:
         render.line(f"  {line}")
+
+
+def _last_step(paths: "RunPaths") -> int:
+    """Return the last step of the run with its recorded recipe."""
+    from ppoctl.runs.resume_checks import last_step
+    from ppoctl.runs.run_recipe import recorded_recipes
+
+    recorded = recorded_recipes(paths)
+    return last_step(paths, recorded[max(recorded)])
 
 
 def _to_come(table: "ResumePlan", steps: int) -> range:

@@ -37,7 +37,7 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
     Raises ExpectationError if the run does not meet the expectations of its recipe.
     """
     from ppoctl.loop.expectations import history, require_met
-    from ppoctl.store.jobs import resume_command
+    from ppoctl.store.jobs import longer_command
 
     series = history(ended.lines)
     rows: list[tuple[Any, ...]] = []
@@ -58,7 +58,8 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
         render.line()
         render.line(f"run: {ended.paths.root}")
     steps = max((step for points in series.values() for step, _ in points), default=1)
-    require_met(ended.results, longer=f"{resume_command(ended.paths.root)} --set steps={2 * steps}")
+    longer = longer_command(ended.paths.root, steps, ended_early=ended.early_end is not None)
+    require_met(ended.results, longer=longer)
 
 
 EXPECTED = ("expected", "reached", "bound", "")

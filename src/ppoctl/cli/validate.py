@@ -1,6 +1,6 @@
 """`ppoctl validate`: report all errors of a recipe in one pass, without loading a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppoctl import units
-from ppoctl.cli import preflight, render, reward_trial
+from ppoctl.cli import loss_trial, preflight, render, reward_trial
 from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ def validate(
         bool, typer.Option("--reward", help="Test the reward: gold answers must score higher than trivial responses.")
     ] = False,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Training rows for --reward.")] = 64,
+    loss: Annotated[
+        bool, typer.Option("--loss", help="Test the loss, and an estimator of your own, on random responses.")
+    ] = False,
     assets: Assets = False,
     gpu_gib: GpuGib = None,
     here: Here = False,
@@ -46,9 +49,10 @@ def validate(
     if here or gpu_gib is not None:
         require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
     reports = reward_trial.tried(loaded.recipe, rows) if reward else []
+    trials = loss_trial.tried(loaded.recipe) if loss else []
     if json:
         answer: dict[str, Any] = {
-            "ok": reward_trial.is_worth_training_on(reports),
+            "ok": reward_trial.is_worth_training_on(reports) and loss_trial.is_right(trials),
             "name": loaded.recipe.name,
             "files": [str(file) for file in files],
             "notes": [*notes, *notes_on(loaded.recipe)],
@@ -57,22 +61,34 @@ def validate(
             answer |= {"recipe": loaded.resolved(), "origins": loaded.origins}
         if reward:
             answer["reward"] = [report.as_json() for report in reports]
+        if loss:
+            answer["loss"] = [trial.as_json() for trial in trials]
         if staged is not None:
             answer["assets"] = [asdict(asset) for asset in staged]
         render.json(answer)
-        reward_trial.require_worth_training_on(reports)
-        return
-    if show:
-        _show(loaded)
-    reward_trial.print_reports(reports)
-    if staged is not None:
-        sizes = ["" if asset.size is None else units.size(asset.size) for asset in staged]
-        lines = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
-        render.table(lines, ("asset", "where", "size", "sha256"))
+    else:
+        if show:
+            _show(loaded)
+        reward_trial.print_reports(reports)
+        loss_trial.print_trials(trials)
+        _print_assets(staged or ())
     reward_trial.require_worth_training_on(reports)
-    for note in notes_on(loaded.recipe):
+    loss_trial.require_right(trials)
+    if not json:
+        _print_ok(files, notes_on(loaded.recipe))
+
+
+def _print_ok(files: Sequence[Path], notes: Iterable[str]) -> None:
+    for note in notes:
         render.print_stderr(f"note: {note}")
     render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
+
+
+def _print_assets(staged: "Sequence[Asset]") -> None:
+    sizes = ["" if asset.size is None else units.size(asset.size) for asset in staged]
+    lines = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
+    if lines:
+        render.table(lines, ("asset", "where", "size", "sha256"))
 
 
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:

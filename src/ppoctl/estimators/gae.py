@@ -25,6 +25,8 @@ class GaeAdvantages(EstimatorTable):
     Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16; two lambdas: VC-PPO (arXiv:2503.01491)
     Default of: verl (gamma and lambda 1, whitened); NeMo-RL, TRL and trlX use lambda 0.95
     Figures: advantage/raw_mean, advantage/raw_std, value/explained_variance
+    Other names: verl gae; NeMo-RL gae; OpenRLHF gae; TRL PPOTrainer
+    Equal scores: not 0, unless the critic predicts the score
     """
 
     trains_critic: ClassVar[bool] = True

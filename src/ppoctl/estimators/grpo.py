@@ -1,67 +1,47 @@
 """Group relative policy optimization: scores relative to the other responses to the same prompt."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from ppoctl import metric_registry
-from ppoctl.estimators.table import EstimatorTable
-from ppoctl.metric_registry import Metric
+from ppoctl.estimators.group_table import GroupEstimator, GroupTable
 from ppoctl.recipe_table import RESULTS
 
-if TYPE_CHECKING:
-    from ppoctl.ppo.estimator import AdvantageEstimate, EstimatorInputs
 
-
-class GrpoAdvantages(EstimatorTable):
+class GrpoAdvantages(GroupTable):
     """Group relative policy optimization (GRPO): the score of a response after reward shaping, minus the mean over
     the responses to the same prompt (the group). There is no critic, and all tokens of a response have the same
     advantage. The token scores of a scorer are summed over the response. Responses without a score are not in the
-    mean; truncated responses that `ppo.truncated` filters are. If all scores of a group are equal, or fewer than two
-    of its responses have a score, its advantages are exactly 0. A group with one score has its score as the advantage
-    in verl, and 0 in NeMo-RL. NeMo-RL leaves the response itself out of its mean and standard deviation
-    (use_leave_one_out_baseline), and does not divide where that standard deviation is 0.
+    mean; truncated responses that `ppo.truncated` filters are. A group with fewer than two scores has advantages of
+    exactly 0; a group with one score has its score as the advantage in verl, and 0 in NeMo-RL.
 
-    Formula: A_t = (s - mean(group)) / (std(group) + 1e-6), std with the divisor n - 1; scale = "none": A_t = s -
-    mean(group)
-    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2; scale = "none": Dr. GRPO (arXiv:2503.20783)
+    Formula: A_t = (s - mean(group)) / (std(group) + 1e-6), std with the divisor n - 1; scale = "batch": std of all
+        scores of the step; scale = "none": A_t = s - mean(group); leave_one_out: mean and std of the other responses
+        of the group
+    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2; scale = "batch": Lite PPO (arXiv:2508.08221);
+        scale = "none": Dr. GRPO (arXiv:2503.20783)
     Default of: no system
     Figures: advantage/equal_groups_frac, advantage/raw_std
+    Other names: verl grpo, grpo_vectorized; NeMo-RL grpo (leave_one_out); OpenRLHF group_norm,
+        dr_grpo (scale = "none"); TRL GRPOTrainer
+    Equal scores: 0
     """
-
-    trains_critic: ClassVar[bool] = False
-    reads_values: ClassVar[bool] = False
-    compares_groups: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[Metric, str]] = {
-        metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC: "`ppo.advantages.kind` = `grpo`"
-    }
-    whiten: ClassVar[bool] = False
-    """Whether advantages are whitened: a group has a mean of 0 already."""
 
     kind: Annotated[Literal["grpo"], RESULTS]
     """Score relative to the other responses to the same prompt, without a critic."""
-    scale: Annotated[Literal["group", "none"], RESULTS] = "group"
+    scale: Annotated[Literal["group", "batch", "none"], RESULTS] = "group"
     """Divisor of the advantages. group: the standard deviation of the scores of the group, so that the few responses
-    that score differently from the others have the largest advantages. none: 1 (Dr. GRPO).
+    that score differently from the others have the largest advantages. batch: the standard deviation of all scores of
+    the step, which is the same for every group. none: 1 (Dr. GRPO).
     Default of: verl, NeMo-RL; TRL too, but adds 1e-4 instead of 1e-6."""
+    leave_one_out: Annotated[bool, RESULTS] = False
+    """Whether mean and standard deviation of a group leave out the response itself. Where the other scores are equal,
+    or there is only one, the advantage is not divided. In NeMo-RL, this depends on rounding: equal scores of 0.1 may
+    have a standard deviation above 0 there. With `scale = "none"`, this is `rloo`.
+    Default of: verl, OpenRLHF, TRL (off); NeMo-RL has it on (`use_leave_one_out_baseline`)."""
 
-    def estimator(self) -> "Grpo":
-        return Grpo(scaled=self.scale == "group")
+    def estimator(self) -> GroupEstimator:
+        from ppoctl.ppo import groups
 
-
-@dataclass(frozen=True)
-class Grpo:
-    """Scores relative to the other responses to the same prompt."""
-
-    scaled: bool
-    """Whether advantages are divided by the standard deviation of their group."""
-    gamma: ClassVar[float] = 1.0
-
-    def __call__(self, inputs: "EstimatorInputs") -> "AdvantageEstimate":
-        from ppoctl.ppo.estimator import AdvantageEstimate
-        from ppoctl.ppo.groups import group_advantages
-
-        advantages, equal_frac = group_advantages(
-            inputs.scores, inputs.valid, inputs.groups, inputs.mask, scaled=self.scaled
-        )
-        return AdvantageEstimate(advantages, None, {metric_registry.ADVANTAGE_EQUAL_GROUPS_FRAC.name: equal_frac})
+        if self.scale == "group":
+            return GroupEstimator(groups.standardized_by_others if self.leave_one_out else groups.standardized)
+        formula = groups.from_mean_of_others if self.leave_one_out else groups.from_mean
+        return GroupEstimator(formula, scaled_by_step=self.scale == "batch")

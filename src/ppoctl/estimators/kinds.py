@@ -7,14 +7,34 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from ppoctl.estimators.gae import GaeAdvantages
+from ppoctl.estimators.gdpo import GdpoAdvantages
 from ppoctl.estimators.grpo import GrpoAdvantages
+from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.estimators.opo import OpoAdvantages
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
+from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
+from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.estimators.remax import RemaxAdvantages
+from ppoctl.estimators.rloo import RlooAdvantages
 from ppoctl.estimators.table import EstimatorTable
 from ppoctl.metric_registry import Metric
 
 AdvantagesTable = Annotated[
-    GaeAdvantages | MonteCarloAdvantages | GrpoAdvantages | RawRewardAdvantages, Field(discriminator="kind")
+    GaeAdvantages
+    | MonteCarloAdvantages
+    | GrpoAdvantages
+    | RlooAdvantages
+    | OpoAdvantages
+    | GrpoPasskAdvantages
+    | GdpoAdvantages
+    | RawRewardAdvantages
+    | ReinforcePlusPlusAdvantages
+    | ReinforcePlusPlusBaselineAdvantages
+    | RemaxAdvantages
+    | PythonAdvantages,
+    Field(discriminator="kind"),
 ]
 ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])
 
@@ -32,6 +52,6 @@ class EstimatorMetric:
 
 def metrics_of(table: EstimatorTable) -> Iterator[EstimatorMetric]:
     """Yield the metrics of all estimators, and whether the estimator of this table reports them."""
-    for kind in ESTIMATORS:
-        for metric, needs in kind.metrics.items():
-            yield EstimatorMetric(metric, isinstance(table, kind) and table.reports(metric), needs)
+    needs_by_metric = {metric: needs for kind in ESTIMATORS for metric, needs in kind.metrics.items()}
+    for metric, needs in needs_by_metric.items():
+        yield EstimatorMetric(metric, table.reports(metric), needs)

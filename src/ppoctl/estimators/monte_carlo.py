@@ -20,6 +20,7 @@ class MonteCarloAdvantages(EstimatorTable):
     Source: Williams 1992 (REINFORCE)
     Default of: no system
     Figures: advantage/raw_mean, advantage/raw_std
+    Equal scores: s; whitened: s - mean(G), scaled
     """
 
     trains_critic: ClassVar[bool] = True

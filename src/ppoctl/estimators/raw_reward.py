@@ -19,6 +19,8 @@ class RawRewardAdvantages(EstimatorTable):
     Source: Williams 1992 (REINFORCE); NeMo-RL's `raw_reward`, which has no gamma and keeps an unused critic
     Default of: no system
     Figures: advantage/raw_mean, advantage/raw_std
+    Other names: NeMo-RL raw_reward
+    Equal scores: s; whitened: s - mean(G), scaled
     """
 
     trains_critic: ClassVar[bool] = False

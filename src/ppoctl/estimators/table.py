@@ -18,13 +18,26 @@ if TYPE_CHECKING:
 class EstimatorTable(Table):
     """Keys of one kind of estimator. Each kind adds `kind`, with its own literal."""
 
-    trains_critic: ClassVar[bool]
-    """Whether the estimate has returns, which a critic learns."""
-    reads_values: ClassVar[bool]
-    """Whether the estimator reads the critic's values."""
+    @property
+    @abstractmethod
+    def trains_critic(self) -> bool:
+        """Whether the estimate has returns, which a critic learns."""
+
+    @property
+    @abstractmethod
+    def reads_values(self) -> bool:
+        """Whether the estimator reads the critic's values."""
+
     compares_groups: ClassVar[bool] = False
     """Whether the advantage of a response depends only on its score and the scores of the other responses to its
     prompt."""
+    reads_token_rewards: ClassVar[bool] = True
+    """Whether the estimator reads the rewards of tokens, and with them a KL penalty in the reward; otherwise it reads
+    scores of responses."""
+    reads_components: ClassVar[bool] = False
+    """Whether the estimator reads the score of each component of the reward, instead of the score after shaping."""
+    reads_baselines: ClassVar[bool] = False
+    """Whether the estimator reads the reward of a greedy response to each prompt."""
     metrics: ClassVar[Mapping[Metric, str]] = {}
     """Metrics that the estimator adds to the stage `advantages`, each with the setting that it requires, as the end
     of a sentence."""

@@ -14,29 +14,27 @@ from ppoctl.recipe.schema import Recipe
 
 NOT_YET = {
     "async": "asynchronous training, in which a step learns from responses of an earlier actor",
-    "critic-free": "further algorithms without a critic (RLOO, REINFORCE++, ReMax)",
+    "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
-    "pf-ppo": "rollouts resampled by their score before the update (PF-PPO)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
     "tools": "responses of several turns, with tools or an environment",
 }
 """Capability that a recipe may require -> its description."""
 
-AVAILABLE = ("dynamic-sampling",)
+AVAILABLE = ("dynamic-sampling", "pf-ppo")
 """Capabilities that an earlier version did not have: the recipe of a run may still require them."""
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
-    "critic-free": ("critic_free", "rloo", "remax"),
+    "critic-free": ("critic_free",),
     "freezing": ("freeze", "freezing", "frozen", "num_layers_unfrozen", "freeze_moe_router"),
     "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
-    "pf-ppo": ("pf_ppo", "use_pf_ppo"),
     "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
 }
 """Capability -> names that users try as a key for it."""
 
-_ESTIMATORS = re.compile(r"grpo_\w+|rloo(_\w+)?|reinforce(_plus_plus|\+\+)?(_baseline)?|remax|opo|gpg")
+_ESTIMATORS = re.compile(r"gpg|(tir_)?optimal_token_baseline")
 """Advantage estimators without a critic that other systems have and ppoctl lacks; users try them as
 `ppo.advantages.kind`."""
 

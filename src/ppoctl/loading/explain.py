@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from ppoctl.errors import quoted, without_secrets
 from ppoctl.loading.capabilities import planned_key, planned_value
 from ppoctl.loading.layers import Layers
+from ppoctl.loading.other_names import known_elsewhere
 from ppoctl.loading.problems import Problem
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
@@ -34,6 +35,8 @@ EXAMPLES = {
     "prompt": '"question"',
     "answer": '"answer"',
     "image": '"/images/ppoctl.sqsh"',
+    "explained_variance": "0.5",
+    "at_most": "50",
     "prompts_per_step": "64",
     "max_prompt_tokens": "512",
     "max_new_tokens": "1024",
@@ -252,7 +255,8 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
     if planned := planned_value((*path, choice.tag), written):
         return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
-    return _not_one_of((*path, choice.tag), written, list(choice.tables))
+    known = known_elsewhere(choice, written) if isinstance(written, str) else ""
+    return f"{_not_one_of((*path, choice.tag), written, list(choice.tables))}{known}"
 
 
 def _no_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl.errors import ExpectationError
 from ppoctl.metric_registry import reported
+from ppoctl.recipe.bounds import bounds_text, is_within
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.run_paths import RunPaths
 
@@ -33,6 +34,8 @@ class RunResult:
     paths: RunPaths
     lines: list[JournalLine]
     results: list[ExpectationResult]
+    early_end: str | None = None
+    """Values that ended the run before its last step (`loop.early_end`); None: all steps are done."""
 
 
 def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -74,21 +77,12 @@ def _check_one(metric: str, wanted: "Expectation", points: list[tuple[int, float
         return ExpectationResult(metric, None, None, None, bound, met=False)
     step, value = usable[-1]
     first = points[0][1]
-    met = (
-        (wanted.min is None or value >= wanted.min)
-        and (wanted.max is None or value <= wanted.max)
-        and (wanted.rise_min is None or value - first >= wanted.rise_min)
-    )
+    met = is_within(value, wanted.min, wanted.max) and (wanted.rise_min is None or value - first >= wanted.rise_min)
     return ExpectationResult(metric, step, first, value, bound, met)
 
 
 def _bound_text(wanted: "Expectation") -> str:
-    parts = []
-    if wanted.min is not None:
-        parts.append(f"at least {wanted.min:g}")
-    if wanted.max is not None:
-        parts.append(f"at most {wanted.max:g}")
-    if wanted.rise_min is not None:
-        parts.append(f"a rise of {wanted.rise_min:g}")
+    rise = "" if wanted.rise_min is None else f"a rise of {wanted.rise_min:g}"
+    parts = filter(None, (bounds_text(wanted.min, wanted.max), rise))
     step = "" if wanted.at_step is None else f" at step {wanted.at_step}"
     return " and ".join(parts) + step

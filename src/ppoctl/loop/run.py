@@ -18,6 +18,7 @@ from ppoctl.errors import (
     PpoctlError,
     PreemptedError,
 )
+from ppoctl.loop.early_end import early_end
 from ppoctl.loop.run_stage import RunningStep, recalled
 from ppoctl.metric_registry import eval_set
 from ppoctl.recipe.cadence import evaluates, saves
@@ -114,16 +115,23 @@ def run(job: RunContext) -> None:
 
 
 def _require_the_last_step(job: RunContext) -> None:
-    """Raise FinishedShortError if the newest saved step is not the last step of the recipe.
+    """Raise FinishedShortError if the newest saved step is not the last step of the recipe, and does not end the run
+    early.
 
     An incomplete run must not look like a complete run.
     """
     reached, planned = last_saved(job), job.recipe.steps
-    if reached < planned:
+    if reached < planned and ended_early(job, reached) is None:
         raise FinishedShortError(
             f"the run ended at its newest saved step {reached}, but `steps` is {planned}",
             hint=resume_command(job.paths.root),
         )
+
+
+def ended_early(job: RunContext, step: int) -> str | None:
+    """Return the values that end the run after this step, before its last step, as text; None: it does not end
+    early."""
+    return early_end(job.recipe, step, job.journal.metrics)
 
 
 def last_saved(job: RunContext) -> int:
@@ -146,18 +154,21 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
         _evaluate(job, 0, states[job.policy])
-    while step < job.recipe.steps:
+    while step < job.recipe.steps and ended_early(job, step) is None:
         step += 1
         outputs = job.step_function(step).run(running_step(job, step), inputs_of(job, step, states, carry))
+        used_by = _used_by(outputs, states)
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = replace(outputs.carry, further_rounds=carry.further_rounds + outputs.rounds - 1)
         # The ledger is written before the save, because the save stores the size of the ledger after this step.
-        job.ledger.record(step, outputs.samples, _used_by(outputs))
+        job.ledger.record(step, outputs.samples, used_by)
         _evaluate(job, step, states[job.policy])
         _check_and_save(job, step, states, carry)
         # `done` changes last, because a stop saves it: it must never be a step whose evaluation or save is missing.
         done.step, done.states, done.carry = step, states, carry
+    if (reason := ended_early(job, step)) is not None:
+        job.notify(f"the run ends after step {step} of {job.recipe.steps}: {reason}")
 
 
 def inputs_of(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> StepInputs:
@@ -212,13 +223,16 @@ def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     return step, {role: state for role, (state, _) in saved.items()}, saved[job.policy][1]
 
 
-def _used_by(outputs: StepOutputs) -> dict[str, str]:
-    """Return role -> lineage of the state that was trained on the step's samples."""
-    return {role: state.lineage[:16] for role, state in outputs.states.items()}
+def _used_by(outputs: StepOutputs, before: Mapping[str, State]) -> dict[str, str]:
+    """Return role -> lineage of the state that was trained on the step's samples. An update without optimizer steps
+    leaves the lineage unchanged."""
+    trained = {role: state for role, state in outputs.states.items() if state.lineage != before[role].lineage}
+    return {role: state.lineage[:16] for role, state in trained.items()}
 
 
 def _evaluate(job: RunContext, step: int, policy: State) -> None:
-    if evaluates(job.recipe, step):
+    # Without the evaluation, `ended_early` is true only if `[until]` has no metric of an evaluation.
+    if evaluates(job.recipe, step, ends_early=ended_early(job, step) is not None):
         job.runner.at(step)(job.build(step, EVALUATION), policy)
 
 
@@ -230,7 +244,7 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
     stops = [alarm.text for alarm in alarms if alarm.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
         _save_best(job, states[job.policy], metrics)
-    if saves(job.recipe, step) or stops:
+    if _saves(job, step) or stops:
         # Finish earlier saves first: `apply` can then delete superseded states before the new states need the space.
         job.states.saves.finish()
         job.retention.apply()
@@ -243,6 +257,10 @@ def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], car
         job.states.saves.finish()
         raise HealthStopError("; ".join(stops), hint=_after_health_stop(job))
     job.retention.apply()
+
+
+def _saves(job: RunContext, step: int) -> bool:
+    return saves(job.recipe, step, ends_early=ended_early(job, step) is not None)
 
 
 def _recorded(job: RunContext, step: int) -> Recorded:

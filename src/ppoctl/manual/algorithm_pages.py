@@ -30,6 +30,13 @@ Formulas use the names of keys, and these symbols:
 
 """
 
+ESTIMATORS_HEAD = """All estimators, with their names in other systems. `s` is the score of a response after reward
+shaping, and `n` the number of scores in a group. The last column is the advantage of the responses to a prompt if all
+of them have the same score; "scaled" means divided by the standard deviation of the step.
+"""
+
+_SYSTEMS = ("verl", "NeMo-RL", "OpenRLHF", "TRL")
+
 FOREIGN_HEAD = """# Coming from another system
 
 Keys of other systems, the ppoctl keys that replace them, and the differences and pitfalls. If a recipe contains a key
@@ -69,6 +76,8 @@ def _labelled(docstring: DocstringFields) -> list[tuple[str, str]]:
         "source": docstring.source,
         "default of": docstring.default_of,
         "shows in": ", ".join(docstring.metrics),
+        "other names": "; ".join(" ".join(entry) for entry in docstring.other_names),
+        "equal scores": docstring.equal_scores,
     }
     return [(label, text) for label, text in fields.items() if text]
 
@@ -83,10 +92,27 @@ def algorithms() -> str:
         lines.append(cells(f"[{section.title}](#{anchor})", section.decides, keys))
     for section in SECTIONS:
         lines.append(f"\n## {section.title}")
+        lines += _estimators([feature for feature in entries if feature.section is section])
         for feature in entries:
             if feature.section is section:
                 lines += _feature(feature)
     return "\n".join(lines) + "\n"
+
+
+def _estimators(entries: Sequence[Feature]) -> list[str]:
+    """Return a table of the entries that are advantage estimators; no lines if none of the entries is one."""
+    rows = []
+    for feature in entries:
+        docstring, names = feature.docstring, dict(feature.docstring.other_names)
+        if docstring.equal_scores:
+            kind = feature.names[0].rpartition(" = ")[2].strip('"')
+            formulas = coded(filter(None, docstring.formula.split("; ")), separator=" <br>")
+            elsewhere = [names.get(system, "") for system in _SYSTEMS]
+            rows.append(cells(f"`{kind}`", formulas, docstring.source, *elsewhere, docstring.equal_scores))
+    if not rows:
+        return []
+    head = ("kind", "formula", "source", *(f"in {system}" for system in _SYSTEMS), "equal scores")
+    return ["", ESTIMATORS_HEAD, cells(*head), "|" + "---|" * len(head), *rows]
 
 
 def _alternatives(names: Iterable[str]) -> str:
@@ -156,9 +182,9 @@ def coming_from(names: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def coded(names: Iterable[str]) -> str:
-    """Return the names as inline code, separated by commas."""
-    return ", ".join(f"`{name}`" for name in names)
+def coded(names: Iterable[str], separator: str = ", ") -> str:
+    """Return the names as inline code, separated by commas or another separator."""
+    return separator.join(f"`{name}`" for name in names)
 
 
 def cells(*cells: str) -> str:

@@ -43,13 +43,13 @@ SECTIONS = (
     ),
     Section(
         "KL penalty",
-        "penalty for moving away from the initial model",
-        ("ppo.kl",),
+        "penalty for moving away from the initial model, or from another model",
+        ("ppo.kl", "model.reference"),
     ),
     Section(
         "Advantages",
-        "distribution of the reward over tokens; treatment of truncated responses",
-        ("ppo.advantages", "ppo.truncated"),
+        "distribution of the reward over tokens; treatment of truncated responses; rows of the updates",
+        ("ppo.whiten_rewards", "ppo.advantages", "ppo.truncated", "ppo.resample"),
     ),
     Section(
         "Sampler and trainer",

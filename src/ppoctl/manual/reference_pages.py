@@ -17,8 +17,8 @@ METRICS_HEAD = """# Metrics
 
 Every metric that a run reports. In a terminal, `ppoctl recipes metrics NAME` prints one metric, and
 `ppoctl recipes metrics policy` prints a group. [Reading curves](reading-curves.md) explains the curves of a complete
-run, and what to change if a run does not learn. `[expect]`, `checkpoint.best` and `[health]` of a recipe use these
-names.
+run, and what to change if a run does not learn. `[expect]`, `[until]`, `checkpoint.best` and `[health]` of a recipe
+use these names.
 
 If the name of a metric is a link, a guide below the table explains how to read the metric and what to do.
 

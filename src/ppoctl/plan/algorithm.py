@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from ppoctl.model.head import Head
+from ppoctl.recipe.bounds import bounds_text
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import NoKl, Recipe
+from ppoctl.recipe.schema import NoKl, NoResampling, Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
     LengthPenalty,
@@ -32,7 +33,7 @@ OLD_LOGPROBS = {
 
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
     """Return choice -> description of the choice."""
-    ppo, kl = recipe.ppo, recipe.ppo.kl
+    ppo = recipe.ppo
     losses: Mapping[Head, Table] = {"token": ppo.policy_loss, "value": ppo.value_loss}
     groups = recipe.rollout.groups
     choices = {
@@ -40,14 +41,31 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
         "advantages": _describe(ppo.advantages),
         **{f"{role}'s loss": _describe(losses[head_of(role)]) for role in recipe.trained},
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
-        "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_describe(kl)}",
+        "KL": _kl(recipe),
     }
+    if (until := ppo.critic_only_until) is not None:
+        bound = f"until the explained variance is {until.explained_variance:g}"
+        choices["critic alone"] = f"{bound}, for at most {until.at_most} steps"
+    if not isinstance(ppo.resample, NoResampling):
+        choices["resampling"] = _describe(ppo.resample)
+    if ppo.whiten_rewards:
+        choices["token rewards"] = "scaled to unit variance"
+    if recipe.until:
+        bounds = (f"`{name}` is {bounds_text(each.min, each.max)}" for name, each in recipe.until.items())
+        choices["early end"] = f"when {' and '.join(bounds)}"
     if not ppo.corrects_rollouts:
         return choices | {"correction": "none for the difference of sampler and trainer"}
     tables = [_describe(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]
     if ppo.max_sequence_gap is not None:
         tables.append(f"max_sequence_gap {ppo.max_sequence_gap:g}")
     return choices | {"correction": "; ".join(tables)}
+
+
+def _kl(recipe: Recipe) -> str:
+    kl, own = recipe.ppo.kl, recipe.model.reference
+    if isinstance(kl, NoKl):
+        return "none; no reference is loaded"
+    return f"in the {kl.place}: {_describe(kl)}" + (f"; reference `{own.path}`" if own is not None else "")
 
 
 def _describe(table: Table) -> str:

@@ -7,13 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
-from ppoctl.algorithm.stage_spec import REFERENCE
 from ppoctl.model.cost import forward_flops
 from ppoctl.plan.memory.driver import batch_of
 from ppoctl.plan.rows import stage_rows
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe import sizes
-from ppoctl.recipe.roles import POLICY, head_of
+from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
 from ppoctl.recipe.schema import Recipe
 
 

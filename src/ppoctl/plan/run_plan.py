@@ -67,7 +67,8 @@ class RolePlan:
     updates_per_step_min: int
     updates_total: int
     updates_total_min: int
-    """Updates differ from their minimum if the role trains on all responses of a varying number of rounds."""
+    """Updates differ from their minimum if the role trains on all responses of a varying number of rounds, or if
+    `ppo.critic_only_until` lets only the critic train."""
     warmup_updates: int
     warmup_steps: float
     lr_first: float
@@ -183,7 +184,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
         batch=_batch(recipe, choose),
         roles={role: _role(recipe, role, table) for role, table in recipe.trained.items()},
         critic_start=_critic_start(recipe),
-        reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
+        reward_models={dotted(key): _reward_model(recipe, key, choose) for key in reward_models(recipe)},
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
@@ -213,7 +214,7 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
     return CriticStart(model.path, model.dtype, shape.family, parameters, source_run)
 
 
-def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
+def _reward_model(recipe: Recipe, key: KeyPath, choose: StepFunctionAt) -> RewardModelPlan:
     table, model = reward_models(recipe)[key], reward_model_of(recipe, key)
     layout, shape = table.parallel or ParallelTable(), model.shape
     if shape is None:
@@ -221,7 +222,13 @@ def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
     # Assumed: texts of a step have about as many tokens as its sequences, though the tokenizer differs.
     most = sizes.reward_tokens(table, shape)
     texts_per_pass = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
-    passes = ceil(ceil(sizes.sequences_per_round(recipe) / layout.data) / texts_per_pass) * sizes.most_rounds(recipe)
+    traced = trace_at(recipe, recipe.steps, choose)
+    rows = stage_rows(traced, recipe)
+    passes = sum(
+        rows[stage.name].rounds * ceil(ceil(rows[stage.name].rows / layout.data) / texts_per_pass)
+        for stage in traced.stages
+        if any(each.kind == "score" for each in stage.passes(recipe))
+    )
     count = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
     return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
 
@@ -275,7 +282,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         updates_per_step=per_step,
         updates_per_step_min=sizes.updates_per_step(recipe, role, rounds=sizes.fewest_rounds(recipe)),
         updates_total=total,
-        updates_total_min=_fewest_updates(recipe, role) if sizes.sees_all(recipe, role) else total,
+        updates_total_min=sizes.fewest_updates(recipe, role),
         warmup_updates=warmup,
         warmup_steps=warmup / per_step,
         lr_first=rate.at(0),
@@ -287,13 +294,6 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         forward_microbatch=f"{limit:,} {'tokens' if 'tokens' in key else 'sequences'}",
         replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
     )
-
-
-def _fewest_updates(recipe: Recipe, role: str) -> int:
-    """Return the number of updates of a role that trains on all rounds; a critic-only step has one round."""
-    alone = recipe.ppo.critic_only_steps
-    per_step = sizes.updates_per_step(recipe, role, rounds=sizes.fewest_rounds(recipe))
-    return alone * sizes.updates_per_step(recipe, role, rounds=1) + (recipe.steps - alone) * per_step
 
 
 def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:

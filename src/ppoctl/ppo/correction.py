@@ -66,9 +66,16 @@ def inside_weights(
 ) -> CorrectionWeights:
     """IcePop: the weight of a token is its ratio if this ratio is within the bounds, otherwise 0. Means still divide
     by the number of all tokens."""
-    ratio = _ratio(log_ratio)
-    outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
-    return CorrectionWeights(torch.where(mask & ~outside, ratio, 0), outside)
+    return _inside(_ratio(log_ratio), mask, min_ratio=min_ratio, max_ratio=max_ratio)
+
+
+def inside_sequence_weights(
+    log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
+) -> CorrectionWeights:
+    """IcePop of sequences: the weight of a token is the ratio of its sequence (see `truncated_sequence_weights`) if
+    this ratio is within the bounds, otherwise 0."""
+    ratio = _ratio(_summed(log_ratio, mask)).expand_as(log_ratio)
+    return _inside(ratio, mask, min_ratio=min_ratio, max_ratio=max_ratio)
 
 
 def plain_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> CorrectionWeights:
@@ -81,11 +88,30 @@ def unit_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> 
     return CorrectionWeights(mask.to(log_ratio.dtype), torch.zeros_like(mask))
 
 
-def normalized(weights: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """Return the weights divided by their mean over unmasked tokens; all 0 if all weights are 0. Raises ValueError if
-    all tokens are masked out."""
-    mean = masked_mean(weights, mask)
-    return torch.where(mask & (mean > 0), weights / mean, 0)
+def normalized(
+    weights: Float[Tensor, "B R"],
+    mask: Bool[Tensor, "B R"],
+    kept: Bool[Tensor, "B R"],
+    *,
+    over: Literal["kept_tokens", "tokens", "sequences"],
+) -> Float[Tensor, "B R"]:
+    """Return the weights of the kept tokens divided by a mean of weights; 0 for other tokens. If the mean is 0, all
+    are 0.
+
+    `over` selects the mean:
+
+    - kept_tokens: over the kept tokens.
+    - tokens: over all unmasked tokens.
+    - sequences: over the sequences with an unmasked token, of the mean over the unmasked tokens of the sequence.
+
+    Source of the last two: verl's `rollout_is_batch_normalize` at the levels token and sequence. Raises ValueError if
+    no token is kept or unmasked.
+    """
+    if over == "sequences":
+        mean = masked_mean(_averaged(weights, mask), mask.any(1, keepdim=True))
+    else:
+        mean = masked_mean(weights, kept if over == "kept_tokens" else mask)
+    return torch.where(kept & (mean > 0), weights / mean, 0)
 
 
 def kept_by_ratio(
@@ -156,6 +182,11 @@ def _ratio(log_ratio: Tensor) -> Tensor:
 def _within(ratio: Tensor, mask: Tensor, *, min_ratio: float, max_ratio: float) -> CorrectionWeights:
     outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
     return CorrectionWeights(torch.where(mask, ratio.clamp(min_ratio, max_ratio), 0), outside)
+
+
+def _inside(ratio: Tensor, mask: Tensor, *, min_ratio: float, max_ratio: float) -> CorrectionWeights:
+    outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
+    return CorrectionWeights(torch.where(mask & ~outside, ratio, 0), outside)
 
 
 def _at(x: Tensor, mask: Tensor, level: Level) -> Tensor:

@@ -1,6 +1,7 @@
 """Inputs and result of advantage estimators. Package `estimators` has the estimators, each with its recipe table."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
@@ -21,9 +22,22 @@ class EstimatorInputs:
     scores: Float[Tensor, " B"]
     """Score of each response after shaping, before any KL penalty; 0 without a score."""
     valid: Bool[Tensor, " B"]
-    """Responses that have a score."""
+    """Responses that have a score. `mask` may have no token of such a response: it is truncated and filtered."""
     groups: Int[Tensor, " B"]
     """Index of the prompt of each response in the step, from 0."""
+    prompt_ids: Sequence[str]
+    """Id of the prompt of each response: its data set, row and digest."""
+    lengths: Int[Tensor, " B"]
+    """Number of tokens of each response, masked out or not."""
+    truths: Sequence[str | None]
+    """Ground truth of each response; None: no ground truth."""
+    extras: Mapping[str, Sequence[float | None]]
+    """Further metrics of the scorer by name, one value for each response; None: not returned."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Name of each component of the reward, which is also a name in `extras`, and its weight. Empty if the estimator
+    does not read components."""
+    baselines: Float[Tensor, " B"] | None = None
+    """Reward of the greedy response to the prompt of each response, after shaping; None: no greedy responses."""
 
 
 @dataclass(frozen=True)

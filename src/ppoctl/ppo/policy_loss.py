@@ -1,13 +1,13 @@
 """Policy losses: the loss of each token as a function of its advantage and probability ratio.
 
-Every loss is linear in the magnitude of the advantage A, so that the weights of a rollout correction can be
+Every loss here is linear in the magnitude of the advantage A, so that the weights of a rollout correction can be
 multiplied into A. No loss reads other rows. Only log-probs carry a gradient: A and old log-probs are constants of the
 update. Entropy bonus, KL penalty and NLL of good responses are separate terms.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,15 +21,37 @@ Grid = Float[Tensor, "B R"]
 Mask = Bool[Tensor, "B R"]
 
 
+@dataclass(frozen=True)
+class PolicyLossInputs:
+    """Values that a policy loss may read: complete rows of a minibatch, b responses of at most R tokens."""
+
+    logprobs: Float[Tensor, "b R"]
+    """Log-probs of the response tokens under the actor that is updated. They carry a gradient."""
+    old_logprobs: Float[Tensor, "b R"]
+    """Old log-probs, the denominator of the ratio (`ppo.old_logprobs`)."""
+    advantages: Float[Tensor, "b R"]
+    """Advantages after whitening, times the weights of a rollout correction if there is one."""
+    mask: Bool[Tensor, "b R"]
+    """Tokens in the loss."""
+    sampler_logprobs: Float[Tensor, "b R"]
+    """Log-probs that the generator returned with the tokens."""
+    entropy: Float[Tensor, "b R"] | None = None
+    """Entropy of the distribution of each token in nats, with a gradient; None: the loss does not need it."""
+
+
 @runtime_checkable
 class PolicyLoss(Protocol):
     """One kind of policy loss with its bounds."""
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss reads entropies."""
 
     def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
         """Return the ratio of new to old probability that the loss uses for each token; 1 where masked out."""
         ...
 
-    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
+    def losses(self, inputs: PolicyLossInputs) -> Grid:
         """Return the loss of each token, to be minimized; exactly 0 where masked out."""
         ...
 
@@ -37,8 +59,21 @@ class PolicyLoss(Protocol):
         """Return the tokens that each clip applies to, by metric name; empty for a loss without a clip."""
         ...
 
+    def metrics(self, inputs: PolicyLossInputs) -> dict[str, float]:
+        """Return further metrics of the tokens of a minibatch."""
+        ...
 
-class _TokenRatio:
+
+class _BuiltIn:
+    """Loss that reads no entropies and has no metrics except its clips."""
+
+    needs_entropy: ClassVar[bool] = False
+
+    def metrics(self, inputs: PolicyLossInputs) -> dict[str, float]:  # noqa: ARG002 - a loss of the user reads it
+        return {}
+
+
+class _TokenRatio(_BuiltIn):
     """Loss with a separate ratio for each token."""
 
     def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
@@ -66,9 +101,10 @@ class PolicyClip(_TokenRatio):
         if self.dual is not None and not self.dual > 1.0:
             raise ValueError(f"dual is {self.dual}: it must be above 1, or None for no bound")
 
-    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
-        advantages = _constants(advantages, mask)
-        loss = _clipped_surrogate(self.ratios(logprobs, old_logprobs, mask), advantages, self.low, self.high)
+    def losses(self, inputs: PolicyLossInputs) -> Grid:
+        mask, advantages = inputs.mask, _constants(inputs.advantages, inputs.mask)
+        ratios = self.ratios(inputs.logprobs, inputs.old_logprobs, mask)
+        loss = _clipped_surrogate(ratios, advantages, self.low, self.high)
         if self.dual is not None:
             loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * self.dual), loss)
         return torch.where(mask, loss, 0)
@@ -80,7 +116,7 @@ class PolicyClip(_TokenRatio):
 
 
 @dataclass(frozen=True)
-class Gspo:
+class Gspo(_BuiltIn):
     """Loss of group sequence policy optimization: PPO's clip with one ratio for all n tokens of a sequence.
 
         s = exp(1/n sum_t (logprobs_t - old_t))          l_t = max(-A_t s, -A_t clip(s, 1 - low, 1 + high))
@@ -105,9 +141,10 @@ class Gspo:
         sequence_mean = mean.detach() + (log_ratio - log_ratio.detach()) if self.gradient == "token" else mean
         return torch.where(mask, sequence_mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 1)
 
-    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
-        ratios = self.ratios(logprobs, old_logprobs, mask)
-        return torch.where(mask, _clipped_surrogate(ratios, _constants(advantages, mask), self.low, self.high), 0)
+    def losses(self, inputs: PolicyLossInputs) -> Grid:
+        mask, advantages = inputs.mask, _constants(inputs.advantages, inputs.mask)
+        ratios = self.ratios(inputs.logprobs, inputs.old_logprobs, mask)
+        return torch.where(mask, _clipped_surrogate(ratios, advantages, self.low, self.high), 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         """Return the tokens of sequences whose ratio is clipped, as in the paper."""
@@ -131,10 +168,10 @@ class Cispo(_TokenRatio):
     def __post_init__(self) -> None:
         _require_bounds(self.low, self.high)
 
-    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
-        ratios = self.ratios(logprobs, old_logprobs, mask).detach()
-        weights = ratios.clamp(1.0 - self.low, 1.0 + self.high)
-        return -_constants(advantages, mask) * weights * torch.where(mask, logprobs, 0)
+    def losses(self, inputs: PolicyLossInputs) -> Grid:
+        mask, advantages = inputs.mask, _constants(inputs.advantages, inputs.mask)
+        ratios = self.ratios(inputs.logprobs, inputs.old_logprobs, mask).detach()
+        return -advantages * ratios.clamp(1.0 - self.low, 1.0 + self.high) * torch.where(mask, inputs.logprobs, 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         """Return the tokens whose weight is clipped, for either sign of A."""
@@ -147,9 +184,9 @@ class Reinforce(_TokenRatio):
     """REINFORCE (Williams 1992): l = -A logprobs, independent of the old log-probs (NeMo-RL's
     `disable_ppo_ratio`)."""
 
-    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
-        del old_logprobs
-        return -_constants(advantages, mask) * torch.where(mask, logprobs, 0)
+    def losses(self, inputs: PolicyLossInputs) -> Grid:
+        mask = inputs.mask
+        return -_constants(inputs.advantages, mask) * torch.where(mask, inputs.logprobs, 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         del ratios, advantages

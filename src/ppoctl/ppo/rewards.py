@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ppoctl.ppo.masking import masked_mean, whiten
+
 
 def terminal_rewards(scores: Float[Tensor, " B"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
     """Return token rewards: each row's score at its last unmasked token, 0 elsewhere. A row without an unmasked token
@@ -96,6 +98,17 @@ def overlong_penalty(
 def length_penalty(lengths: Int[Tensor, " B"], *, per_token: float, free_tokens: int) -> Float[Tensor, " B"]:
     """Return the reward change of each response by its length: -`per_token` for each token beyond `free_tokens`."""
     return (-per_token * (lengths - free_tokens).clamp(min=0).to(torch.float64)).to(torch.float32)
+
+
+def with_unit_variance(rewards: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    """Return token rewards scaled to unit variance over all unmasked tokens; their mean does not change.
+
+        mean + (r - mean) / sqrt(variance + 1e-8)
+
+    Equal rewards keep their value. Source: whitening without a shift of the mean, as in lm-human-preferences and TRL
+    (`whiten_rewards`). Raises ValueError if all positions are masked out.
+    """
+    return torch.where(mask, whiten(rewards, mask) + masked_mean(rewards, mask), 0)
 
 
 def bootstrapped(

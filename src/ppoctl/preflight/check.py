@@ -12,15 +12,14 @@ from ppoctl.loading.problems import Problem, as_error
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import shape_if_known
-from ppoctl.preflight.model import model_faults, require_critic, require_reward_model
+from ppoctl.preflight.model import model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.role_model import own_models
-from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.rows import StoredRows, sources_of
-from ppoctl.recipe.schema import AnyRows, Recipe
+from ppoctl.recipe.schema import AnyRows, PythonAdvantages, PythonPolicyLoss, Recipe, Table
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.sizes import window_tokens
 from ppoctl.rewards.metric_function import MetricFunction
@@ -66,14 +65,12 @@ def check(
     """
     found = Findings()
     model = getattr(recipe, "model", None)
-    path, critic = getattr(model, "path", None), getattr(own_models(recipe).get(CRITIC), "path", None)
+    path = getattr(model, "path", None)
     if isinstance(path, str) and not path.startswith("$"):
         for error in model_faults(path, device or device_of_the_build()):
             found.problems.append(_problem(error, place(("model", "path"))))
         found.notes += _carried(path)
-        if isinstance(critic, str) and not critic.startswith("$"):
-            _try(found, place(("model", CRITIC)), lambda: found.notes.extend(require_critic(critic, path)))
-            found.problems += _window_problems(recipe, critic, CRITIC, place)
+        _check_own_models(recipe, path, found, place)
         found.problems += _window_problems(recipe, path, "model", place)
     template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
     if hasattr(recipe, "requires") and hasattr(recipe, "without"):
@@ -89,6 +86,8 @@ def check(
     measures = getattr(getattr(recipe, "eval", None), "metrics", None)
     if isinstance(measures, MetricFunction):
         _try(found, place(("eval", "metrics", "function")), measures.require_there)
+    for key, own in _training_functions(recipe):
+        _try(found, place((*key, "function")), own.called.require_there)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
         _try(found, place(("tracking", "uri")), lambda: resolved_uri(uri))
@@ -103,6 +102,15 @@ def check(
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
     return found
+
+
+def _training_functions(recipe: Recipe) -> Iterator[tuple[KeyPath, PythonPolicyLoss | PythonAdvantages]]:
+    """Yield the tables that name a loss or an estimator of the user, if all of their keys are right."""
+    ppo = getattr(recipe, "ppo", None)
+    for name in ("policy_loss", "advantages"):
+        table = getattr(ppo, name, None)
+        if isinstance(table, PythonPolicyLoss | PythonAdvantages) and _has_all_keys(table):
+            yield ("ppo", name), table
 
 
 def require(recipe: Recipe) -> None:
@@ -123,6 +131,16 @@ def _try(found: Findings, where: str, run_check: Callable[[], object]) -> None:
 
 def _problem(error: PpoctlError, where: str) -> Problem:
     return Problem(where, error.message, error.hint, type(error))
+
+
+def _check_own_models(recipe: Recipe, base: str, found: Findings, place: OriginOf) -> None:
+    """Check the own models of critic and reference. `base` is `model.path`."""
+    for name, table in own_models(recipe).items():
+        path = getattr(table, "path", None)
+        if isinstance(path, str) and not path.startswith("$"):
+            require = partial(require_own_model, name, path, base)
+            _try(found, place(("model", name)), lambda require=require: found.notes.extend(require()))  # type: ignore[misc]
+            found.problems += _window_problems(recipe, path, name, place)
 
 
 def _carried(path: str) -> Iterator[str]:
@@ -163,12 +181,17 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, AnyRows]]:
 
 
 def _is_complete(table: AnyRows) -> bool:
-    if not all(hasattr(table, name) for name in type(table).model_fields):
+    if not _has_all_keys(table):
         return False
     if not isinstance(table, StoredRows):
         return True
     named = (table.path or "",) if isinstance(table.path, str | None) else table.path
     return (table.path is None) != (table.dataset is None) and not any(path.startswith("$") for path in named)
+
+
+def _has_all_keys(table: Table) -> bool:
+    """Whether no key of the table is wrong (`loading.partial`)."""
+    return all(hasattr(table, name) for name in type(table).model_fields)
 
 
 def _reward(recipe: Recipe) -> RewardTable | None:

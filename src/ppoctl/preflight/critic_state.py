@@ -1,4 +1,5 @@
-"""Properties of a critic's saved state that are known only to the run that saved it: tokenizer, time of deletion."""
+"""Properties of a saved state, from which a critic or a reference is loaded, that are known only to the run that
+saved it: tokenizer, time of deletion."""
 
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from ppoctl.model.folder import local_folder, model_folder
 from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
+from ppoctl.store.append import intact
+from ppoctl.store.liveness import ended_early
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
@@ -38,7 +41,8 @@ def _require_kept(role: str, folder: Path) -> None:
     if origin is None or origin.run is None or other is None or other.checkpoint.keep_last is None:
         return
     saved = saved_steps(RunPaths(Path(origin.run)), tuple(other.trained))
-    if max(saved, default=0) >= other.steps:
+    lines = intact(RunPaths(Path(origin.run)).journal)
+    if max(saved, default=0) >= other.steps or ended_early(lines) is not None:
         return
     copy, key = Path(f"{role}-{origin.step}"), f"model.{role}.path"
     raise RecipeError(

@@ -23,13 +23,12 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.critic_state import tokenizer_folder
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
+from ppoctl.recipe.roles import REFERENCE, head_of_model
 from ppoctl.rewards.model import ModelScorer
 
 _CHUNK_BYTES = 1 << 22
-_CRITIC = "model.critic.path"
-_SAME_TOKENIZER = (
-    "use a critic with the actor's tokenizer, or omit the key: the critic then starts from the actor's model"
-)
+_VALUE_HEAD_CLASS = "ForSequenceClassification"
+"""End of the name of each class in `architectures` that has a value head."""
 
 
 def find_model(path: str, key: str) -> Path:
@@ -85,37 +84,35 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
             yield error
 
 
-def require_critic(path: str, base: str) -> list[str]:
-    """Return notes on the separate model of the critic, which may have any architecture.
+def require_own_model(name: str, path: str, base: str) -> list[str]:
+    """Return notes on the own model of the critic, which may have any architecture, or of the reference.
 
-    Raises RecipeError if the tokenizer of the critic differs from the actor's tokenizer, and the errors that
-    `model_faults` yields for missing files.
+    Raises RecipeError if its tokenizer differs from the actor's tokenizer or if it has another head, and the errors
+    that `model_faults` yields for missing files.
     """
-    folder, base_folder = find_model(path, _CRITIC), local_folder(base)
+    key = f"model.{name}.path"
+    folder, base_folder = find_model(path, key), local_folder(base)
     is_megatron = (folder / ".metadata").is_file()
     if is_megatron and not (folder / "config.json").is_file():
         raise RecipeError(
-            f"`{_CRITIC}` is `{path}`: the folder has no config.json, so its model is unknown",
-            hint=f"ppoctl convert-ckpt {quoted(folder)} CRITIC --to hf",
+            f"`{key}` is `{path}`: the folder has no config.json, so its model is unknown",
+            hint=f"ppoctl convert-ckpt {quoted(folder)} {quoted(name.upper())} --to hf",
         )
-    _require_file(folder, "config.json", _CRITIC)
+    _require_file(folder, "config.json", key)
     shape = read_shape(folder)
     own_tokenizer = tokenizer_folder(folder) if is_megatron else folder
     if base_folder is not None:
-        _require_same_tokens(path, own_tokenizer or folder, shape, base_folder)
+        _require_same_tokens(name, path, own_tokenizer or folder, shape, base_folder)
     if is_megatron:
-        _require_megatron_critic(path, folder)  # only torch can read the rest
-        unknown = f"`{_CRITIC}` is `{path}`, whose run is not here: its tokenizer is not compared with the actor's"
+        _require_megatron_head(name, path, folder)  # only torch can read the rest
+        unknown = f"`{key}` is `{path}`, whose run is not here: its tokenizer is not compared with the actor's"
         return [] if own_tokenizer is not None else [unknown]
     if not has_weights(folder, SAFETENSORS):
-        raise MissingAssetError(f"`{_CRITIC}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
-    found = headers(folder)
-    _require_bytes(found, folder, shape, "value")
-    return (
-        []
-        if VALUE_HEAD in found
-        else [f"`{_CRITIC}` is `{path}`, which has no value head: the value head starts at zero"]
-    )
+        raise MissingAssetError(f"`{key}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
+    found, head = headers(folder), head_of_model(name)
+    _require_bytes(found, folder, shape, head)
+    starts_at_zero = head == "value" and VALUE_HEAD not in found
+    return [f"`{key}` is `{path}`, which has no value head: the value head starts at zero"] * starts_at_zero
 
 
 def require_reward_model(table: ModelScorer, key: str) -> None:
@@ -148,13 +145,15 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
         )
 
 
-def _require_same_tokens(path: str, folder: Path, shape: ModelShape, base: Path) -> None:
-    wanted = read_shape(base).vocab_size
+def _require_same_tokens(name: str, path: str, folder: Path, shape: ModelShape, base: Path) -> None:
+    wanted, key = read_shape(base).vocab_size, f"model.{name}.path"
+    default = "is the actor's initial model" if name == REFERENCE else "starts from the actor's model"
+    hint = f"use a {name} with the actor's tokenizer, or omit the key: the {name} then {default}"
     if shape.vocab_size < wanted:
         raise RecipeError(
-            f"`{_CRITIC}` is `{path}`, whose `vocab_size` is `{shape.vocab_size}`, but `model.path` has `{wanted}`: "
-            "the critic must read every token that the actor can generate",
-            hint=_SAME_TOKENIZER,
+            f"`{key}` is `{path}`, whose `vocab_size` is `{shape.vocab_size}`, but `model.path` has `{wanted}`: "
+            f"the {name} must read every token that the actor can generate",
+            hint=hint,
         )
     ours, its = (model / "tokenizer.json" for model in (base, folder))
     if not (ours.is_file() and its.is_file()) or ours.read_bytes() == its.read_bytes():
@@ -163,20 +162,27 @@ def _require_same_tokens(path: str, folder: Path, shape: ModelShape, base: Path)
     for token, id in _tokens(ours).items():
         if known.get(token) != id:
             raise RecipeError(
-                f"`{_CRITIC}` is `{path}`, whose tokenizer maps `{token}` to `{known.get(token, 'absent')}`, but the "
+                f"`{key}` is `{path}`, whose tokenizer maps `{token}` to `{known.get(token, 'absent')}`, but the "
                 f"tokenizer of `model.path` maps it to `{id}`",
-                hint=_SAME_TOKENIZER,
+                hint=hint,
             )
 
 
-def _require_megatron_critic(path: str, folder: Path) -> None:
-    """Raise RecipeError if the folder has the weights of an actor, which cannot contain a value head."""
-    classes = read_config(folder).get("architectures") or ()
-    if not any(name.endswith("ForSequenceClassification") for name in classes):
+def _require_megatron_head(name: str, path: str, folder: Path) -> None:
+    """Raise RecipeError if the folder has the weights of an actor for a critic, or the weights of a critic for a
+    reference."""
+    classes, key = read_config(folder).get("architectures") or (), f"model.{name}.path"
+    has_value_head = any(each.endswith(_VALUE_HEAD_CLASS) for each in classes)
+    if has_value_head and head_of_model(name) == "token":
         raise RecipeError(
-            f"`{_CRITIC}` is `{path}`, which has the weights of an actor in Megatron format",
+            f"`{key}` is `{path}`, which has the weights of a critic in Megatron format",
+            hint="use the weights of an actor: a state in `states/actor` of a run",
+        )
+    if not has_value_head and head_of_model(name) == "value":
+        raise RecipeError(
+            f"`{key}` is `{path}`, which has the weights of an actor in Megatron format",
             hint="use the weights of a critic, or convert these (the value head starts at zero): "
-            f"ppoctl convert-ckpt {quoted(folder)} CRITIC --to hf",
+            f"ppoctl convert-ckpt {quoted(folder)} {quoted(name.upper())} --to hf",
         )
 
 

@@ -1,13 +1,13 @@
 """Recipe tables of PPO as a whole and of a trained role (optimizer, batching).
 
-The tables inside `[ppo]` are in the modules `kl`, `losses` and `correction` and in the package `estimators`, and the
-table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
+The tables inside `[ppo]` are in the modules `kl`, `losses`, `correction` and `resampling` and in the package
+`estimators`, and the table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
 """
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.kinds import AdvantagesTable
@@ -15,11 +15,33 @@ from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, No
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
+from ppoctl.recipe.resampling import NoResampling, ResampleTable
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 from ppoctl.recipe_table import ParallelTable as ParallelTable
 
 if TYPE_CHECKING:
     from ppoctl.stages.correction import CorrectionStage, Keep
+
+
+class CriticOnlyUntil(Table):
+    """Training of the critic alone until its values explain enough of the returns. A step with a lower explained
+    variance does not train the actor, if no earlier step has trained it. The actor's optimizer steps and its learning
+    rate begin with the first step that trains the actor, but the planned number of its optimizer steps (for decay and
+    `lr_warmup_frac`) is that of a run whose actor trains from step 1: if the actor begins later, its learning rate
+    does not reach the end of the decay.
+
+    Formula: the actor trains from the first step with 1 - Var(G - V) / Var(G) >= explained_variance on, V before the
+    critic's update, but at the latest from step at_most + 1 on
+    Source: VC-PPO (arXiv:2503.01491), value pretraining; VAPO (arXiv:2504.05118), 50 steps
+    Default of: no system
+    Figures: value/explained_variance, policy/trained
+    """
+
+    explained_variance: Annotated[float, RESULTS, Field(le=1)]
+    """Explained variance of the returns of a step at which the actor begins to train. If `ppo.advantages.gae_lambda`
+    is below 1, returns contain values, and the explained variance is higher than that of the rewards."""
+    at_most: Annotated[int, RESULTS, AtLeastOne]
+    """Maximum number of steps at the start of the run in which only the critic trains."""
 
 
 class PpoTable(Table):
@@ -53,6 +75,9 @@ class PpoTable(Table):
     """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of steps at the start of the run in which only the critic trains."""
+    critic_only_until: CriticOnlyUntil | None = None
+    """Condition that ends the training of the critic alone, instead of a fixed number of steps; absent:
+    `critic_only_steps`."""
     advantages: AdvantagesTable = GaeAdvantages(kind="gae")
     """Computation of advantages from rewards and values."""
     truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"
@@ -64,6 +89,19 @@ class PpoTable(Table):
     Default of: NeMo-RL, verl, trlX, TRL (terminal)
     Figures: rollout/truncated_frac, advantage/bootstrap_mean, advantage/filtered_frac
     """
+    whiten_rewards: Annotated[bool, RESULTS] = False
+    """Whether the rewards of tokens, including a KL penalty in the reward, are scaled to unit variance over all
+    unmasked tokens of the step before the advantages are estimated. Their mean does not change. A bootstrap value is
+    added afterwards. The critic learns returns of the scaled rewards.
+
+    Formula: r_t = mean + (r_t - mean) / sqrt(variance + 1e-8)
+    Source: Ziegler et al. 2019 (arXiv:1909.08593; its code, lm-human-preferences); TRL, which also counts the
+        position after the last token of a response
+    Default of: all systems (off); only TRL has it
+    Figures: advantage/raw_std, value/return_std
+    """
+    resample: ResampleTable = NoResampling(kind="none")
+    """Rows that the updates train on, sampled again by the scores of the responses (PF-PPO)."""
     kl: Kl = NoKl(place="none")
     """KL penalty for the distance between the actor and the reference model."""
     policy_loss: AnyPolicyLossTable = ClippedLoss()
@@ -116,7 +154,7 @@ class PpoTable(Table):
             weigh=table.weigh(),
             bounded=table.has_bounds,
             keeps=(*table.keeps(), *self.rollout_rejection.keeps(), *by_gap),
-            normalize=table.normalize,
+            normalize=table.normalization(),
             fingerprint=fingerprint,
             name=name,
         )

@@ -12,8 +12,9 @@ from pydantic import Field
 from ppoctl.recipe_table import RESULTS, Positive, Table
 
 if TYPE_CHECKING:
-    from ppoctl.stages.correction import Keep, Weigh
+    from ppoctl.stages.correction import Keep, Normalize, Weigh
 
+NormalizeOver = Literal["kept_tokens", "tokens", "sequences"]
 BelowOne = Field(gt=0, lt=1)
 AboveOne = Field(gt=1)
 
@@ -32,12 +33,15 @@ class ImportanceTable(Table):
         """Return the tests that a token must pass to stay in the actor's loss; empty: all tokens stay."""
         return ()
 
+    def normalization(self) -> "Normalize | None":
+        """Return the function that divides weights by their mean; None: they are not divided."""
+        return None
+
 
 class NoCorrection(ImportanceTable):
     """No correction: sampler and trainer log-probs are assumed to be equal."""
 
     has_bounds: ClassVar[bool] = False
-    normalize: ClassVar[bool] = False
 
     kind: Annotated[Literal["none"], RESULTS]
     """No importance weights."""
@@ -48,7 +52,31 @@ class NoCorrection(ImportanceTable):
         return unit_weights
 
 
-class TruncatedImportance(ImportanceTable):
+class ImportanceWeights(ImportanceTable):
+    """Keys that all kinds of importance weights share: the division of the weights by their mean over the step. m
+    marks all tokens of the rollouts, k the tokens that are not rejected.
+
+    Formula: w / mean; kept_tokens: mean = sum(k w) / sum(k); tokens: mean = sum(m w) / sum(m); sequences: mean =
+        mean_i(sum_t(m w) / sum_t(m))
+    Source: self-normalized importance sampling (Owen 2013, section 9.2)
+    Default of: all systems (not divided); only verl has it, with tokens or sequences
+    Figures: correction/weight_mean
+    """
+
+    normalize: Annotated[bool, RESULTS] = False
+    """Whether the weights are divided by the mean that `normalize_over` selects."""
+    normalize_over: Annotated[NormalizeOver, RESULTS] = "kept_tokens"
+    """Weights whose mean divides all weights. kept_tokens: those of the tokens that are not rejected; tokens: those
+    of all tokens, before rejection (verl with weights of tokens); sequences: the mean weight of each sequence, before
+    rejection, so that short and long sequences count equally (verl with weights of sequences)."""
+
+    def normalization(self) -> "Normalize | None":
+        from ppoctl.ppo.correction import normalized
+
+        return partial(normalized, over=self.normalize_over) if self.normalize else None
+
+
+class TruncatedImportance(ImportanceWeights):
     """Truncated importance sampling: the loss of each token is weighted by the ratio of its trainer and sampler
     probabilities, clipped to [min_ratio, max_ratio].
 
@@ -64,9 +92,6 @@ class TruncatedImportance(ImportanceTable):
     """Largest importance weight of a token (verl's default)."""
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a token."""
-    normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
-    1. verl's batch normalization takes the mean before rejection, over all tokens."""
 
     def weigh(self) -> "Weigh":
         from ppoctl.ppo.correction import truncated_weights
@@ -74,7 +99,7 @@ class TruncatedImportance(ImportanceTable):
         return partial(truncated_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
 
-class TruncatedSequenceImportance(ImportanceTable):
+class TruncatedSequenceImportance(ImportanceWeights):
     """Truncated importance sampling of sequences: the loss of each token is weighted by the product of the trainer /
     sampler probability ratios in its sequence, clipped to [min_ratio, max_ratio].
 
@@ -91,9 +116,6 @@ class TruncatedSequenceImportance(ImportanceTable):
     """Largest importance weight of a sequence (verl's default)."""
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a sequence."""
-    normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
-    1. verl takes the mean before rejection, and over sequences instead of tokens."""
 
     def weigh(self) -> "Weigh":
         from ppoctl.ppo.correction import truncated_sequence_weights
@@ -101,15 +123,14 @@ class TruncatedSequenceImportance(ImportanceTable):
         return partial(truncated_sequence_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
 
-class IcePop(ImportanceTable):
+class IcePop(ImportanceWeights):
     """IcePop: the loss of each token is weighted by the ratio of its trainer and sampler probabilities if this ratio
     is between min_ratio and max_ratio, and by 0 otherwise. Tokens with weight 0 still count in the divisor of the
     loss, in the entropy bonus and in the KL penalty.
 
     Formula: w = r if min_ratio <= r <= max_ratio, else 0; r = exp(trainer - sampler)
     Source: Zhao et al. 2025, Small Leak Can Sink a Great Ship (IcePop)
-    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default. ppoctl does not have
-    verl's variant by sequence
+    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default
     Figures: correction/weight_mean, correction/capped_frac
     """
 
@@ -119,9 +140,6 @@ class IcePop(ImportanceTable):
     """Smallest ratio with a nonzero weight (default: the value of the paper and of verl)."""
     max_ratio: Annotated[float, RESULTS, AboveOne] = 5.0
     """Largest ratio with a nonzero weight (default: the value of the paper and of verl)."""
-    normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that the mean weight is
-    1. verl's batch normalization takes the mean before rejection, over all tokens."""
 
     def weigh(self) -> "Weigh":
         from ppoctl.ppo.correction import inside_weights
@@ -129,7 +147,31 @@ class IcePop(ImportanceTable):
         return partial(inside_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
 
-class SequenceMask(ImportanceTable):
+class SequenceIcePop(ImportanceWeights):
+    """IcePop of sequences: the loss of each token is weighted by the product of the trainer / sampler probability
+    ratios in its sequence if this product is between min_ratio and max_ratio, and by 0 otherwise. Tokens with weight
+    0 still count in the divisor of the loss, in the entropy bonus and in the KL penalty.
+
+    Formula: w = s if min_ratio <= s <= max_ratio, else 0; s = exp(sum over the sequence of trainer - sampler)
+    Source: verl's rollout correction (`rollout_is = "sequence"` with two bounds)
+    Default of: no system; verl has no default bounds for it
+    Figures: correction/weight_mean, correction/capped_frac
+    """
+
+    kind: Annotated[Literal["icepop_sequence"], RESULTS]
+    """One importance weight per sequence, which is 0 outside the bounds."""
+    min_ratio: Annotated[float, RESULTS, BelowOne] = 0.5
+    """Smallest product of ratios with a nonzero weight (default: that of `icepop`)."""
+    max_ratio: Annotated[float, RESULTS, AboveOne] = 5.0
+    """Largest product of ratios with a nonzero weight (default: that of `icepop`)."""
+
+    def weigh(self) -> "Weigh":
+        from ppoctl.ppo.correction import inside_sequence_weights
+
+        return partial(inside_sequence_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
+
+
+class SequenceMask(ImportanceWeights):
     """Mask of sequences by the geometric mean of the trainer / sampler probability ratios of their tokens. A sequence
     whose mean is outside [min_ratio, max_ratio] is masked out of every term of the actor's loss. The tokens of the
     other sequences are weighted by their ratio, and the loss divides by the number of remaining tokens.
@@ -149,9 +191,6 @@ class SequenceMask(ImportanceTable):
     """Smallest geometric mean of a sequence in the loss (verl's preset: 0.999)."""
     max_ratio: Annotated[float, RESULTS, AboveOne]
     """Largest geometric mean of a sequence in the loss (verl's preset: 1.001)."""
-    normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the remaining tokens of the step, so that the mean weight is
-    1."""
 
     def weigh(self) -> "Weigh":
         from ppoctl.ppo.correction import plain_weights
@@ -166,7 +205,7 @@ class SequenceMask(ImportanceTable):
 
 
 CorrectionTable = Annotated[
-    NoCorrection | TruncatedImportance | TruncatedSequenceImportance | IcePop | SequenceMask,
+    NoCorrection | TruncatedImportance | TruncatedSequenceImportance | IcePop | SequenceIcePop | SequenceMask,
     Field(discriminator="kind"),
 ]
 

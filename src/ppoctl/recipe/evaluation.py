@@ -18,11 +18,14 @@ class EvalTable(Table):
 
     every_steps: Annotated[int, REPORTING, NotNegative] = 0
     """Steps between evaluations; 0: no evaluation between the start and the end of the run."""
+    first_step: Annotated[int | None, REPORTING, AtLeastOne] = None
+    """Step of the first evaluation after the start; the next one follows `every_steps` later. Evaluations at the
+    start and at the end of the run do not depend on this key. Absent: `every_steps`."""
     at_start: Annotated[bool, REPORTING] = True
     """Whether to evaluate before the first step."""
     at_end: Annotated[bool, REPORTING] = True
-    """Whether to evaluate after the last step in any case; false: only if the number of the last step is a multiple
-    of `every_steps`."""
+    """Whether to evaluate after the last step in any case; false: only if `every_steps` and `first_step` include this
+    step."""
     passes: Annotated[Literal["both", "greedy", "sampled"], RESULTS] = "both"
     """Passes over each set. greedy: one response per prompt, the most likely token at each position; sampled:
     `samples_per_prompt` responses at `temperature`; both: one pass of each."""

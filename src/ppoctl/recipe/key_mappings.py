@@ -61,6 +61,8 @@ class System:
     about: str
     prefixes: tuple[str, ...]
     """Prefixes that a user may leave out of a key, such as the prefix of a role."""
+    same: dict[str, str]
+    """Table -> another table of the system, whose answers the keys of the first have unless it has its own."""
     rows: tuple[KeyMapping, ...]
     unused: tuple[Unused, ...]
 
@@ -110,7 +112,7 @@ def find(path: KeyPath) -> tuple[KeyAnswer, ...]:
     compared with keys without the prefix of their role.
     """
     written = ".".join(path)
-    answers = [answer for index in _indices() if (answer := index.whole.get(written) or index.pattern(written))]
+    answers = [answer for index in _indices() if (answer := index.answer(written))]
     return tuple(answers or [index.of_role[written] for index in _indices() if written in index.of_role])
 
 
@@ -155,6 +157,16 @@ class _Index:
     these roles."""
     patterns: list[KeyAnswer]
     """Answers of rows that end in `.*`, then of the lists of unused keys."""
+    same: dict[str, str]
+    """Table -> the table whose answers its keys have (`System.same`)."""
+
+    def answer(self, written: str) -> KeyAnswer | None:
+        """Return the answer to a complete key; None: the system does not have the key."""
+        table, _, rest = written.partition(".")
+        found = self.whole.get(written) or self.pattern(written)
+        if found is None and table in self.same:
+            return self.answer(f"{self.same[table]}.{rest}")
+        return found
 
     def pattern(self, written: str) -> KeyAnswer | None:
         """Return the answer of the first pattern that matches a key; None: no pattern matches."""
@@ -167,7 +179,7 @@ def _indices() -> tuple[_Index, ...]:
 
 
 def _index(system: System) -> _Index:
-    index = _Index({}, {}, [])
+    index = _Index({}, {}, [], system.same)
     for row in system.rows:
         for their, ours in zip(row.theirs, row.ours, strict=True):
             answer = KeyAnswer(system.name, their, ours, row.note)
@@ -202,7 +214,8 @@ def _system(table: dict[str, Any]) -> System:
     )
     prefixes = (*roles, *table.get("prefixes", []))
     about = " ".join(table["about"].split())
-    return System(table["name"], table["version"], about, prefixes, tuple(_rows(table, roles)), unused)
+    rows, same = tuple(_rows(table, roles)), table.get("same", {})
+    return System(table["name"], table["version"], about, prefixes, same, rows, unused)
 
 
 def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[KeyMapping]:

@@ -1,13 +1,14 @@
 """Recipe tables of the losses of actor and critic. A table of a policy loss builds its loss."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from ppoctl import metric_registry
 from ppoctl.metric_registry import Metric
 from ppoctl.recipe_table import RESULTS, KindOr, NotNegative, Positive, Table
+from ppoctl.user_functions import FUNCTION_PATTERN, TrainingFunction
 
 if TYPE_CHECKING:
     from ppoctl.ppo.policy_loss import PolicyLoss
@@ -55,7 +56,7 @@ class PolicyLossTable(Table):
 
     @abstractmethod
     def build(self) -> "PolicyLoss":
-        """Return the policy loss with the bounds of the table."""
+        """Return the policy loss with the settings of the table."""
 
 
 class ClippedLoss(PolicyLossTable):
@@ -168,11 +169,48 @@ class ReinforceLoss(PolicyLossTable):
         return Reinforce()
 
 
+class PythonPolicyLoss(PolicyLossTable):
+    """Loss of each token that your own Python function computes: the mean over tokens, the entropy bonus and the KL
+    penalty are added as for the other kinds.
+    Formula: l = function(inputs, **options)
+    Source: docs/your-own-loss.md.
+    Default of: no system (this kind of loss)."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (metric_registry.POLICY_CUSTOM,)
+
+    kind: Annotated[Literal["python"], RESULTS]
+    """Your own Python function."""
+    function: Annotated[str, RESULTS, Field(pattern=FUNCTION_PATTERN)]
+    """`path.py:name`, with a path relative to the recipe file, or `module:name` of an installed package. The function
+    is called with complete rows of a minibatch (`ppoctl.ppo.policy_loss.PolicyLossInputs`: `logprobs`,
+    `old_logprobs`, `advantages`, `mask`, `sampler_logprobs`, `entropy`), and with `options` as keyword arguments. It
+    returns the loss of each token, or (losses, {metric: values of the tokens}). The metrics are reported as
+    `policy/custom_NAME`."""
+    options: Annotated[dict[str, Any], RESULTS] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+    digest: Annotated[str, RESULTS] = ""
+    """SHA-256 of the function's file, written when the recipe is read. A run does not continue with a changed file,
+    unless `function` is set again. Empty for a function of an installed package."""
+    needs_entropy: Annotated[bool, RESULTS] = False
+    """Whether the function receives the entropy of each token's distribution, which then has a gradient."""
+
+    @property
+    def called(self) -> TrainingFunction:
+        """The function with its options."""
+        return TrainingFunction("ppo.policy_loss", self.function, dict(self.options), self.digest)
+
+    def build(self) -> "PolicyLoss":
+        from ppoctl.stages.python_loss import PythonLoss
+
+        return PythonLoss(self.called, self.needs_entropy)
+
+
 AnyPolicyLossTable = Annotated[
     Annotated[ClippedLoss, Tag("clip")]
     | Annotated[GspoLoss, Tag("gspo")]
     | Annotated[CispoLoss, Tag("cispo")]
-    | Annotated[ReinforceLoss, Tag("reinforce")],
+    | Annotated[ReinforceLoss, Tag("reinforce")]
+    | Annotated[PythonPolicyLoss, Tag("python")],
     Discriminator(KindOr("clip")),
 ]
 

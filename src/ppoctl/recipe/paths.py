@@ -16,21 +16,35 @@ from ppoctl.model.folder import is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.slurm import is_image_file
-from ppoctl.rewards.python import digest_of, file_of
+from ppoctl.user_functions import digest_of, file_of
 
 _SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
-MODELS = (("model", "path"), ("model", "critic", "path"), *(("reward", *path, "path") for path in _SCORERS))
+MODELS = (
+    ("model", "path"),
+    ("model", "critic", "path"),
+    ("model", "reference", "path"),
+    *(("reward", *path, "path") for path in _SCORERS),
+)
 """Paths of the keys that name a model folder or a hub id."""
-BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics"): "function"}
-"""Path of a table that may be written as the value of one of its keys (`schema.PathOrTable`) -> that key."""
+BY_ONE_KEY: dict[KeyPath, str] = {
+    ("model", "critic"): "path",
+    ("model", "reference"): "path",
+    ("eval", "metrics"): "function",
+}
+"""Path of a table that may be written as the value of one of its keys (`models.PathOrTable`) -> that key."""
 IMAGE = ("slurm", "container", "image")
 _SETS = (("data", "train"), ("data", "eval", tree.ANY_NAME))
 ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
 """Paths of the tables that name rows."""
 DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
 FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
-FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
-"""Paths of the keys that name a scoring or metric function. The key `digest` of the same table has the digest of the
+FUNCTIONS = (
+    *(("reward", *path, "function") for path in _SCORERS),
+    ("eval", "metrics", "function"),
+    ("ppo", "policy_loss", "function"),
+    ("ppo", "advantages", "function"),
+)
+"""Paths of the keys that name a function with a digest. The key `digest` of the same table has the digest of the
 function's file."""
 PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")

@@ -1,4 +1,4 @@
-"""The model that a role starts from: the base model, or the role's own model."""
+"""The model that a role or the reference starts from: the base model, or its own model."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,8 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.schema import CriticModelTable, Recipe
+from ppoctl.recipe.roles import REFERENCE
+from ppoctl.recipe.schema import CriticModelTable, Recipe, ReferenceModelTable
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,22 @@ class RoleModel:
 
 
 def model_of(recipe: Recipe, role: str) -> RoleModel:
-    """Return the model that a trained role starts from."""
+    """Return the model that a trained role starts from, or the model of `REFERENCE`."""
     model, own = recipe.model, own_models(recipe).get(role)
     if own is None:
         return RoleModel(model.path, model.dtype, ("model", "path"))
-    return RoleModel(own.path, own.dtype or model.dtype, ("model", role, "path"))
+    dtype = own.dtype if isinstance(own, CriticModelTable) else None
+    return RoleModel(own.path, dtype or model.dtype, ("model", role, "path"))
 
 
-def own_models(recipe: Recipe) -> dict[str, CriticModelTable]:
-    """Return role -> table of the role's own model (`model.ROLE`), for each trained role that does not start from
-    `model.path`."""
+def own_models(recipe: Recipe) -> dict[str, CriticModelTable | ReferenceModelTable]:
+    """Return name -> table of its own model (`model.NAME`), for each trained role, and for `REFERENCE`, that does not
+    start from `model.path`."""
     model = getattr(recipe, "model", None)  # absent in a recipe with errors (`loading.partial`)
-    tables = {role: getattr(model, role, None) for role in recipe.trained}
-    return {role: table for role, table in tables.items() if isinstance(table, CriticModelTable)}
+    tables = {name: getattr(model, name, None) for name in (*recipe.trained, REFERENCE)}
+    return {
+        name: table for name, table in tables.items() if isinstance(table, CriticModelTable | ReferenceModelTable)
+    }
 
 
 def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens
@@ -17,8 +18,10 @@ from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.correction import CorrectionTable as CorrectionTable
 from ppoctl.recipe.correction import IcePop as IcePop
+from ppoctl.recipe.correction import ImportanceWeights as ImportanceWeights
 from ppoctl.recipe.correction import NoCorrection as NoCorrection
 from ppoctl.recipe.correction import RatioRejection as RatioRejection
+from ppoctl.recipe.correction import SequenceIcePop as SequenceIcePop
 from ppoctl.recipe.correction import SequenceMask as SequenceMask
 from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.correction import TruncatedSequenceImportance as TruncatedSequenceImportance
@@ -35,9 +38,14 @@ from ppoctl.recipe.losses import AnyPolicyLossTable as AnyPolicyLossTable
 from ppoctl.recipe.losses import CispoLoss as CispoLoss
 from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
 from ppoctl.recipe.losses import GspoLoss as GspoLoss
+from ppoctl.recipe.losses import PythonPolicyLoss as PythonPolicyLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
+from ppoctl.recipe.models import CriticModelTable as CriticModelTable
+from ppoctl.recipe.models import ModelTable as ModelTable
+from ppoctl.recipe.models import ReferenceModelTable as ReferenceModelTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
+from ppoctl.recipe.resampling import NoResampling as NoResampling
 from ppoctl.recipe.rows import AnyRows as AnyRows
 from ppoctl.recipe.rows import ColumnRows as ColumnRows
 from ppoctl.recipe.rows import DataTable as DataTable
@@ -51,35 +59,6 @@ from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.recipe_table import Table as Table
 from ppoctl.rewards.reward import Reward
-
-
-class CriticModelTable(Table):
-    """The critic's own model, of any supported family and size, with the same token ids as the actor's model.
-
-    Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
-    """
-
-    path: Annotated[str, RESULTS]
-    """Initial weights of the critic: a reward model (a folder or hub id of a ...ForSequenceClassification with one
-    label), another language model (the value head starts at zero), a folder written by `convert-ckpt --to megatron`,
-    or a saved critic of a run, `runs/NAME/states/critic/STEP`. The optimizer of a saved critic is not loaded."""
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, RESULTS] = None
-    """Dtype of the critic's weights and activations; absent: `model.dtype`."""
-
-
-PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
-"""Validator of a table that may be written as its path alone, as in run directories of earlier versions."""
-
-
-class ModelTable(Table):
-    """The base model: the initial weights of actor and reference, and of a critic without its own model."""
-
-    path: Annotated[str, RESULTS]
-    """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
-    dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
-    """Dtype of weights and activations; main weights and optimizer are float32 in both cases."""
-    critic: Annotated[CriticModelTable | None, PathOrTable] = None
-    """The critic's own model, as a table or as its path alone; absent: the base model with a value head of zeros."""
 
 
 class RolloutTable(Table):
@@ -341,6 +320,18 @@ class Expectation(Table):
     """Smallest rise above the metric's first value; absent: not checked."""
 
 
+class Target(Table):
+    """Bounds on a metric that, together with the other metrics of `[until]`, end the run early."""
+
+    min: Annotated[float | None, REPORTING] = None
+    """Lowest value that ends the run; absent: no lower bound."""
+    max: Annotated[float | None, REPORTING] = None
+    """Highest value that ends the run; absent: no upper bound."""
+    for_steps: Annotated[int, REPORTING, AtLeastOne] = 1
+    """Number of consecutive steps with a value of this metric within the bounds. Steps that do not report the metric
+    are not counted."""
+
+
 class Recipe(Table):
     """One training run: model, data, algorithm, roles, and the devices that they run on."""
 
@@ -378,6 +369,11 @@ class Recipe(Table):
     slurm: SlurmTable = SlurmTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
     """Bounds that the run must meet, by metric name."""
+    until: dict[str, Target] = Field(default_factory=dict)
+    """Bounds that end the run before `steps`, by metric name: the run ends after the first step that reports every
+    metric of this table with a value within its bounds. It then saves, evaluates (`eval.at_end`) and checks
+    `[expect]`, as after its last step. An evaluation before the first step ends no run. Schedules of learning rates
+    still use `steps`."""
 
     @property
     def trained(self) -> dict[str, TrainedTable]:

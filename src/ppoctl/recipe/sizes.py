@@ -68,6 +68,16 @@ def planned_updates(recipe: Recipe, role: str) -> int:
     return max(recipe.steps - critic_only_steps(recipe, role), 0) * updates_per_step(recipe, role)
 
 
+def fewest_updates(recipe: Recipe, role: str) -> int:
+    """Return the minimum number of optimizer steps of one role: `critic_only_until` lets the critic train alone as
+    long as it may, and dynamic sampling keeps every group. A critic-only step has one round."""
+    until, alone = recipe.ppo.critic_only_until, recipe.ppo.critic_only_steps
+    per_step = updates_per_step(recipe, role, rounds=fewest_rounds(recipe))
+    if role == POLICY:
+        return max(recipe.steps - alone - (0 if until is None else until.at_most), 0) * per_step
+    return alone * updates_per_step(recipe, role, rounds=1) + (recipe.steps - alone) * per_step
+
+
 def optimizer_of(recipe: Recipe, role: str) -> OptimizerTable:
     """Return the optimizer table of one role."""
     return recipe.trained[role].optimizer

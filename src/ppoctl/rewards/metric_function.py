@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ppoctl.batch.scores import ScoreRequest
-from ppoctl.errors import RewardError, quoted
+from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, SPEED, Positive, Table
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.python import file_of, require_function
+from ppoctl.user_functions import FUNCTION_PATTERN, import_command, require_function
 
 _KEY = "eval.metrics"
 
@@ -23,7 +23,7 @@ class MetricFunction(Table):
     """Custom metrics: a Python function receives the samples of each set and pass, and returns numbers by name, which
     are reported as `custom_NAME`."""
 
-    function: Annotated[str, RESULTS, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
+    function: Annotated[str, RESULTS, Field(pattern=FUNCTION_PATTERN)]
     """`path.py:name`, with a path relative to the recipe file, or `module:name` of an installed package. The function
     is called with a list of samples and with `options` as keyword arguments. A sample is a line of `samples.jsonl`,
     with the `fields` of its dataset row added."""
@@ -39,7 +39,7 @@ class MetricFunction(Table):
     def require_there(self) -> None:
         """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
         since the recipe was read."""
-        require_function(self.function, self.digest, whose="evaluation's", key=_KEY)
+        require_function(self.function, self.digest, whose="evaluation's", key=_KEY, changed=RewardError)
 
     def require_sound(self) -> None:
         """Raise RewardError if the function cannot be imported, or does not accept its arguments."""
@@ -83,6 +83,4 @@ class MetricFunction(Table):
         return ScorerSpec("ppoctl.rewards.user_function:opened_metrics", options, opens=True, known_as=self.function)
 
     def _fault(self, reason: str) -> RewardError:
-        file = file_of(self.function)
-        hint = f"python {quoted(file)}" if file else f"python -c 'import {self.function.partition(':')[0]}'"
-        return RewardError(f"`{_KEY}` is `{self.function}`: {reason}", hint=hint)
+        return RewardError(f"`{_KEY}` is `{self.function}`: {reason}", hint=import_command(self.function))

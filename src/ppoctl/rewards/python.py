@@ -7,17 +7,16 @@ The function runs only in scorer processes, which import this module too. So thi
 library and recipe tables.
 """
 
-import hashlib
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ppoctl.batch.scores import Scorer
-from ppoctl.errors import MissingAssetError, RewardError, quoted
+from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import ProcessScorer, RewardModels, no_models
+from ppoctl.user_functions import FUNCTION_PATTERN, import_command, require_function
 
 
 class PythonScorer(ProcessScorer):
@@ -27,7 +26,7 @@ class PythonScorer(ProcessScorer):
 
     kind: Annotated[Literal["python"], RESULTS]
     """Your own Python function."""
-    function: Annotated[str, RESULTS, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
+    function: Annotated[str, RESULTS, Field(pattern=FUNCTION_PATTERN)]
     """`path.py:name`, with a path relative to the recipe file, or `module:name` of an installed package. The function
     is called with a sample (`prompt`, `messages`, `response`, `truth`, `fields`, `finish`, `token_ids`), and with
     `options` as keyword arguments. It may be `async`."""
@@ -53,14 +52,13 @@ class PythonScorer(ProcessScorer):
             "batched": self.batched,
             "limit_s": self.timeout_s,
         }
-        file = file_of(self.function)
         return ScorerSpec(
             "ppoctl.rewards.user_function:opened",
             options,
             opens=True,
             batch_size=self.batch_samples,
             known_as=self.function,
-            hint=f"python {quoted(file)}" if file else f"python -c 'import {self.function.partition(':')[0]}'",
+            hint=import_command(self.function),
         )
 
     def reports(self, figure: str) -> bool:  # noqa: ARG002 - only the function knows
@@ -69,44 +67,8 @@ class PythonScorer(ProcessScorer):
     def require_there(self, key: str = "reward") -> None:
         """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
         since the recipe was read. `key` is the key of this table."""
-        require_function(self.function, self.digest, whose="reward's", key=key)
+        require_function(self.function, self.digest, whose="reward's", key=key, changed=RewardError)
 
     def open(self, models: RewardModels = no_models) -> Scorer:
         self.require_there()
         return super().open(models)
-
-
-def require_function(function: str, digest: str, *, whose: str, key: str) -> None:
-    """Raise MissingAssetError if a function's file does not exist, and RewardError if the file has another digest
-    than the recorded `digest` (empty: not checked). `key` is the key of the table that names the function."""
-    file = file_of(function)
-    if file is None:
-        return
-    current = digest_of(function)
-    if not current:
-        raise MissingAssetError(
-            f"the {whose} function is `{function}`, but the file `{file}` does not exist",
-            hint=f"ls -l {quoted(file.parent)}",
-        )
-    if digest and current != digest:
-        setting = f"{key}.function={function}"
-        raise RewardError(
-            f"the {whose} function has changed: `{file}` differs from the file that the recipe was read with "
-            f"(digest {current[:12]}, recorded {digest[:12]})",
-            hint=f"restore the file, or accept it: `ppoctl resume RUN --set {quoted(setting)}`",
-        )
-
-
-def file_of(function: str) -> Path | None:
-    """Return the file of `path.py:name`; None for `module:name`."""
-    location = function.rpartition(":")[0]
-    return Path(location) if location.endswith(".py") else None
-
-
-def digest_of(function: str) -> str:
-    """Return the SHA-256 (hex) of the file of a function; "" for `module:name`, or if the file cannot be read."""
-    file = file_of(function)
-    try:
-        return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return ""

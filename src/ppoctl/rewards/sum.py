@@ -40,6 +40,10 @@ class SumReward(RewardTable):
         return {("parts", name): part for name, part in parts}
 
     @property
+    def component_weights(self) -> Mapping[str, float]:
+        return {name: part.weight for name, part in self.parts.items()}
+
+    @property
     def overlaps_generation(self) -> bool:
         return all(scorer.overlaps_generation for scorer in self.singles)
 

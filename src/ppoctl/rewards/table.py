@@ -103,6 +103,11 @@ class RewardTable(ScorerTable, RewardShaping):
     """Largest fraction of a step's samples that may have no score. A larger fraction, or a step without any score,
     stops the run (exit 4). Up to this fraction, samples without a score are counted and left out of training."""
 
+    @property
+    def component_weights(self) -> Mapping[str, float]:
+        """Weight of each component whose score is an extra of the same name; empty: the reward has no components."""
+        return {}
+
 
 class PartTable(ScorerTable):
     """One component of a sum: the keys of a scorer, and the weight of its score."""

@@ -2,49 +2,40 @@
 user's file."""
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import json
 import re
-import sys
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue
-from ppoctl.rewards.python import file_of
+from ppoctl.user_functions import described, imported, require_accepts
 
 _LIMIT_FRAC = 0.95
 """Fraction of the deadline after which an `async` call is cancelled, so that the other scores of the batch still
 arrive."""
 _NAME = re.compile("[A-Za-z0-9_]+")
-_MESSAGE_CHARS = 150
-"""Maximum number of characters of an error message, so that the line in the user's file still fits."""
+_SAMPLE = "a sample (`sample.response`, `sample.truth`, `sample.fields`)"
+_SAMPLES = "a list of samples"
 
 
 def opened(*, function: str, options: dict[str, Any], batched: bool, limit_s: float) -> BatchFunction:
     """Return the scoring function that `function` names, called with `options`. Raises any error of its import, and
     TypeError if it does not accept its arguments."""
-    call = partial(_imported(function), **options)
-    _require_callable(call, function, batched=batched)
-    file = file_of(function)
-    return _Scoring(call, batched=batched, limit_s=_LIMIT_FRAC * limit_s, file="" if file is None else str(file))
+    call = partial(imported(function), **options)
+    require_accepts(call, function, _SAMPLES if batched else _SAMPLE)
+    return _Scoring(call, batched=batched, limit_s=_LIMIT_FRAC * limit_s, function=function)
 
 
 def opened_metrics(*, function: str, options: dict[str, Any], limit_s: float) -> BatchFunction:
     """Return the metric function that `function` names, for requests whose `fields` contain the `samples`. Raises the
     same errors as `opened`."""
-    call = partial(_imported(function), **options)
-    _require_callable(call, function, batched=True)
-    file = file_of(function)
-    compute = partial(_metrics, call)
-    return _Scoring(compute, batched=False, limit_s=_LIMIT_FRAC * limit_s, file="" if file is None else str(file))
+    call = partial(imported(function), **options)
+    require_accepts(call, function, _SAMPLES)
+    return _Scoring(partial(_metrics, call), batched=False, limit_s=_LIMIT_FRAC * limit_s, function=function)
 
 
 def _metrics(call: Callable[..., Any], request: ScoreRequest) -> RewardValue:
@@ -61,55 +52,11 @@ def _metrics(call: Callable[..., Any], request: ScoreRequest) -> RewardValue:
     return RewardValue(0.0, {name: _number(value, f"as `{name}`") for name, value in answer.items()})
 
 
-def _imported(function: str) -> Callable[..., Any]:
-    location, _, name = function.rpartition(":")
-    file = file_of(function)
-    module = importlib.import_module(location) if file is None else _module_of(file)
-    member = getattr(module, name, None)
-    if callable(member):
-        return member  # type: ignore[no-any-return]
-    if member is not None:
-        raise TypeError(f"`{name}` of `{location}` is a {type(member).__name__}, not a function")
-    has = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
-    raise AttributeError(f"`{location}` has no `{name}`; its functions: {', '.join(has) or 'none'}")
-
-
-def _module_of(file: Path) -> ModuleType:
-    """Import a file as a module. The file's folder comes last in the search path, so that a `math.py` in this folder
-    does not hide another module."""
-    sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(f"reward_of_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _require_callable(call: partial[Any], function: str, *, batched: bool) -> None:
-    """Raise TypeError if the function does not accept its arguments."""
-    try:
-        signature = inspect.signature(call.func)
-    except ValueError:  # some C functions have no signature
-        return
-    try:
-        signature.bind([] if batched else object(), **call.keywords)
-    except TypeError as error:
-        argument = "a list of samples" if batched else "a sample (`sample.response`, `sample.truth`, `sample.fields`)"
-        options = ", ".join(f"`{name}`" for name in call.keywords)
-        raise TypeError(
-            f"`{function.rpartition(':')[2]}{signature}` is called with {argument}"
-            + (f" and the options {options}" if options else " alone")
-            + f": {error}"
-        ) from error
-
-
 class _Scoring:
     """A user's function as a `BatchFunction`."""
 
-    def __init__(self, call: Callable[..., Any], *, batched: bool, limit_s: float, file: str) -> None:
-        self._call, self._batched, self._limit_s, self._file = call, batched, limit_s, file
+    def __init__(self, call: Callable[..., Any], *, batched: bool, limit_s: float, function: str) -> None:
+        self._call, self._batched, self._limit_s, self._function = call, batched, limit_s, function
 
     def __call__(self, requests: Sequence[ScoreRequest]) -> Sequence[RewardValue | BaseException]:
         if not self._batched:
@@ -157,13 +104,7 @@ class _Scoring:
         """Return the error with the line of the user's file that raised it."""
         if isinstance(error, NoScoreError):
             return error
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == self._file]
-        others = [frame for frame in frames if frame.filename != __file__]
-        at = (own or others or [None])[-1]  # type: ignore[list-item]
-        location = "" if at is None else f" ({Path(at.filename).name}:{at.lineno}, in `{at.name}`: `{at.line}`)"
-        message = " ".join(str(error).split())[:_MESSAGE_CHARS]
-        return NoScoreError("error", f"{type(error).__name__}: {message}{location}")
+        return NoScoreError("error", described(error, self._function, caller=__file__))
 
 
 async def _as_coroutine(answer: Awaitable[Any]) -> Any:

@@ -2,8 +2,8 @@
 
 It is the first step without a committed rollout. If the step before that is unfinished and none of its committed
 stages read a changed key, the recipe holds from that earlier step. A failed step can therefore be fixed. Keys of
-prompts and sampling cannot change while steps after the last saved states are only in the redo log, because a replay
-reads them.
+prompts and sampling, and the file of a loss, cannot change while steps after the last saved states are only in the
+redo log, because a replay reads them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ppoctl.recipe.fingerprint import differences, result_differences
 from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import optimizer_of, warmup_updates
-from ppoctl.runs.resume_checks import is_done, last_saved, require_same_run
+from ppoctl.runs.resume_checks import is_done, last_saved, last_step, require_same_run
 from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -35,6 +35,9 @@ OF_A_STEP = ("rollout.groups",)
 NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
 """Keys in these tables that the source of prompts reads, which has one recipe."""
 
+_LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
+"""The file of a loss is not stored in a run: a replay requires the file of the recipe of its step."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -44,7 +47,7 @@ class Change:
     """(dotted key, old value, new value)."""
     from_step: int
     steps: int
-    """Number of steps of the changed run."""
+    """Last step of the changed run."""
 
     def lines(self) -> list[str]:
         """Return one line per key, such as `actor.optimizer.lr 0.0004 -> 1e-05 from step 5`."""
@@ -61,7 +64,7 @@ def change(paths: RunPaths, recipe: Recipe) -> Change | None:
     require_same_run(paths, recipe)
     if recipe == recorded:
         return None
-    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), recipe.steps)
+    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), last_step(paths, recipe))
     _require_continuous_rate(paths, recorded, recipe, changes.from_step - 1)
     return changes
 
@@ -102,8 +105,12 @@ def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
     step = run_dir.first_free_step(paths, after=start)
     if step - 1 > start and _is_fixable(paths, step - 1, recipe):
         step -= 1
-    changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
-    if changed and run_dir.first_free_step(paths, after=start) > start + 1:
+    keys = [key for key, _, _ in result_differences(recorded, recipe)]
+    generated = run_dir.first_free_step(paths, after=start) > start + 1
+    changed = [key for key in keys if generated and _is_of_the_whole_run(key)]
+    if step > start + 1 and _LOSS not in keys:
+        changed += [key for key in keys if key == _LOSS_FILE]
+    if changed:
         # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
         redo = [paths.step(s).as_posix() for s in paths.committed_steps() if s > (start or -1)]
         raise RecipeError(

@@ -11,6 +11,7 @@ from ppoctl.machine import nvml
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
+from ppoctl.store.liveness import ended_early
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.mirror_hooks import MirrorHooks
@@ -70,11 +71,12 @@ def contract_of(paths: RunPaths) -> dict[str, str]:
     """Return a tag for each expectation that states whether the run meets it, and a tag for all expectations
     together.
 
-    The mapping is empty if the recipe has no expectations, or if the run has not reached its last step.
+    The mapping is empty if the recipe has no expectations, or if the run has not ended.
     """
     recipes = run_dir.recipes(paths)
     recipe, lines = recipes[max(recipes)], read_lines(paths.journal)
-    if max((line["step"] for line in lines if "stage" in line), default=0) < recipe["steps"]:
+    done = max((line["step"] for line in lines if "stage" in line), default=0)
+    if done < recipe["steps"] and ended_early(lines) is None:
         return {}  # `ppoctl rollout` and a save also end without an error
     expect = recipe.get("expect") or {}
     wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in expect.items()}

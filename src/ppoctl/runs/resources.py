@@ -22,7 +22,7 @@ def allotted(recipe: Recipe) -> dict[str, Any]:
     return gpus if job is None else {**gpus, "job": job.id, "restart": job.restarts, "nodes": job.nodes}
 
 
-DRAWS = ("rollout", "eval")
+DRAWS = ("rollout", "greedy_rollout", "eval")
 """Stages that generate samples. Their finished samples are kept, and they may stop between two samples."""
 
 

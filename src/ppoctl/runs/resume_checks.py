@@ -3,12 +3,15 @@ before slow imports."""
 
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.loading.explain import shown
+from ppoctl.loop.early_end import early_end, metrics_by_step
 from ppoctl.recipe.fingerprint import differences
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import recorded_recipes, require_same_roles
 from ppoctl.store import manifest as manifests
+from ppoctl.store.jobs import longer_command
+from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
@@ -54,11 +57,27 @@ def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None
         )
     finished = (step for step in paths.committed_steps() if is_done(paths, step))
     done = max([last_saved(paths), *finished])
+    if recipe.steps > recorded.steps and (reason := ended_early(paths, recipe)) is not None:
+        raise RecipeError(
+            f"`steps` is `{recipe.steps}`, but `[until]` ended the run after step {last_saved(paths)}: {reason}",
+            hint=longer_command(paths.root, recipe.steps, ended_early=True),
+        )
     if recipe.steps < done:
         raise RecipeError(
             f"`steps` is `{recipe.steps}`, but {done} steps of the run are done",
             hint=f"ppoctl resume {quoted(paths.root)} --set steps={done}",
         )
+
+
+def ended_early(paths: RunPaths, recipe: Recipe) -> str | None:
+    """Return the values that end the run with this recipe after its last saved step, before `steps`, as text; None:
+    the run continues, or all steps are done."""
+    return early_end(recipe, last_saved(paths), metrics_by_step(read_lines(paths.journal))) if recipe.until else None
+
+
+def last_step(paths: RunPaths, recipe: Recipe) -> int:
+    """Return the last step of the run with this recipe: `steps`, unless `[until]` has ended the run."""
+    return recipe.steps if ended_early(paths, recipe) is None else last_saved(paths)
 
 
 def is_done(paths: RunPaths, step: int) -> bool:

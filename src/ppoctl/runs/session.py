@@ -28,7 +28,7 @@ from ppoctl.errors import (
 from ppoctl.loading.capabilities import require_capable
 from ppoctl.loading.rules.across_tables import notes_on
 from ppoctl.loop.expectations import RunResult, check_expectations
-from ppoctl.loop.run import RunContext, run
+from ppoctl.loop.run import RunContext, ended_early, last_saved, run
 from ppoctl.machine.versions import versions
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
@@ -43,6 +43,7 @@ from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal, JournalLine
+from ppoctl.store.liveness import EARLY_END
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
@@ -83,6 +84,8 @@ class AttemptObserver:
     mirror_started: bool = False
     exit_code: ExitCode = ExitCode.DONE
     """Exit code that the journal records for an attempt that ended without an error."""
+    early_end: str | None = None
+    """Values that ended the run before its last step; None: the run did not end, or all steps are done."""
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage, self.unkept_since = (step, stage), WORK.now()
@@ -220,9 +223,10 @@ def attempt_run(
                 opened.components.prestart()
             do(job)
         results = check_expectations(recipe.expect, journal.lines()) if do is run else []
+        watcher.early_end = ended_early(job, last_saved(job)) if do is run else None
         if not all(result.met for result in results):
             watcher.exit_code = ExitCode.HEALTH  # the caller prints the table, then raises ExpectationError
-    return RunResult(paths, journal.lines(), results)
+    return RunResult(paths, journal.lines(), results, watcher.early_end)
 
 
 @contextmanager
@@ -295,7 +299,8 @@ def _ending(
     finally:
         # A full disk or a missing folder must not hide the error that is being raised.
         with suppress(StorageError):
-            journal.event("attempt_ended", status=status, exit_code=code, **watcher.lost())
+            early = {} if watcher.early_end is None else {EARLY_END: watcher.early_end}
+            journal.event("attempt_ended", status=status, exit_code=code, **early, **watcher.lost())
         if watcher.mirror is not None:
             watcher.mirror.close(status, MIRROR_DEADLINE_S)
 

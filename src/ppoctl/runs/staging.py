@@ -25,10 +25,12 @@ from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.paths import IMAGE, VARIABLE
 from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.row_files import files_of
-from ppoctl.recipe.rows import PythonRows, StoredRows
+from ppoctl.recipe.rows import StoredRows
 from ppoctl.recipe.schema import MlflowTracking, Recipe
+from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.slurm import Apptainer, Pyxis, is_image_file
 from ppoctl.slurm.script import PASSED_ON
+from ppoctl.user_functions import file_of
 from ppoctl.wire.sources import weights_and_configs
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*")
@@ -193,10 +195,11 @@ def _files(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
     for key, table in tables_of_rows(recipe):
         if isinstance(table, StoredRows) and table.path is not None:
             yield from (((*key, "path"), file) for file in _files_if_there(table, dotted(key)))
-        if isinstance(table, PythonRows):
-            yield (*key, "function"), Path(table.function.rpartition(":")[0])
         if table.prompt_file is not None:
             yield (*key, "prompt_file"), Path(table.prompt_file)
+    for value in values(recipe):
+        if value.path[-1] == "function" and (file := file_of(value.value)) is not None:
+            yield value.path, file
     container = recipe.slurm.container
     if isinstance(container, Pyxis | Apptainer) and is_image_file(container.image):
         yield IMAGE, Path(container.image)

@@ -38,6 +38,7 @@ from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import SlurmJob
 from ppoctl.slurm.job_start import is_resumable
 from ppoctl.store.jobs import JobRecord, ScriptEnd, last_end
+from ppoctl.store.liveness import EARLY_END
 
 AT_WORK = frozenset({"running", "starting", "hung", "suspended"})
 WAITING = frozenset({"pending", "requeued", "submitted"})
@@ -52,9 +53,10 @@ _STATUS: dict[int, str] = {
 }
 """Status that the journal has for an attempt with that exit code; all other codes are `failed`."""
 
+_BUT_UNMET = ", but the run does not meet `[expect]`"
 _DESCRIPTIONS = {
     "finished": "all steps are done",
-    "unmet": "all steps are done, but the run does not meet `[expect]`",
+    "unmet": f"all steps are done{_BUT_UNMET}",
     "short": "{attempt} ended cleanly before the last step",
     "stopped": "a health rule or a check stopped {attempt}",
     "interrupted": "{attempt} was stopped by `ppoctl stop` or Ctrl-C",
@@ -302,7 +304,10 @@ def _as_it_ended(facts: RunFacts) -> RunState | None:
 
 def _ended(attempt: Mapping[str, Any], facts: RunFacts) -> RunState:
     """Return the state of an ended attempt, from the journal."""
-    status = str(attempt["status"])
+    status, early = str(attempt["status"]), attempt.get(EARLY_END)
+    if early is not None and status in DONE:
+        but = _BUT_UNMET if status == "unmet" else ""
+        return RunState(status, f"`[until]` ended the run after step {facts.steps_done}: {early}{but}")
     if status in _DESCRIPTIONS:
         return RunState(status, _DESCRIPTIONS[status].format(attempt=_name(attempt)))
     return RunState(status, f"{_name(attempt)} ended with {_code(int(attempt['exit_code']))}{_with_error(facts)}")

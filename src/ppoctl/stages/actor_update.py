@@ -15,11 +15,11 @@ from ppoctl.ports import Minibatch, MinibatchResult, OutputRequest
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import PolicyLoss
+from ppoctl.ppo.policy_loss import PolicyLoss, PolicyLossInputs
 from ppoctl.stages.correction import mask_after
 from ppoctl.stages.logprobs import KlPenalty, kl_metrics, reference_of
-from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss
-from ppoctl.stages.updates import UpdateStage
+from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss, loss_inputs
+from ppoctl.stages.updates import UpdateStage, not_trained
 
 MinibatchStep = tuple[Minibatch, MinibatchResult]
 """One optimizer step and its result."""
@@ -34,11 +34,25 @@ class Surrogate:
     log-prob."""
     advantages: Float[Tensor, "B R"]
     kind: PolicyLoss
-    needs_entropy: bool = False
+    sampler_logprobs: Float[Tensor, "B R"]
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.kind.needs_entropy
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        old_logprobs = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
-        return self.kind.losses(outputs.values, old_logprobs, outputs.of(self.advantages), mask)
+        return self.kind.losses(self.inputs(outputs, mask))
+
+    def inputs(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> PolicyLossInputs:
+        """Return the values that the policy loss reads."""
+        return PolicyLossInputs(
+            logprobs=outputs.values,
+            old_logprobs=outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs),
+            advantages=outputs.of(self.advantages),
+            mask=mask,
+            sampler_logprobs=outputs.of(self.sampler_logprobs),
+            entropy=outputs.entropy if self.needs_entropy else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -113,11 +127,14 @@ class ActorUpdateStage(UpdateStage):
         advantages: Advantages,
         correction: Correction | None = None,
     ) -> Update:
+        if advantages.trains_actor is False:
+            return not_trained(actor)
         mask, weighted = advantages.mask, advantages.advantages
         if correction is not None:
             mask, weighted = mask_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
-        terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
+        surrogate = Surrogate(logprobs.actor, weighted, self.loss, rollouts.sampler_logprobs)
+        terms = self._terms(surrogate, logprobs, mask, advantages.penalty_coef)
         if self.positive_nll_coef > 0:
             good = mask & _has_positive_reward(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
@@ -125,7 +142,8 @@ class ActorUpdateStage(UpdateStage):
         # them.
         request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self.with_full_kl)
         objective = Terms(tuple(terms), request)
-        trained = self.train(actor, rollouts, objective, read=read)
+        waited = int(advantages.carry.waited_steps)
+        trained = self.train(actor, rollouts, objective, read=read, waited=waited)
         diagnostics = [
             policy_diagnostics(
                 result.outputs.primary,
@@ -134,6 +152,7 @@ class ActorUpdateStage(UpdateStage):
                 mask[minibatch.rows],
                 loss=self.loss,
             )
+            | self.loss.metrics(surrogate.inputs(loss_inputs(minibatch.rows, result.outputs), mask[minibatch.rows]))
             for minibatch, result in trained.steps
         ]
         step_metrics = self._pre_update_metrics(trained.steps[0], logprobs, advantages, mask)
@@ -144,10 +163,10 @@ class ActorUpdateStage(UpdateStage):
         )
 
     def _terms(
-        self, logprobs: Logprobs, weighted: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl_coef: float
+        self, surrogate: Surrogate, logprobs: Logprobs, mask: Bool[Tensor, "B R"], kl_coef: float
     ) -> list[Term]:
         averaged = partial(Term, mask=mask, aggregation=self.aggregation)
-        terms = [averaged(Surrogate(logprobs.actor, weighted, self.loss), name="surrogate")]
+        terms = [averaged(surrogate, name="surrogate")]
         if self.entropy_coef > 0:
             terms.append(averaged(Entropy(), coef=-self.entropy_coef, name="entropy"))
         if self.penalty is not None and self.penalty.place == "loss":

@@ -1,6 +1,7 @@
 """50-advantages: reward shaping, advantage estimation, and whitening over the whole step."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +12,8 @@ from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts,
 from ppoctl.errors import RewardError
 from ppoctl.ppo.estimator import Estimator, EstimatorInputs
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
-from ppoctl.ppo.rewards import bootstrapped
+from ppoctl.ppo.rewards import bootstrapped, with_unit_variance
+from ppoctl.stages.critic_first import CriticFirst
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
 from ppoctl.stages.shaping import ShapedRewards, ShapingStep, apply_shaping
@@ -29,19 +31,37 @@ class AdvantagesStage:
     penalty: KlPenalty | None
     """KL penalty in the reward or in the loss; None: no reference model."""
     fingerprint: str
+    critic_first: CriticFirst | None = None
+    """Condition under which the step trains the actor; None: it always does."""
     reports_metrics: bool = True
+    whitens_rewards: bool = False
+    """Whether token rewards, with a KL penalty, are scaled to unit variance."""
     name: str = "advantages"
+    component_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each component of the reward; empty if the estimator does not read components."""
 
     def run(
         self, rollouts: Rollouts, rewards: Rewards, values: Values | None, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
         """Return the advantages. `values` is None if the step has no critic."""
-        shaped = apply_shaping(rewards, rollouts, carry, self.reward_steps)
+        return self.of_shaped(apply_shaping(rewards, rollouts, carry, self.reward_steps), rewards, values, logprobs)
+
+    def of_shaped(
+        self,
+        shaped: ShapedRewards,
+        rewards: Rewards,
+        values: Values | None,
+        logprobs: Logprobs,
+        baselines: Float[Tensor, " B"] | None = None,
+    ) -> Advantages:
+        """Return the advantages of shaped rewards."""
         mask, metrics = self._training_mask(shaped)
         kl = penalised(self.penalty, logprobs, mask, shaped.carry)
         token_rewards = shaped.per_token.where(mask, 0.0)
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
+        if self.whitens_rewards:
+            token_rewards = with_unit_variance(token_rewards, mask)
         bootstrapped_rewards = token_rewards
         if self.truncated == "bootstrap":
             assert values is not None, "bootstrap values come from a critic, and the step has none"
@@ -55,16 +75,30 @@ class AdvantagesStage:
                 mask=mask,
                 scores=shaped.per_response,
                 valid=shaped.valid,
-                groups=_groups(rollouts.prompt_ids),
+                groups=_groups(shaped.rollouts.prompt_ids),
+                prompt_ids=shaped.rollouts.prompt_ids,
+                lengths=shaped.rollouts.lengths,
+                truths=rewards.truths,
+                extras=rewards.extras,
+                weights=self.component_weights,
+                baselines=baselines,
             )
         )
-        raw = estimate.advantages
+        raw, trains_actor = estimate.advantages, None
+        if self.critic_first is not None:
+            assert values is not None, "only a critic has an explained variance, and the step has none"
+            assert estimate.returns is not None, "the critic learns returns, which the estimator did not compute"
+            trains_actor = self.critic_first.trains_actor(
+                shaped.rollouts.step, shaped.carry, values, estimate.returns, mask
+            )
+            metrics[metric_registry.POLICY_TRAINED.name] = float(trains_actor)
         carry = replace(
             shaped.carry,
             kl_coef=kl.next_coef,
             kl_first_coef=0.0 if self.penalty is None else self.penalty.first_coef,
-            trained_seqs=carry.trained_seqs + float(mask.any(1).sum()),
-            trained_tokens=carry.trained_tokens + float(mask.sum()),
+            trained_seqs=shaped.carry.trained_seqs + float(mask.any(1).sum()),
+            trained_tokens=shaped.carry.trained_tokens + float(mask.sum()),
+            waited_steps=shaped.carry.waited_steps + float(trains_actor is False),
         )
         summary = shaped.metrics | metrics | estimate.metrics | _summary(raw, mask, carry) | kl.metrics
         return Advantages(
@@ -76,6 +110,7 @@ class AdvantagesStage:
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
             summary=summary if self.reports_metrics else {},
             shaped=shaped.per_response,
+            trains_actor=trains_actor,
         )
 
     def _training_mask(self, shaped: ShapedRewards) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:

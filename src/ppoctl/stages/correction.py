@@ -13,7 +13,7 @@ from torch import Tensor
 from ppoctl import metric_registry
 from ppoctl.batch.records import Correction, Logprobs, Rollouts
 from ppoctl.errors import MismatchError
-from ppoctl.ppo.correction import CorrectionWeights, log_ratios, normalized
+from ppoctl.ppo.correction import CorrectionWeights, log_ratios
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.stages.logprobs import require_finite
 
@@ -21,6 +21,8 @@ Weigh = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], CorrectionWeights]
 """(log-ratios trainer - sampler, mask) -> importance weights."""
 Keep = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], Bool[Tensor, "B R"]]
 """(log-ratios trainer - sampler, mask) -> the tokens of the mask that are kept."""
+Normalize = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"], Bool[Tensor, "B R"]], Float[Tensor, "B R"]]
+"""(weights, mask, tokens of the mask that are kept) -> divided weights, 0 where a token is not kept."""
 
 
 _HINT = "ppoctl status RUN  # see `mismatch/`: fix the sampler, or resume with wider bounds by --set"
@@ -38,8 +40,8 @@ class CorrectionStage:
     bounded: bool
     """Whether `weigh` has bounds."""
     keeps: Sequence[Keep]
-    normalize: bool
-    """Whether weights are divided by their mean."""
+    normalize: Normalize | None
+    """Division of the weights by their mean; None: they are not divided."""
     fingerprint: str
     name: str = "correction"
 
@@ -60,7 +62,8 @@ class CorrectionStage:
                 "trainer disagree on all of them",
                 hint=_HINT,
             )
-        weights = normalized(weights, mask) if self.normalize else weights
+        if self.normalize is not None:
+            weights = self.normalize(weighted.weights, sampled, mask)
         metrics = {metric_registry.CORRECTION_WEIGHT_MEAN.name: float(masked_mean(weights, mask))}
         if self.bounded:
             metrics[metric_registry.CORRECTION_CAPPED_FRAC.name] = float(masked_mean(outside.float(), mask))

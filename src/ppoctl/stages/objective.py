@@ -35,6 +35,11 @@ class LossInputs:
         return grid[self.rows].to(self.values.device)
 
 
+def loss_inputs(rows: Int[Tensor, " m"], outputs: TokenOutputs) -> LossInputs:
+    """Return the outputs of a model for these rows as the inputs of losses."""
+    return LossInputs(rows, outputs.primary, outputs.entropy, outputs.full_kl)
+
+
 @runtime_checkable
 class TokenLoss(Protocol):
     """Loss of each token, before aggregation."""
@@ -91,5 +96,5 @@ class Terms:
         self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals
     ) -> list[tuple[Term, Float[Tensor, ""]]]:
         """Return each term with its contribution to the loss; terms without a token in the minibatch are left out."""
-        inputs = LossInputs(rows, outputs.primary, outputs.entropy, outputs.full_kl)
+        inputs = loss_inputs(rows, outputs)
         return [(term, term.share(inputs, total)) for term, total in zip(self.terms, totals, strict=True) if total]

@@ -35,6 +35,8 @@ class ShapedRewards:
     valid: Bool[Tensor, " B"]
     """Responses that have a score."""
     carry: Carry
+    joins_moments: bool = True
+    """Whether these rewards join the moments in `carry`. Otherwise they are only divided by these moments."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -85,10 +87,12 @@ ShapingStep = Callable[[ShapedRewards], ShapedRewards]
 """One step of reward shaping."""
 
 
-def apply_shaping(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[ShapingStep]) -> ShapedRewards:
+def apply_shaping(
+    rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[ShapingStep], *, joins_moments: bool = True
+) -> ShapedRewards:
     """Return the scores after all steps, with the metrics of each step and the mean of the result."""
     scores = rewards.scores if rewards.token_scores is None else rewards.token_scores
-    shaped = ShapedRewards(scores, rollouts, rewards.valid, carry)
+    shaped = ShapedRewards(scores, rollouts, rewards.valid, carry, joins_moments)
     for step in steps:
         shaped = step(shaped)
     return shaped.with_metrics(metrics={metric_registry.REWARD_SHAPED_MEAN.name: shaped.mean(shaped.per_response)})
@@ -130,8 +134,9 @@ class NormalizeByRunningStd:
 
     def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
         carry = shaped.carry
-        before = Moments(carry.reward_count, carry.reward_mean, carry.reward_m2)
-        moments = merged(before, moments_of(shaped.per_response[shaped.valid]))
+        moments = Moments(carry.reward_count, carry.reward_mean, carry.reward_m2)
+        if shaped.joins_moments:
+            moments = merged(moments, moments_of(shaped.per_response[shaped.valid]))
         carry = replace(carry, reward_count=moments.count, reward_mean=moments.mean, reward_m2=moments.m2)
         return _divided(replace(shaped, carry=carry), moments.mean, moments.std, center=self.center)
 
@@ -145,7 +150,7 @@ class NormalizeByReferenceStd:
 
     def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
         carry = shaped.carry
-        if carry.reward_reference_std == 0:
+        if carry.reward_reference_std == 0 and shaped.joins_moments:
             moments = moments_of(shaped.per_response[shaped.valid])
             first = moments if moments.std > 0 else Moments(0.0, 0.0, 0.0)
             carry = replace(carry, reward_reference_mean=first.mean, reward_reference_std=first.std)

@@ -25,10 +25,10 @@ class OptimizerSchedule:
     """Number of PPO steps before the first PPO step that trains the role, if each PPO step is a tick; None: each
     optimizer step is a tick."""
 
-    def at(self, state: State, done: int) -> OptimizerStep:
+    def at(self, state: State, done: int, waited: int = 0) -> OptimizerStep:
         """Return the settings of the next optimizer step, after `done` optimizer steps in the PPO step that begins at
-        `state`."""
-        tick = state.updates + done if self.steps_before is None else state.step - self.steps_before
+        `state`. `waited` PPO steps did not train the role, in addition to `steps_before`."""
+        tick = state.updates + done if self.steps_before is None else state.step - self.steps_before - waited
         return replace(self.constant, lr=self.rate.at(tick))
 
 
@@ -42,8 +42,8 @@ class MinibatchPlan:
     """Seed of the run, from which each epoch derives an order of the rows; None: rows stay in order."""
     schedule: OptimizerSchedule
 
-    def minibatches(self, state: State, num_seqs: int, objective: Objective) -> list[Minibatch]:
-        """Return all optimizer steps of the PPO step after `state`, in order.
+    def minibatches(self, state: State, num_seqs: int, objective: Objective, waited: int = 0) -> list[Minibatch]:
+        """Return all optimizer steps of the PPO step after `state`, in order (`waited`: see `OptimizerSchedule.at`).
 
         A minibatch without an unmasked token is left out (none of the samples in it has a score).
         """
@@ -53,7 +53,7 @@ class MinibatchPlan:
             for rows in minibatch_rows(num_seqs, self.minibatch_seqs, seed=seed):
                 totals = objective.totals(rows)
                 if any(totals):
-                    planned.append(Minibatch(rows, totals, self.schedule.at(state, len(planned))))
+                    planned.append(Minibatch(rows, totals, self.schedule.at(state, len(planned), waited)))
         return planned
 
 
@@ -105,11 +105,17 @@ class UpdateStage:
     fingerprint: str
 
     def train(
-        self, before: State, rollouts: Rollouts, objective: Objective, *, read: Sequence[Record[Any]]
+        self,
+        before: State,
+        rollouts: Rollouts,
+        objective: Objective,
+        *,
+        read: Sequence[Record[Any]],
+        waited: int = 0,
     ) -> UpdateTrace:
-        """Run all epochs of one role. The lineage of the new state contains the old state and all records in
-        `read`."""
-        minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective)
+        """Run all epochs of one role. The lineage of the new state contains the old state and all records in `read`.
+        `waited` is the number of PPO steps that did not train the role (see `OptimizerSchedule.at`)."""
+        minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective, waited)
         after = State(
             role=before.role,
             step=before.step + 1,
@@ -119,6 +125,20 @@ class UpdateStage:
         with self.models.advancing(before, to=after) as trainer:
             results = trainer.update(rollouts.sequences, minibatches, objective)
         return UpdateTrace(before, after, list(zip(minibatches, results, strict=True)))
+
+
+def not_trained(before: State) -> Update:
+    """Return the record of an update without optimizer steps: the state after it has the lineage, so the weights, of
+    the state before."""
+    return Update(
+        role=before.role,
+        step=before.step + 1,
+        parent=before.lineage,
+        lineage=before.lineage,
+        updates=before.updates,
+        per_minibatch={"loss": [], "grad_norm": [], "lr": []},
+        summary={},
+    )
 
 
 def _summarise(name: str, column: list[float]) -> float:

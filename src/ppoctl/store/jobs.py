@@ -74,6 +74,12 @@ def resume_command(run: Path) -> str:
     return f"ppoctl resume {quoted(run)}" + (" --on slurm" if paths.jobs.is_dir() else "")
 
 
+def longer_command(root: Path, steps: int, *, ended_early: bool) -> str:
+    """Return the command that continues a finished run: with twice its steps or, if `[until]` ended the run, without
+    that table."""
+    return f"{resume_command(root)} --set " + ("until={}" if ended_early else f"steps={2 * steps}")
+
+
 def jobs(paths: RunPaths) -> list[JobRecord]:
     """Return the jobs that were submitted for the run, oldest first.
 

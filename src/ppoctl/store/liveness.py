@@ -14,6 +14,9 @@ from ppoctl.errors import RunAliveError, quoted
 from ppoctl.store.append import intact
 from ppoctl.store.run_paths import RunPaths
 
+EARLY_END = "until"
+"""Key of an attempt that ended the run before its last step: the values that ended it."""
+
 
 def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the attempts of a run, each with its `status`.
@@ -35,8 +38,16 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         elif line.get("event") == "attempt_ended" and line["attempt"] in by_number:
             ended = {"status": line["status"], "exit_code": line["exit_code"], "ended_at": line["at"]}
-            by_number[line["attempt"]] |= ended
+            early = {EARLY_END: line[EARLY_END]} if EARLY_END in line else {}
+            by_number[line["attempt"]] |= ended | early
     return list(by_number.values())
+
+
+def ended_early(lines: Iterable[dict[str, Any]]) -> str | None:
+    """Return the values that ended the run before its last step, from its newest attempt; None: it did not end
+    early."""
+    newest = attempts(lines)[-1:]
+    return newest[0].get(EARLY_END) if newest else None
 
 
 def require_idle(paths: RunPaths, *, here: tuple[str, int] | None = None) -> None:

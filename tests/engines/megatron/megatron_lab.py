@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -201,6 +202,14 @@ def with_ends(folder: Path, copy: Path, ends: Sequence[int]) -> Path:
     return copy
 
 
+def with_scaled_weights(folder: Path, copy: Path) -> Path:
+    """Copy a model folder, and multiply all its weights by 1.2."""
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: 1.2 * weight for name, weight in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
 def wider_vocabulary(folder: Path) -> Path:
     """Write the "qwen2" model with one more token."""
     model_class, config_class, _ = MODELS["qwen2"]
@@ -277,7 +286,7 @@ class SquaredDistance:
 
 def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Terms:
     """Return the objective with the real clipped loss."""
-    return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(low=0.2, high=0.2, dual=None)), mask),))
+    return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(0.2, 0.2, None), old_logprobs), mask),))
 
 
 def random_weights(rollouts: TrainerBatch) -> Tensor:
@@ -347,9 +356,12 @@ def minibatch(rollouts: TrainerBatch, rows: Sequence[int] | None = None, step: O
 Batching = BySequences | ByTokens
 
 
-def actor(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronActor:
+def actor(
+    folder: Path, *, dtype: str = "float32", batching: Batching | None = None, reference: Path | None = None
+) -> MegatronActor:
     batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
-    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching)
+    frozen = None if reference is None else str(reference)
+    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching, reference=frozen)
     made = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     made.start()
     return made

@@ -7,6 +7,7 @@ import pytest
 import torch
 from layout_lab import GRADIENT_GAP, STEP, gap, settings, trainer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import OutputRequest
@@ -78,3 +79,24 @@ def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, lay
     for one, other in zip(vars(said).values(), vars(expected).values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     assert gap(gradient, of_one) < GRADIENT_GAP
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_full_kl_from_another_reference_is_that_of_transformers(pool, model, tmp_path, layout):
+    base, rollouts = model("qwen2-deep"), lab.make_rollouts()
+    other = lab.with_scaled_weights(base, tmp_path / "other")
+    actor = trainer(pool, replace(settings(base, "actor", LAYOUTS[layout]), reference=str(other)))
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    found = actor.logprobs(rollouts, WHOLE).full_kl
+    models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (base, other)]
+    expected = torch.zeros(rollouts.tokens.shape)
+    for row, sequence in enumerate(rollouts.unpadded()):
+        place = slice(int(rollouts.prompt_lengths[row]) - 1, len(sequence) - 1)
+        with torch.no_grad():
+            logits = [each(input_ids=sequence[None]).logits[0, place] / WHOLE.temperature for each in models]
+        log_p, log_q = (each.log_softmax(-1) for each in logits)
+        expected[row, : len(log_p)] = (log_p.exp() * (log_p - log_q)).sum(-1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert float(expected[rollouts.mask].min()) > 0.001

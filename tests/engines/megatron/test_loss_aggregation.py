@@ -43,7 +43,7 @@ def objective(kind: AggregationKind, rollouts: lab.TrainerBatch, old: torch.Tens
     mask = rollouts.mask & (torch.arange(rollouts.num_seqs) != 0)[:, None]
     good = mask & torch.isin(torch.arange(rollouts.num_seqs), torch.tensor([3, 1]))[:, None]
     how = aggregation(kind, max_new_tokens=9)
-    surrogate = Surrogate(old, lab.random_weights(rollouts), KINDS[kind])
+    surrogate = Surrogate(old, lab.random_weights(rollouts), KINDS[kind], old)
     return Terms(
         (
             Term(surrogate, mask, aggregation=how),

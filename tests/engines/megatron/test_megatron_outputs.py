@@ -167,6 +167,23 @@ def test_reference_keeps_source_weights_while_actor_trains(model, tmp_path: Path
     EXACT.check(resumed.reference_logprobs(rollouts, OutputRequest(temperature=0.9)), before)
 
 
+def test_another_reference_computes_like_an_actor_that_starts_from_it(model, tmp_path: Path):
+    """The reference is read from a Hugging Face folder, and from a saved actor."""
+    base, rollouts, request = model("qwen2"), lab.make_rollouts(), OutputRequest(temperature=0.9)
+    other = lab.with_scaled_weights(base, tmp_path / "other")
+    started = lab.actor(other)
+    expected = started.logprobs(rollouts, request).primary
+    (tmp_path / "state").mkdir()
+    lab.save(started, tmp_path / "state")
+    for folder in (other, tmp_path / "state"):
+        trainer = lab.actor(base, reference=folder)
+        own = trainer.logprobs(rollouts, request).primary
+        EXACT.check(trainer.reference_logprobs(rollouts, request), expected)
+        assert (own - expected)[rollouts.mask].abs().min() > 1e-4
+        trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+        EXACT.check(trainer.reference_logprobs(rollouts, request), expected)
+
+
 def test_fresh_critic_returns_exactly_zero(model):
     values = lab.critic(model("qwen2-tied")).values(lab.make_rollouts())
     assert values.dtype == torch.float32

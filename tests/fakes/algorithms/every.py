@@ -1,11 +1,14 @@
-"""All test algorithms, and dynamic sampling, by name: algorithms with rounds, selected rows, other roles, or a read
-of the step before."""
+"""All test algorithms, dynamic sampling and PF-PPO by name: algorithms with rounds, selected rows, other roles, or a
+read of the step before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from fakes import dynamic_sampling
-from fakes.algorithms import one_step_off, resampled_rows, two_critics
+from fakes.algorithms import one_step_off, two_critics
+from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
 from ppoctl.recipe.schema import Recipe
 
@@ -19,10 +22,18 @@ class Algorithm:
     """Recipe in which these tables are replaced."""
 
 
+def _resampling(order: str, **changes: Any) -> Recipe:
+    """Return a recipe of PF-PPO: three steps of four rows."""
+    resample = {"kind": "pow", "power": 1.5, "order": order}
+    ppo = {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "resample": resample}
+    return fake_recipe(**{"rollout": FEW_ROWS, "ppo": ppo, **changes})
+
+
 EVERY = {
     "dynamic sampling": Algorithm(step_function_at, dynamic_sampling.without_critic),
     "critic sees all": Algorithm(step_function_at, dynamic_sampling.critic_sees_all),
-    "resampled rows": Algorithm(resampled_rows.choose, resampled_rows.recipe),
+    "resampled rows": Algorithm(step_function_at, partial(_resampling, "after_whitening")),
+    "resampled, then whitened": Algorithm(step_function_at, partial(_resampling, "before_whitening")),
     "two critics": Algorithm(two_critics.choose, two_critics.recipe),
     "one step off": Algorithm(one_step_off.choose, one_step_off.recipe),
 }

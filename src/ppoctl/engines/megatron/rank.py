@@ -11,7 +11,8 @@ ranks.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 from ppoctl.activity import track_items
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -49,18 +49,16 @@ from ppoctl.engines.megatron.schedule import (
     share_of,
     with_reference,
 )
-from ppoctl.engines.megatron.state_reader import load_torch_dist
+from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, load_weights, sent_parts
+from ppoctl.engines.megatron.weights import gathered_weights, sent_parts
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.folder import model_folder
 from ppoctl.model.head import Head
-from ppoctl.model.labels import label_number, labels_of
+from ppoctl.model.labels import label_number
 from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -76,8 +74,7 @@ class TrainerSettings:
     """Role of a trained model. For a reward model: the key of its recipe table, which is `reward` or begins with
     `reward`."""
     model: str
-    """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights of actor, critic and
-    reference."""
+    """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights."""
     dtype: torch.dtype
     """dtype of weights and activations: float32 or bfloat16."""
     batching: BySequences | ByTokens
@@ -89,6 +86,8 @@ class TrainerSettings:
     """torch device. None: this process's GPU, or the CPU if there is no GPU."""
     collective_s: float = COLLECTIVE_S
     """Seconds that ranks wait for each other in a collective (`process_group.GroupTimeouts`)."""
+    reference: str | None = None
+    """Model of the reference, like `model`; None: the same model."""
     label: str | None = None
     """Label whose probability is a reward model's score. None: the head has one output."""
 
@@ -123,10 +122,11 @@ class MegatronRank(SendingRank):
         self.settings = settings
         self.groups = ensure_process_group(settings.parallel, settings.collective_s)
         self.device = _device(settings.device)
-        self._source: tuple[Path, ModelShape] | None = None
+        self._sources = ModelSources(read_labels=settings.is_reward_model)
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
-        self._reference = ReferenceModel(self._build, self._read_source)
+        frozen = settings.reference or settings.model
+        self._reference = ReferenceModel(partial(self._build, frozen), partial(self._sources.load, frozen))
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -137,7 +137,7 @@ class MegatronRank(SendingRank):
         """
         self._reload("weights", "training")
         with megatron_device():
-            self._read_source(self._build_once())
+            self._sources.load(self.settings.model, self._build_once())
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
@@ -235,11 +235,7 @@ class MegatronRank(SendingRank):
     @property
     def source(self) -> tuple[Path, ModelShape]:
         """Folder of the model source, and the shape of its model."""
-        if self._source is None:
-            folder = model_folder(self.settings.model)
-            labels = len(labels_of(folder)) if self.settings.is_reward_model else 1
-            self._source = folder, replace(read_shape(folder), labels=labels)
-        return self._source
+        return self._sources.of(self.settings.model)
 
     @property
     def stages(self) -> list[DistributedDataParallel]:
@@ -257,22 +253,13 @@ class MegatronRank(SendingRank):
         assert self._optimizer is not None, f"the {self.settings.role} has no state: call `start` or `load` first"
         return self._optimizer
 
-    def _read_source(self, stages: Sequence[PackedModel]) -> None:
-        """Load weights of the model source: a Hugging Face folder, or a folder of `convert-ckpt --to megatron`."""
-        folder = self.source[0]
-        with megatron_device():
-            if is_torch_dist(folder):
-                load_torch_dist(stages, folder)
-            else:
-                load_weights(stages, folder)
-
     def _trained(self) -> checkpoint.TrainerState:
         return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)
 
-    def _build(self) -> list[PackedModel]:
+    def _build(self, source: str) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
-        folder, shape = self.source
+        folder, shape = self._sources.of(source)
         label = label_number(folder, settings.label, settings.role) if settings.is_reward_model else None
         model = ModelSettings(
             shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label
@@ -284,7 +271,7 @@ class MegatronRank(SendingRank):
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
-                f"Megatron-Core cannot build `{self.source[0]}` with this `{role}.parallel`: {first}",
+                f"Megatron-Core cannot build `{folder}` with this `{role}.parallel`: {first}",
                 hint=f"--set '{role}.parallel={{}}'",
             ) from error
 
@@ -295,7 +282,7 @@ class MegatronRank(SendingRank):
                 overlap_grad_reduce=False,
                 use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
             )
-            for model in self._build():
+            for model in self._build(self.settings.model):
                 wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
                 model.config.finalize_model_grads_func = reduce_gradients
                 self._stages.append(wrapped)

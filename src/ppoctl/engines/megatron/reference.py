@@ -1,4 +1,4 @@
-"""The frozen reference on a rank of the actor: a second model, which always has the weights of the model source."""
+"""The frozen reference on a rank of the actor: a second model, which always has the weights of its source."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,8 +8,8 @@ from ppoctl.engines.megatron.model import PackedModel
 
 
 class ReferenceModel:
-    """A model with the initial weights, in the dtype of the actor. The weights are read on first use, and never from
-    a saved state, so that a resumed run keeps its reference."""
+    """A model in the dtype of the actor. Its weights are read from its source on first use, and never from a state of
+    this run, so that a resumed run keeps its reference."""
 
     def __init__(
         self, build: Callable[[], Sequence[PackedModel]], read_source: Callable[[Sequence[PackedModel]], None]

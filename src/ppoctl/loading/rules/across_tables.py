@@ -21,11 +21,13 @@ from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
 from ppoctl.loading.rules.losses import LOSS_RULES
 from ppoctl.loading.rules.metrics import METRIC_RULES
+from ppoctl.loading.rules.resampling import RESAMPLING_RULES
 from ppoctl.loading.rules.rewards import REWARD_RULES
 from ppoctl.loading.rules.rows import ROW_RULES, has_truth, tables_of_rows
 from ppoctl.loading.rules.sampling import SAMPLING_RULES
 from ppoctl.loading.rules.schedule import SCHEDULE_RULES
 from ppoctl.loading.rules.slurm import SLURM_RULES
+from ppoctl.loading.rules.until import UNTIL_RULES
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
@@ -170,12 +172,14 @@ RULES = (
     *REWARD_RULES,
     *ROW_RULES,
     *SCHEDULE_RULES,
+    *RESAMPLING_RULES,
     *KL_RULES,
     *LOSS_RULES,
     *ESTIMATOR_RULES,
     *CORRECTION_RULES,
     *CRITIC_RULES,
     *METRIC_RULES,
+    *UNTIL_RULES,
     *EVALUATION_RULES,
     *SAMPLING_RULES,
     *GROUP_RULES,

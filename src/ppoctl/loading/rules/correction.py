@@ -1,4 +1,4 @@
-"""Rules about rejection, which masks tokens or sequences whose sampler and trainer log-probs differ.
+"""Rules about the correction of sampler and trainer log-probs that differ: weights, and rejection of tokens.
 
 See `across_tables`.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import RatioRejection, Recipe
+from ppoctl.recipe.schema import ImportanceWeights, RatioRejection, Recipe
 
 _TABLE: KeyPath = ("ppo", "rollout_rejection")
 _RATIO_BOUNDS = ("min_ratio", "max_ratio")
@@ -29,6 +29,16 @@ def check_rejection_bounds(recipe: Recipe) -> Iterator[Conflict]:
             f"{table.statistic} has no bound: set {_words(own)}",
             ((*_TABLE, "statistic"), (*_TABLE, "kind")),
             f"--set ppo.rollout_rejection.{own[-1]}={2.0 if table.statistic == 'k1' else 0.01}",
+        )
+
+
+def check_normalization_is_on(recipe: Recipe) -> Iterator[Conflict]:
+    table = recipe.ppo.rollout_correction
+    if isinstance(table, ImportanceWeights) and table.normalize_over != "kept_tokens" and not table.normalize:
+        yield Conflict(
+            "`normalize_over` has no effect, because the weights are not divided by their mean",
+            (("ppo", "rollout_correction", "normalize_over"), ("ppo", "rollout_correction", "normalize")),
+            "--set ppo.rollout_correction.normalize=true",
         )
 
 

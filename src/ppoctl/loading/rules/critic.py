@@ -10,11 +10,13 @@ from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.schema import Recipe
 
 _ADVANTAGES: KeyPath = ("ppo", "advantages", "kind")
+_UNTIL: KeyPath = ("ppo", "critic_only_until")
 _TRAIN_ONE = "--set ppo.advantages.kind=gae"
 _OF_A_CRITIC: tuple[KeyPath, ...] = (
     ("ppo", "critic_epochs"),
     ("ppo", "critic_minibatch_seqs"),
     ("ppo", "critic_only_steps"),
+    ("ppo", "critic_only_until"),
     ("ppo", "value_loss"),
     ("model", CRITIC),
     ("health", "explained_variance"),
@@ -69,6 +71,25 @@ def check_offload_without_critic(recipe: Recipe) -> Iterator[Conflict]:
             "there is no critic to offload, because the advantages train none",
             (("cluster", "offload"), _ADVANTAGES),
             f"--set 'cluster.offload={json.dumps(listed)}'",
+        )
+
+
+def check_one_critic_warmup(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.critic_only_until is not None and recipe.ppo.critic_only_steps:
+        yield Conflict(
+            "the steps that train only the critic are set both as a number and by a condition",
+            (("ppo", "critic_only_steps"), (*_UNTIL, "at_most")),
+            "--set ppo.critic_only_steps=0",
+        )
+
+
+def check_critic_warmup_ends(recipe: Recipe) -> Iterator[Conflict]:
+    until = recipe.ppo.critic_only_until
+    if until is not None and until.at_most >= recipe.steps:
+        yield Conflict(
+            f"the actor may never train: the critic may train alone for {until.at_most} of {recipe.steps} steps",
+            ((*_UNTIL, "at_most"), ("steps",)),
+            f"--set {dotted(_UNTIL)}.at_most={max(recipe.steps // 10, 1)}",
         )
 
 

@@ -14,6 +14,7 @@ from ppoctl.recipe.rows import sources_of
 from ppoctl.recipe.schema import Recipe
 
 _SAMPLES: KeyPath = ("eval", "samples_per_prompt")
+_FIRST: KeyPath = ("eval", "first_step")
 _PASSES: KeyPath = ("eval", "passes")
 _MOST_VOTES = 1000
 """Maximum number of responses for `eval.maj_at`: binomial coefficients of larger numbers exceed the range of
@@ -49,6 +50,21 @@ def check_sampled_eval_keys(recipe: Recipe) -> Iterator[Conflict]:
                 (("eval", name), _PASSES),
                 "--set eval.passes=both",
             )
+
+
+def check_first_evaluation(recipe: Recipe) -> Iterator[Conflict]:
+    table = recipe.eval
+    if table.first_step is None:
+        return
+    if table.every_steps == 0:
+        yield Conflict(
+            "`eval.first_step` is the step of the first of several evaluations, but `eval.every_steps` sets none",
+            (_FIRST, ("eval", "every_steps")),
+            "--set eval.every_steps=10",
+        )
+    elif table.first_step > recipe.steps:
+        message = f"the first evaluation follows step {table.first_step} of a run of {recipe.steps} steps"
+        yield Conflict(message, (_FIRST, ("steps",)))
 
 
 EVALUATION_RULES = rules_of(globals())

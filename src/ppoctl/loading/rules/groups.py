@@ -103,8 +103,7 @@ def check_schedule_of_critic_that_sees_all(recipe: Recipe) -> Iterator[Conflict]
 
 def check_remax_has_one_round(recipe: Recipe) -> Iterator[Conflict]:
     """Check that no estimator generates further responses outside the rounds."""
-    kind: str = recipe.ppo.advantages.kind
-    if recipe.rollout.groups is not None and kind == "remax":
+    if recipe.rollout.groups is not None and recipe.ppo.advantages.reads_baselines:
         yield Conflict(
             "`remax` subtracts the score of a greedy response to each prompt, which no round generates",
             (_KIND,),

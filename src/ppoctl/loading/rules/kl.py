@@ -1,11 +1,45 @@
 """Rules about the KL penalty. See `across_tables`."""
 
+import dataclasses
 from collections.abc import Iterator
 
 from ppoctl.loading.problems import Conflict, rules_of
 from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.roles import POLICY, REFERENCE
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step
+
+_REFERENCE: KeyPath = ("model", REFERENCE)
+_MAY_DIFFER = frozenset({"family", "max_positions", "rope", "norm_eps"})
+"""Fields of a model's shape in which the reference may differ from the actor's model. They change no size."""
+
+
+def check_reference_is_read(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.model.reference is not None and recipe.ppo.kl.place == "none":
+        yield Conflict(
+            "`model.reference` has no effect, because no KL penalty reads a reference",
+            ((*_REFERENCE, "path"), ("ppo", "kl", "place")),
+            "remove `model.reference`, or add `--set 'ppo.kl={place=\"loss\", coef=0.001}'`",
+        )
+
+
+def check_reference_sizes(recipe: Recipe) -> Iterator[Conflict]:
+    """Check that the reference has the sizes of the actor's model: it has the same layout, and `plan` counts it as a
+    copy of the actor's weights."""
+    model = model_of(recipe, POLICY)
+    own, base = model_of(recipe, REFERENCE).shape, model.shape
+    if recipe.model.reference is None or own is None or base is None:
+        return
+    for name in (field.name for field in dataclasses.fields(own) if field.name not in _MAY_DIFFER):
+        ours, its = getattr(base, name), getattr(own, name)
+        if ours != its:
+            yield Conflict(
+                f"the reference must have the architecture of the actor's model, but its `{name}` is `{its}`, not "
+                f"`{ours}`",
+                ((*_REFERENCE, "path"), model.key),
+            )
+            return
 
 
 def check_loss_penalty_has_gradient(recipe: Recipe) -> Iterator[Conflict]:

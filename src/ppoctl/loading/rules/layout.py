@@ -235,8 +235,9 @@ def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleMode
     If a role with its own model has the policy's layout, the policy's table is yielded for that role too.
     """
     written = dict(_written(recipe))
-    for role in own_models(recipe) if (POLICY,) in written else ():
-        written.setdefault((role,), written[(POLICY,)])
+    for role in recipe.trained if (POLICY,) in written else ():
+        if role in own_models(recipe):
+            written.setdefault((role,), written[(POLICY,)])
     for key, table in written.items():
         yield key, table, reward_model_of(recipe, key) if key[0] == "reward" else model_of(recipe, key[0])
 

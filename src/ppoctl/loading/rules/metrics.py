@@ -79,18 +79,18 @@ def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Confl
 def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
     for name, expected in recipe.expect.items():
         step = expected.at_step
-        if step is None and recipe.data.eval and _is_evaluation_metric(name):
+        if step is None and recipe.data.eval and is_evaluation_metric(name):
             step = recipe.steps
         if (
             metric_registry.find(name) is None
             or step is None
             or step > recipe.steps
-            or any(step in steps for steps in _reported_at(recipe, name))
+            or any(step in steps for steps in steps_with_metric(recipe, name))
             or missing(recipe, name) is not None
         ):
             continue
         key: KeyPath = ("expect", name, "at_step")
-        if _is_evaluation_metric(name):
+        if is_evaluation_metric(name):
             where = "the end of the run" if expected.at_step is None else f"step {step}"
             message = f"`{name}` is expected at {where}, but nothing is evaluated then"
             off = _AT_END if step == recipe.steps else _AT_START
@@ -98,18 +98,21 @@ def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
         elif step == 0:
             yield Conflict(f"`{name}` is expected at step 0, before the first step; steps count from 1", (key,))
         else:
-            message = f"`{name}` is expected at step {step}, when only the critic trains"
-            yield Conflict(message, (key, ("ppo", "critic_only_steps")))
+            until = recipe.ppo.critic_only_until
+            message = f"`{name}` is expected at step {step}, when only the critic "
+            message += "trains" if until is None else "may train"
+            steps: KeyPath = ("critic_only_steps",) if until is None else ("critic_only_until", "at_most")
+            yield Conflict(message, (key, ("ppo", *steps)))
 
 
 def check_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
     for name, expected in recipe.expect.items():
         if expected.rise_min is None or metric_registry.find(name) is None:
             continue
-        if sum(map(len, _reported_at(recipe, name))) > 1 or missing(recipe, name) is not None:
+        if sum(map(len, steps_with_metric(recipe, name))) > 1 or missing(recipe, name) is not None:
             continue
         key: KeyPath = ("expect", name, "rise_min")
-        if _is_evaluation_metric(name):
+        if is_evaluation_metric(name):
             off = _AT_END if recipe.eval.at_start else _AT_START
             message = f"`{name}` must rise above its first value, but the run evaluates only once"
             yield Conflict(message, (key, off, _EVERY), f"--set {dotted(off)}=true")
@@ -149,7 +152,7 @@ def check_best_metric(recipe: Recipe) -> Iterator[Conflict]:
     elif metric.better is None and recipe.checkpoint.best_direction is None:
         message = f"`{best}` does not define which of two actors is better"
         yield Conflict(message, (key,), "--set checkpoint.best_direction=lower")
-    elif recipe.data.eval and _is_evaluation_metric(best) and not _is_evaluated_after_a_step(recipe):
+    elif recipe.data.eval and is_evaluation_metric(best) and not _is_evaluated_after_a_step(recipe):
         message = f"`{best}` selects the best actor, but no actor is evaluated after a step"
         yield Conflict(message, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
     elif updated_role(recipe, best) == POLICY:
@@ -183,14 +186,15 @@ def is_lower_better(checkpoint: CheckpointTable) -> bool:
     return (checkpoint.best_direction or (metric.better if metric is not None else None)) == "lower"
 
 
-def _reported_at(recipe: Recipe, name: str) -> list[range]:
+def steps_with_metric(recipe: Recipe, name: str) -> list[range]:
     """Return the steps at which a run reports this metric; step 0 is before the first update."""
-    if _is_evaluation_metric(name):
+    if is_evaluation_metric(name):
         return [range(step, step + 1) for step in range(recipe.steps + 1) if evaluates(recipe, step)]
     return reported_at(recipe, name)
 
 
-def _is_evaluation_metric(name: str) -> bool:
+def is_evaluation_metric(name: str) -> bool:
+    """Return whether an evaluation reports the metric, not a stage of a step."""
     return metric_registry.eval_set(name) is not None or name == metric_registry.TIME_EVAL_S.name
 
 
@@ -201,6 +205,7 @@ def _is_evaluated_after_a_step(recipe: Recipe) -> bool:
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:
     """Return the known metrics that the recipe names, each with the key that names it."""
     named: list[tuple[str, KeyPath]] = [(name, ("expect", name)) for name in recipe.expect]
+    named += [(name, ("until", name)) for name in recipe.until]
     if recipe.checkpoint.best is not None:
         named.append((recipe.checkpoint.best, ("checkpoint", "best")))
     return [(name, key) for name, key in named if metric_registry.find(name) is not None]

@@ -11,10 +11,10 @@ from typing import Literal
 
 from ppoctl.algorithm.evaluation import EVALUATION
 from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.stage_spec import REFERENCE, ModelPass
+from ppoctl.algorithm.stage_spec import ModelPass
 from ppoctl.algorithm.trace import Trace
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.roles import POLICY, REFERENCE
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import EVAL
 

@@ -1,0 +1,111 @@
+"""PF-PPO (Zhang et al. 2024, arXiv:2409.06957): PPO whose updates train on rows that are sampled again by their
+scores.
+
+Values, log-probs, corrections and advantages are computed once, over all rows of the step. `RESAMPLE` then selects
+rows, and `take` selects these rows of every record, so a row keeps its own tokens and numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from ppoctl.algorithm.advantages import ADVANTAGES, AdvantagesSpec
+from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
+from ppoctl.algorithm.resampling import RAW_ADVANTAGES, RESAMPLE, WHITENING
+from ppoctl.algorithm.samples import ONE_ROUND
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Advantages, Selection
+
+
+def _take_advantages(run_stage: RunStage, selection: "Selection", advantages: "Advantages") -> "Advantages":
+    """Return the advantages of the selected rows, which are whitened already."""
+    return run_stage.take(selection, [advantages])
+
+
+def _whiten_advantages(run_stage: RunStage, selection: "Selection", advantages: "Advantages") -> "Advantages":
+    """Return the advantages of the selected rows, and whiten them."""
+    return run_stage(WHITENING, run_stage.take(selection, [advantages]))
+
+
+@dataclass(frozen=True)
+class ResampleOrder:
+    """Order of resampling and whitening."""
+
+    suffix: str
+    """End of the names of step functions with this order."""
+    advantages: AdvantagesSpec
+    """Stage that computes the advantages of all rows."""
+    take: "Callable[[RunStage, Selection, Advantages], Advantages]"
+    """Function that returns the advantages of the selected rows."""
+
+
+ORDERS = {
+    "after_whitening": ResampleOrder("", ADVANTAGES, _take_advantages),
+    "before_whitening": ResampleOrder("_whitened_last", RAW_ADVANTAGES, _whiten_advantages),
+}
+"""Value of `ppo.resample.order` -> the order."""
+
+
+def _pf_ppo(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder) -> StepOutputs:
+    """Generate, score, compute advantages, sample rows again, and update critic and actor."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    samples = ONE_ROUND(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(order.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    selection = run_stage(RESAMPLE, rollouts, advantages)
+    rows, taken = run_stage.take(selection, [rollouts]), order.take(run_stage, selection, advantages)
+    critic = run_stage(CRITIC_UPDATE, critic, rows, run_stage.take(selection, [values]), taken)
+    actor = run_stage(ACTOR_UPDATE, actor, rows, run_stage.take(selection, [logprobs]), taken)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
+
+
+def _pf_ppo_corrected(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder) -> StepOutputs:
+    """Run PF-PPO with rollout correction (see `ppo`)."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    samples = ONE_ROUND(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
+    advantages = run_stage(order.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    selection = run_stage(RESAMPLE, rollouts, advantages)
+    rows, taken = run_stage.take(selection, [rollouts]), order.take(run_stage, selection, advantages)
+    critic = run_stage(CRITIC_UPDATE, critic, rows, run_stage.take(selection, [values]), taken)
+    weights = run_stage.take(selection, [correction])
+    actor = run_stage(ACTOR_UPDATE, actor, rows, run_stage.take(selection, [logprobs]), taken, weights)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
+
+
+def _critic_only(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+    """Run PF-PPO without the actor update. The critic reads no advantages, so their order does not matter."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    samples = ONE_ROUND(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
+    selection = run_stage(RESAMPLE, rollouts, advantages)
+    rows, values = run_stage.take(selection, [rollouts]), run_stage.take(selection, [values])
+    critic = run_stage(CRITIC_UPDATE, critic, rows, values, run_stage.take(selection, [advantages]))
+    return StepOutputs({"critic": critic}, advantages.carry, samples.generated)
+
+
+@cache
+def pf_ppo(order: str, *, corrects: bool = False) -> StepFunction:
+    """Return PF-PPO with a value of `ppo.resample.order`, with or without rollout correction."""
+    name, run = ("pf_ppo_corrected", _pf_ppo_corrected) if corrects else ("pf_ppo", _pf_ppo)
+    return StepFunction(name + ORDERS[order].suffix, partial(run, order=ORDERS[order]))
+
+
+PF_CRITIC_ONLY = StepFunction("pf_critic_only", _critic_only)
+PF_STEP_FUNCTIONS = (
+    *(pf_ppo(order, corrects=corrects) for order in ORDERS for corrects in (False, True)),
+    PF_CRITIC_ONLY,
+)
+"""Step functions of PF-PPO."""

@@ -1,0 +1,126 @@
+"""ReMax (Li et al. 2024, arXiv:2310.10505): policy gradient without a critic, whose baseline is the reward of the
+greedy response to the same prompt.
+
+The greedy responses have stages of their own: 22-greedy_rollout and 24-greedy_reward. They are neither trained on nor
+in the ledger.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.advantages import AdvantagesSpec
+from ppoctl.algorithm.forward import CORRECTION, LOGPROBS
+from ppoctl.algorithm.generation import RewardSpec, RolloutSpec
+from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
+from ppoctl.algorithm.sampling import greedy_sampling
+from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.updates import ACTOR_UPDATE
+from ppoctl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Advantages, Rewards, Rollouts
+    from ppoctl.store.stage_runner import Stage
+
+
+@dataclass(frozen=True)
+class GreedyRolloutSpec(RolloutSpec):
+    """22-greedy_rollout: generation of one greedy response per prompt."""
+
+    kind: ClassVar[str] = "greedy_rollouts"
+
+    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+        return recipe.rollout.prompts_per_step, recipe.rollout.prompts_per_step
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return always(metrics.BASELINE_RESPONSE_TOKENS_MEAN, metrics.BASELINE_TRUNCATED_FRAC, metrics.BASELINE_TOKENS)
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.batch.records import GreedyRollouts
+        from ppoctl.stages.greedy import GreedyStage
+        from ppoctl.stages.rollout import RolloutStage
+
+        sampled = super().build(recipe, parts)
+        assert isinstance(sampled, RolloutStage)
+        return GreedyStage(replace(sampled, params=greedy_sampling(recipe), samples_per_prompt=1), GreedyRollouts)
+
+
+@dataclass(frozen=True)
+class GreedyRewardSpec(RewardSpec):
+    """24-greedy_reward: a score of each greedy response."""
+
+    kind: ClassVar[str] = "greedy_rewards"
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        return always(metrics.BASELINE_SCORE_MEAN, metrics.BASELINE_ERROR_FRAC)
+
+    def reports(self, recipe: Recipe, name: str) -> bool:
+        return StageSpec.reports(self, recipe, name)
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rewards]":
+        from ppoctl.batch.records import GreedyRewards
+        from ppoctl.stages.greedy import GreedyStage
+        from ppoctl.stages.reward import RewardStage
+
+        scoring = super().build(recipe, parts)
+        assert isinstance(scoring, RewardStage)
+        return GreedyStage(scoring, GreedyRewards)
+
+
+@dataclass(frozen=True)
+class RemaxAdvantagesSpec(AdvantagesSpec):
+    """50-advantages of ReMax: each response is compared with the greedy response to its prompt."""
+
+    joins_by_prompt: ClassVar[bool] = True
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
+        from ppoctl.stages.advantages import AdvantagesStage
+        from ppoctl.stages.greedy import RemaxAdvantagesStage
+
+        advantages = super().build(recipe, parts)
+        assert isinstance(advantages, AdvantagesStage)
+        return RemaxAdvantagesStage(advantages)
+
+
+GREEDY_ROLLOUT = GreedyRolloutSpec("greedy_rollout")
+GREEDY_REWARD = GreedyRewardSpec("greedy_reward")
+REMAX_ADVANTAGES = RemaxAdvantagesSpec("advantages")
+
+
+def _remax(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+    """Generate, score, do the same with greedy responses, compute advantages, and update the actor."""
+    actor = inputs.states["actor"]
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
+    greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(REMAX_ADVANTAGES, rollouts, rewards, logprobs, inputs.carry, greedy, greedy_rewards)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
+    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
+
+
+def _remax_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+    """Run the same step with rollout correction (see `ppo`)."""
+    actor = inputs.states["actor"]
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
+    greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
+    advantages = run_stage(REMAX_ADVANTAGES, rollouts, rewards, logprobs, inputs.carry, greedy, greedy_rewards)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
+    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
+
+
+def remax(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
+    """Return ReMax with these samples, with or without rollout correction. The samples must come from one round: the
+    greedy responses answer the prompts of the first round."""
+    name, run = ("remax_corrected", _remax_corrected) if corrects else ("remax", _remax)
+    return step_function(name, run, get_samples)
+
+
+REMAX = remax()
+REMAX_CORRECTED = remax(corrects=True)

@@ -1,0 +1,42 @@
+"""Folders from which a rank reads weights: of Hugging Face, or of `convert-ckpt --to megatron`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ppoctl.convert.torch_dist import is_torch_dist
+from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.state_reader import load_torch_dist
+from ppoctl.engines.megatron.weights import load_weights
+from ppoctl.model.folder import model_folder
+from ppoctl.model.labels import labels_of
+from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
+
+
+class ModelSources:
+    """Folders of models and the shapes of the models. Each is read once."""
+
+    def __init__(self, *, read_labels: bool) -> None:
+        """`read_labels`: whether the head has one output per label of the folder (a reward model)."""
+        self._read_labels = read_labels
+        self._known: dict[str, tuple[Path, ModelShape]] = {}
+
+    def of(self, model: str) -> tuple[Path, ModelShape]:
+        """Return the folder of a model path, and the shape of its model. Raises EnvironmentProblemError if there is
+        no folder, and the errors of `read_shape`."""
+        if model not in self._known:
+            folder = model_folder(model)
+            labels = len(labels_of(folder)) if self._read_labels else 1
+            self._known[model] = folder, replace(read_shape(folder), labels=labels)
+        return self._known[model]
+
+    def load(self, model: str, stages: Sequence[PackedModel]) -> None:
+        """Load the weights of a model into this rank's pipeline stages."""
+        folder = self.of(model)[0]
+        with megatron_device():
+            if is_torch_dist(folder):
+                load_torch_dist(stages, folder)
+            else:
+                load_weights(stages, folder)
