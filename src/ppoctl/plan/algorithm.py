@@ -35,7 +35,9 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     """Return choice -> description of the choice."""
     ppo = recipe.ppo
     losses: Mapping[Head, Table] = {"token": ppo.policy_loss, "value": ppo.value_loss}
+    groups = recipe.rollout.groups
     choices = {
+        **({} if groups is None else {"dynamic sampling": _describe(groups)}),
         "advantages": _describe(ppo.advantages),
         **{f"{role}'s loss": _describe(losses[head_of(role)]) for role in recipe.trained},
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],

@@ -6,10 +6,12 @@ from ppoctl.recipe_table import RESULTS, AtLeastOne, OrMixed, Table
 
 
 class MeanBounds(Table):
-    """Bounds of the mean over the responses to a prompt, for groups that are neither too easy nor too hard.
+    """Bounds of the mean over the responses to a prompt, so that groups are neither too easy nor too hard. The bounds
+    are included, and responses without a score are not in the mean; a group needs one score. `keep = "mixed"` in
+    place of the table keeps the groups whose responses are not all equal.
 
     Formula: min <= mean(x) <= max, over the responses that have a score; x as `by` selects
-    Source: Prime (arXiv:2502.01456), section 3.4, which keeps prompts of medium accuracy
+    Source: PRIME (arXiv:2502.01456), online prompt filtering
     Default of: OpenRLHF (0 and 1, which it excludes)
     Figures: groups/prompts_per_kept
     """
@@ -22,14 +24,15 @@ class MeanBounds(Table):
 
 class GroupsTable(Table):
     """Dynamic sampling (DAPO). A step generates and scores round after round, and keeps the groups (the responses to
-    one prompt) from which the actor can learn, until it has `prompts_per_step` groups. Kept groups are the first in
-    the order of the prompts; further groups of the last round are dropped. Each round takes the next prompts of the
-    data, so the prompts of a step depend on all rounds before it. Only generation and scoring run in every round;
-    `plan` prints the least and the most that a step costs. `reward/score_mean` and the metrics of the responses
-    describe all generated responses, `reward/shaped_mean` and the advantages only the kept ones. With GRPO, a dropped
-    group would have had an advantage of 0. With a critic it would not: the advantages of a group of equal scores are
-    the differences from the values. If a prompt is in two rounds of a step, because an epoch ended, its two groups
-    are kept or dropped separately, and GRPO then compares all of its kept responses with each other.
+    one prompt) from which the actor can learn, until it has `prompts_per_step` groups. By default, a group is kept if
+    its scores are not all equal; a group with fewer than two scores is dropped. Kept groups are the first in the
+    order of the prompts; further groups of the last round are dropped. Each round takes the next prompts of the data,
+    so the prompts of a step depend on all rounds before it. `plan` prints the least and the most that a step costs.
+    Metrics of responses and `reward/score_mean` describe all generated responses; `reward/shaped_mean` and the
+    advantages describe the kept ones. With GRPO, the advantages of a dropped group would be 0. With a critic they
+    would not: the advantage of an equal group is the difference from the values. If an epoch ends within a step, a
+    prompt may be in two rounds; its two groups are kept or dropped separately, and GRPO then compares all of its kept
+    responses with each other.
 
     Formula: keep = "mixed": max(x) > min(x); keep = { min, max }: min <= mean(x) <= max; x = score, shaped reward or
         pass (0 or 1) of each response to the prompt that has a score
@@ -41,8 +44,8 @@ class GroupsTable(Table):
     """
 
     keep: Annotated[MeanBounds | None, OrMixed] = None
-    """Groups that are kept. "mixed": not all responses with a score are equal, so a group with fewer than two scores
-    is dropped. { min, max }: the mean is within the bounds, which are included; a group needs one score."""
+    """Groups that are kept. "mixed": those whose responses are not all equal; { min, max }: those whose mean is
+    within these bounds."""
     by: Annotated[Literal["score", "shaped", "pass"], RESULTS] = "score"
     """Number of each response that `keep` compares. score: as the scorer returned it; shaped: after reward shaping,
     so that responses of other lengths differ if their length is penalized; pass: 1 if the score is at least

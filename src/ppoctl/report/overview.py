@@ -54,11 +54,13 @@ def sentence(run: ReadRun) -> str:
     used = rows.get("data.train", {}).get("used")
     rollout = recipe["rollout"]
     prompts = f"{used} prompts of " if used is not None else ""
+    groups = rollout.get("groups")
+    kept = "" if groups is None else f", from at most {groups['max_rounds']} rounds"
     return without_secrets(
         f"{_short(recipe['model']['path'], written)}, "
         f"trained with PPO on {prompts}{_data(recipe['data']['train'], written)}, "
         f"rewarded by {recipe['reward'].get('kind', 'a custom reward')}: "
-        f"{rollout['prompts_per_step']} prompts x {rollout['samples_per_prompt']} responses per step, "
+        f"{rollout['prompts_per_step']} prompts x {rollout['samples_per_prompt']} responses per step{kept}, "
         f"of at most {rollout['max_new_tokens']} tokens."
     )
 
