@@ -64,6 +64,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         "rollout.groups.critic_sees",
         "--set rollout.groups.critic_sees=kept",
     ),
+    "whitened rewards": (
+        ALL,
+        {"ppo": {"minibatch_seqs": 2, "whiten_rewards": True}},
+        "critic and actor would have rewards divided by the deviations of different responses",
+        "rollout.groups.critic_sees",
+        "--set rollout.groups.critic_sees=kept",
+    ),
     "no critic": (
         ALL,
         GRPO,

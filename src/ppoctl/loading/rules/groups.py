@@ -69,6 +69,16 @@ def check_kept_without_moments(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
+def check_kept_without_whitened_rewards(recipe: Recipe) -> Iterator[Conflict]:
+    groups = recipe.rollout.groups
+    if groups is not None and groups.critic_sees == "all" and recipe.ppo.whiten_rewards:
+        yield Conflict(
+            "critic and actor would have rewards divided by the deviations of different responses",
+            (_SEES, ("ppo", "whiten_rewards")),
+            "--set rollout.groups.critic_sees=kept",
+        )
+
+
 def check_critic_sees_has_critic(recipe: Recipe) -> Iterator[Conflict]:
     groups = recipe.rollout.groups
     if groups is not None and groups.critic_sees == "all" and not recipe.ppo.advantages.trains_critic:
