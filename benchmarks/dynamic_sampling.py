@@ -91,9 +91,8 @@ def described(run: Path) -> str:
     seqs = [figures["groups/kept"] * samples for figures in last.values()]
     seqs = seqs or [recipe["rollout"]["prompts_per_step"] * samples] * len(updates)
     optimizer_steps = sum(-(-int(count) // minibatch) for count in seqs)
-    return (
-        f"{accuracy:8.3f}  {len(updates):5}  {optimizer_steps:15}  {responses:9}  {dropped:14.3f}  {max(rounds):11.0f}"
-    )
+    counts = f"{len(updates):5}  {optimizer_steps:15}  {responses:9}"
+    return f"{accuracy:8.3f}  {counts}  {dropped:14.3f}  {max(rounds):11.0f}"
 
 
 if __name__ == "__main__":

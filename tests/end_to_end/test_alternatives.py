@@ -153,7 +153,11 @@ def test_each_alternative_without_critic_changes_the_trained_weights(
 def test_python_copy_of_the_clip_loss_trains_identical_weights(tmp_path: Path, forked: Forked, plain: str) -> None:
     users = Path(__file__).parents[1] / "stages" / "users_training.py"
     copied = f"ppo.policy_loss={{kind='python', function='{users}:clip'}}"
-    assert weights_of(forked, tmp_path, *WITH_CRITIC, copied) == plain
+    found, expected = (json.loads(files) for files in (weights_of(forked, tmp_path, *WITH_CRITIC, copied), plain))
+    shards = [name for name in expected if name.endswith(".distcp")]
+    assert shards
+    # Files without tensors describe the run, and differ from run to run.
+    assert [found[name] for name in shards] == [expected[name] for name in shards]
 
 
 def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Forked) -> None:

@@ -20,7 +20,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
-NAMES = {"nemo_rl": 484, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164}
+NAMES = {"nemo_rl": 489, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164}
 """The lists, and the number of keys in each."""
 OURS_TOO = {
     "trlx": {"name"},

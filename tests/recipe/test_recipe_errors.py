@@ -220,7 +220,7 @@ def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) 
         (
             "{kind='gpso'}",
             '`ppo.policy_loss.kind` is `"gpso"`: must be one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`, '
-            "you mean `gspo`?",
+            '`"python"`; did you mean `gspo`?',
         ),
         (
             "{kind='gspo', dual_clip=3.0}",

@@ -99,7 +99,7 @@ def test_masked_out_numbers_reach_no_loss_and_no_gradient(garbage: float) -> Non
     grids = {"logprobs": LOGPROBS, "old_logprobs": OLD, "advantages": ADVANTAGES, "sampler_logprobs": SAMPLER}
     poisoned = {name: torch.where(MASK, grid, garbage) for name, grid in grids.items()}
     poisoned["logprobs"].requires_grad_()
-    losses = loss("clip").losses(inputs(**poisoned))
+    losses = loss("unclamped").losses(inputs(**poisoned))
     losses.sum().backward()
     assert poisoned["logprobs"].grad is not None
     assert bool(losses.isfinite().all())
@@ -126,7 +126,7 @@ def test_current_logprobs_as_old_ones_carry_no_gradient() -> None:
 
 WRONG: Mapping[str, str] = {
     "raises": r"it failed: RuntimeError: The size of tensor a \(3\) must match .* "
-    r"\(users_training.py:24, in `raises`: `return batch.logprobs \+ torch.zeros\(7, 7\)`\)",
+    r"\(users_training.py:28, in `raises`: `return batch.logprobs \+ torch.zeros\(7, 7\)`\)",
     "no_gradient": r"it returned losses without a gradient: compute them from `logprobs`, without `detach`, `item` ",
     "one_number": r"it returned a tensor of shape \[\] as losses; the shape must be \[2, 3\]",
     "a_list": r"it returned a list as losses; it must be a tensor of floats of shape \[2, 3\]",
@@ -220,7 +220,7 @@ def test_estimator_with_a_critic_returns_what_it_learns() -> None:
             r"it returned a dict as returns; it must be a tensor of floats",
         ),
         ("rewards_to_go", {}, r"it returned a tuple of 3; it must return advantages, or \(advantages, metrics\)"),
-        ("one_number", {}, r"it failed: AttributeError: .* \(users_training.py:32, in `one_number`: "),
+        ("one_number", {}, r"it failed: AttributeError: .* \(users_training.py:36, in `one_number`: "),
         ("infinite_metric", {}, r"it returned `inf` as `ratio`, which is not a finite number"),
     ],
 )

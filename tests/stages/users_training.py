@@ -20,6 +20,10 @@ def every_grid(batch, scale=1.0):
     return losses, {"gap": batch.logprobs - batch.sampler_logprobs, "tokens": batch.mask.float()}
 
 
+def unclamped(batch):
+    return -batch.advantages * (batch.logprobs - batch.old_logprobs).exp()
+
+
 def raises(batch):
     return batch.logprobs + torch.zeros(7, 7)
 

@@ -28,20 +28,17 @@ def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     advantages train none; otherwise the critic alone for the first `critic_only_steps`, then PPO. Dynamic sampling
     decides how the step gets its samples; with a critic, its rows may be sampled again (PF-PPO)."""
     corrects, groups, resample = recipe.ppo.corrects_rollouts, recipe.rollout.groups, recipe.ppo.resample
+    is_critic_only = step <= recipe.ppo.critic_only_steps
     get_samples = ONE_ROUND if groups is None else KeptGroups(groups.max_rounds)
     if recipe.ppo.advantages.reads_baselines:
         return REMAX_CORRECTED if corrects else REMAX
     if not recipe.ppo.advantages.trains_critic:
         return policy_only(get_samples, corrects=corrects)
     if not isinstance(resample, NoResampling):
-        is_critic_only = step <= recipe.ppo.critic_only_steps
         return PF_CRITIC_ONLY if is_critic_only else pf_ppo(resample.order, corrects=corrects)
-    if groups is None or groups.critic_sees == "kept":
-        is_critic_only = step <= recipe.ppo.critic_only_steps
-        return critic_only(get_samples) if is_critic_only else ppo(get_samples, corrects=corrects)
-    if step <= recipe.ppo.critic_only_steps:
-        return critic_only(ONE_ROUND)
-    return critic_sees_all(KeptGroups(groups.max_rounds), corrects=corrects)
+    if groups is not None and groups.critic_sees == "all":
+        return CRITIC_ONLY if is_critic_only else critic_sees_all(KeptGroups(groups.max_rounds), corrects=corrects)
+    return critic_only(get_samples) if is_critic_only else ppo(get_samples, corrects=corrects)
 
 
 def changes_of(recipe: Recipe) -> tuple[int, ...]:

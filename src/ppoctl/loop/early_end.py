@@ -18,7 +18,7 @@ MetricsOf = Callable[[int], Mapping[str, float]]
 def early_end(recipe: Recipe, step: int, metrics_of: MetricsOf) -> str | None:
     """Return the values that end the run after this step, as text; None: the run does not end early after this
     step."""
-    values = metrics_of(step) if recipe.until and 0 < step < recipe.steps else {}
+    values = metrics_of(step) if recipe.until and step < recipe.steps else {}
     if not values or not all(_is_reached(name, target, step, metrics_of) for name, target in recipe.until.items()):
         return None
     return "; ".join(

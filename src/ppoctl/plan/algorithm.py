@@ -69,10 +69,13 @@ def _kl(recipe: Recipe) -> str:
 
 
 def _describe(table: Table) -> str:
-    """Return the kind of a table and its settings. A setting that is off is left out if it is off by default, too."""
+    """Return the kind of a table and its settings. A setting that is off is left out if it is off by default, too.
+    Settings of a switch that is off, such as `normalize_over` of `normalize`, are left out."""
     defaults = {name: field.default for name, field in type(table).model_fields.items()}
     off = [name for name, value in table if value in (None, False, 0) and value == defaults[name]]
-    words = [_setting(name, value) for name, value in table if name not in ("kind", "place", *off)]
+    switched_off = tuple(f"{name}_" for name, value in table if value is False)
+    shown = (name for name, _ in table if name not in ("kind", "place", *off) and not name.startswith(switched_off))
+    words = [_setting(name, getattr(table, name)) for name in shown]
     kind = getattr(table, "kind", None)
     return f"{kind}: {', '.join(words)}" if kind and words else kind or ", ".join(words)
 

@@ -51,7 +51,7 @@ class GroupsTable(Table):
     so that responses of other lengths differ if their length is penalized; pass: 1 if the score is at least
     `eval.pass_score`, else 0."""
     round_prompts: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Number of prompts of a round (`gen_batch_size` in verl). More prompts than a step requires make a second
+    """Number of prompts of a round (gen_batch_size in verl). More prompts than a step requires make a second
     round rare. Absent: `rollout.prompts_per_step`."""
     max_rounds: Annotated[int, RESULTS, AtLeastOne] = 10
     """Maximum number of rounds of a step."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from ppoctl import metric_registry
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
 from ppoctl.errors import RewardError
-from ppoctl.ppo.estimator import Estimator, EstimatorInputs
+from ppoctl.ppo.estimator import AdvantageEstimate, Estimator, EstimatorInputs
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import bootstrapped, with_unit_variance
 from ppoctl.stages.critic_first import CriticFirst
@@ -84,14 +84,8 @@ class AdvantagesStage:
                 baselines=baselines,
             )
         )
-        raw, trains_actor = estimate.advantages, None
-        if self.critic_first is not None:
-            assert values is not None, "only a critic has an explained variance, and the step has none"
-            assert estimate.returns is not None, "the critic learns returns, which the estimator did not compute"
-            trains_actor = self.critic_first.trains_actor(
-                shaped.rollouts.step, shaped.carry, values, estimate.returns, mask
-            )
-            metrics[metric_registry.POLICY_TRAINED.name] = float(trains_actor)
+        raw, trains_actor = estimate.advantages, self._trains_actor(shaped, values, estimate, mask)
+        metrics |= {} if trains_actor is None else {metric_registry.POLICY_TRAINED.name: float(trains_actor)}
         carry = replace(
             shaped.carry,
             kl_coef=kl.next_coef,
@@ -112,6 +106,17 @@ class AdvantagesStage:
             shaped=shaped.per_response,
             trains_actor=trains_actor,
         )
+
+    def _trains_actor(
+        self, shaped: ShapedRewards, values: Values | None, estimate: AdvantageEstimate, mask: Bool[Tensor, "B R"]
+    ) -> bool | None:
+        """Return whether the step trains the actor; None: there is no condition."""
+        if self.critic_first is None:
+            return None
+        assert values is not None, "only a critic has an explained variance, and the step has none"
+        assert estimate.returns is not None, "the critic learns returns, which the estimator did not compute"
+        step, carry = shaped.rollouts.step, shaped.carry
+        return self.critic_first.trains_actor(step, carry, values, estimate.returns, mask)
 
     def _training_mask(self, shaped: ShapedRewards) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
         """Return the mask of the tokens to train on, and the metric of filtered responses. Raises RewardError if no

@@ -64,7 +64,7 @@ class PassesAt:
 
 
 @dataclass(frozen=True)
-class PromptGroup:
+class GeneratedGroup:
     """The responses to one prompt in one round."""
 
     round: int
@@ -116,7 +116,7 @@ class KeepGroupsStage:
             summary={**of_all, **_summary(kept, groups, rollouts)},
         )
 
-    def _groups(self, number: int, rollouts: Rollouts, rewards: Rewards) -> Iterator[PromptGroup]:
+    def _groups(self, number: int, rollouts: Rollouts, rewards: Rewards) -> Iterator[GeneratedGroup]:
         """Yield the groups of a round, in the order of their prompts."""
         numbers, passed = self.number_of(rollouts, rewards), self.passes(rollouts, rewards) > 0
         rows_of: dict[str, list[int]] = {}
@@ -124,9 +124,9 @@ class KeepGroupsStage:
             rows_of.setdefault(prompt, []).append(row)
         for rows in rows_of.values():
             scored = [row for row in rows if rewards.valid[row]]
-            yield PromptGroup(number, tuple(rows), self.keeps(numbers[scored]), tuple(passed[scored].tolist()))
+            yield GeneratedGroup(number, tuple(rows), self.keeps(numbers[scored]), tuple(passed[scored].tolist()))
 
-    def _require_enough(self, kept: Sequence[PromptGroup], groups: Sequence[PromptGroup], step: int) -> None:
+    def _require_enough(self, kept: Sequence[GeneratedGroup], groups: Sequence[GeneratedGroup], step: int) -> None:
         """Raise DataError if the last round leaves too few groups."""
         if len(kept) >= self.num_groups or (kept and self.may_be_short):
             return
@@ -140,7 +140,9 @@ class KeepGroupsStage:
         )
 
 
-def _summary(kept: Sequence[PromptGroup], groups: Sequence[PromptGroup], rollouts: Sequence[Rollouts]) -> dict[str, float]:
+def _summary(
+    kept: Sequence[GeneratedGroup], groups: Sequence[GeneratedGroup], rollouts: Sequence[Rollouts]
+) -> dict[str, float]:
     tokens = sum(float(each.lengths.sum()) for each in rollouts)
     kept_tokens = sum(float(rollouts[group.round - 1].lengths[list(group.rows)].sum()) for group in kept)
     return {

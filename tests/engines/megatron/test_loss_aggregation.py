@@ -1,6 +1,7 @@
 """Loss totals are counted over the minibatch: gradients do not depend on microbatches or layout."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import megatron_lab as lab
@@ -11,11 +12,13 @@ from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings, trai
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import Minibatch, OutputRequest
 from ppoctl.ppo.aggregation import AggregationKind, aggregation
-from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, Reinforce
+from ppoctl.ppo.policy_loss import Cispo, Gspo, Reinforce
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
 from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Term, Terms
+from ppoctl.stages.python_loss import PythonLoss
+from ppoctl.user_functions import TrainingFunction, digest_of
 
 LAYOUTS = {
     "one process": ParallelTable(),
@@ -27,8 +30,12 @@ ROWS = torch.tensor([3, 0, 4, 1])
 CUTS = [BySequences(microbatch_seqs=4 // count) for count in (1, 2, 4)] + [ByTokens(max_tokens_per_microbatch=20)]
 """One, two and four microbatches, and a cap of tokens."""
 REQUEST = OutputRequest(temperature=0.8)
+USERS = Path(__file__).parents[2] / "stages" / "users_training.py"
 KINDS = {
-    "token_mean": PolicyClip(low=0.2, high=0.3, dual=3.0),
+    "token_mean": PythonLoss(
+        TrainingFunction("ppo.policy_loss", f"{USERS}:clip", {"high": 0.3}, digest_of(f"{USERS}:clip")),
+        needs_entropy=False,
+    ),
     "sequence_mean_token_mean": Gspo(low=0.2, high=0.3, gradient="sequence"),
     "sequence_mean_token_sum": Cispo(low=0.4, high=0.3),
     "fixed_length": Reinforce(),
