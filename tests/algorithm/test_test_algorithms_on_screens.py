@@ -137,11 +137,11 @@ def test_stopped_run_shows_its_stages_and_those_to_run(tmp_path: Path, ask: Cli,
 def test_run_stopped_in_round_2_shows_the_stages_of_that_round(tmp_path: Path, ask: Cli) -> None:
     root = played(tmp_path / "run", "dynamic sampling", IN_ROUND_2)
     assert ask("status", root)["steps_done"] == 2
-    first = ["10-rollout", "20-reward", "keep_groups"]
+    first = ["10-rollout", "20-reward", "25-keep_groups"]
     assert actions(ask, root) == {
         "restored": ["states/actor/000002"],
         "recalled": [f"000003/{each}" for each in (*first, "10-rollout.2", "20-reward.2")],
-        "run": [f"000003/{each}" for each in ("keep_groups.2", "40-logprobs", "50-advantages", "70-actor_update")],
+        "run": [f"000003/{each}" for each in ("25-keep_groups.2", "40-logprobs", "50-advantages", "70-actor_update")],
     }
     names = list(ask("show", root, "--manifest", "--step", "3")["manifests"])
     assert names == ["rollout", "reward", "keep_groups", "rollout.2", "reward.2"]
@@ -150,7 +150,7 @@ def test_run_stopped_in_round_2_shows_the_stages_of_that_round(tmp_path: Path, a
     assert all(row["score"] is not None for row in listed)
 
 
-@pytest.mark.parametrize("stage", ["10-rollout.2", "20-reward.2", "keep_groups.2"])
+@pytest.mark.parametrize("stage", ["10-rollout.2", "20-reward.2", "25-keep_groups.2"])
 def test_hole_in_round_2_is_named(tmp_path: Path, ask: Cli, stage: str) -> None:
     root = played(tmp_path / "run", "dynamic sampling", AFTER_ROUNDS)
     rmtree(root / "steps/000003" / stage)
@@ -163,7 +163,7 @@ def test_hole_in_round_2_is_named(tmp_path: Path, ask: Cli, stage: str) -> None:
 def test_whole_round_that_is_gone_is_named(tmp_path: Path, ask: Cli, number: int) -> None:
     """Step 3 has three rounds."""
     root = played(tmp_path / "run", "dynamic sampling", AFTER_ROUNDS)
-    stages = [f"{name}.{number}" for name in ("10-rollout", "20-reward", "keep_groups")]
+    stages = [f"{name}.{number}" for name in ("10-rollout", "20-reward", "25-keep_groups")]
     for stage in stages:
         rmtree(root / "steps/000003" / stage)
     assert actions(ask, root, code=8)["missing"] == [f"000003/{stage}" for stage in stages]
