@@ -87,3 +87,48 @@ def test_full_grid_of_kills_on_real_engines(
     moments = moments_of_the_grid(every_steps)[part::PARTS]
     checkpoint = {"every_steps": every_steps, "asynchronous": False}
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, checkpoint, moments)) == moments
+
+
+ROLLOUT = {"prompts_per_step": 8, "samples_per_prompt": 2, "max_prompt_tokens": 96, "max_new_tokens": 24}
+PPO = {"minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.01}}
+ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
+    "rloo": (
+        {"critic": None, "rollout": ROLLOUT, "ppo": {**PPO, "advantages": {"kind": "rloo"}}},
+        ["1 rollout inside", "2 advantages written", "2 actor_update inside", "3 actor_update renamed"],
+    ),
+    "remax": (
+        {"critic": None, "rollout": ROLLOUT, "ppo": {**PPO, "advantages": {"kind": "remax"}}},
+        ["1 greedy_rollout inside", "2 greedy_rollout renamed", "2 greedy_reward writing", "3 actor_update inside"],
+    ),
+    "dynamic sampling": (
+        {
+            "critic": None,
+            "rollout": {**ROLLOUT, "groups": {"max_rounds": 6, "when_short": "use_fewer"}},
+            "ppo": {**PPO, "advantages": {"kind": "grpo"}},
+        },
+        ["1 rollout.2 inside", "2 keep_groups renamed", "2 rollout.2 renamed", "3 actor_update inside"],
+    ),
+    "critic sees all": (
+        {
+            "rollout": {**ROLLOUT, "groups": {"max_rounds": 6, "when_short": "use_fewer", "critic_sees": "all"}},
+            "ppo": PPO,
+        },
+        ["1 keep_groups.2 starts", "2 all_rows renamed", "2 critic_advantages written", "3 critic_update inside"],
+    ),
+    "pf-ppo": (
+        {"rollout": ROLLOUT, "ppo": {**PPO, "resample": {"kind": "pow", "order": "before_whitening"}}},
+        ["1 resample written", "2 whitening starts", "2 critic_update inside", "3 actor_update inside"],
+    ),
+}
+"""Tables of each algorithm, and the moments at which its run is killed: those of its own stages, and of updates."""
+
+
+@pytest.mark.slow
+@pytest.mark.one_each_time
+@pytest.mark.minutes(2)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithm_killed_on_real_engines_ends_the_same(tmp_path: Path, forked: Forked, name: str) -> None:
+    tables, moments = ALGORITHMS[name]
+    pid = start_drill(forked, tmp_path, tmp_path / "whole", {"every_steps": 3}, moments, **tables)
+    assert reached(forked, tmp_path, pid) == moments

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.sampling import rollout_sampling
-from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_round
 
@@ -30,7 +30,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
 
     kind: ClassVar[str] = "rollouts"
     keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout")
-    excluded_keys: ClassVar[tuple[str, ...]] = (*SHAPING_KEYS, "rollout.groups")
+    excluded_keys: ClassVar[tuple[str, ...]] = (*StageSpec.excluded_keys, "rollout.groups")
     defines_rows: ClassVar[bool] = True
     role: str = "actor"
 

@@ -92,8 +92,10 @@ def schedule_of(traced: Trace, recipe: Recipe) -> ResidencySchedule:
             working, last = ("generator", *weights), ("generator",)
         elif use.has("train"):
             training = tuple(f"{role} training" for role in use.roles)
+            # The reference stays on the device if the policy was the last role that computed.
             reads_reference = any(each.with_reference for each in use.passes)
-            working = last = (*weights, *training, *(["reference"] if reads_reference else []))
+            has_it = reads_reference or (POLICY in use.roles and "reference" in resident_parts)
+            working = last = (*weights, *training, *(["reference"] if has_it else []))
             work = use.work
         elif use.has("forward"):
             is_resident = has_reference and POLICY in use.roles
