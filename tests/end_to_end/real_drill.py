@@ -21,6 +21,7 @@ from ppoctl.algorithm.trace import trace
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
+from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
@@ -107,7 +108,7 @@ def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
 def outcome(root: Path) -> dict[str, object]:
     paths = RunPaths(root)
     states = {}
-    for role in ("actor", "critic"):
+    for role in outlines_of(paths).roles:
         manifest = manifests.read(paths.state(role, STEPS))
         assert manifest is not None
         # `.metadata` is torch's index of the tensor files; it may differ between processes, the tensor files must
