@@ -15,7 +15,7 @@ from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
 
 
-@pytest.mark.sampled(5)  # not 4, which would be the same save interval of each algorithm
+@pytest.mark.sampled(3)  # not 4, which would be the same save interval of each algorithm
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("every_steps", [1, 3])
 @pytest.mark.parametrize("name", EVERY)
