@@ -65,7 +65,7 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "icepop": ("ppo.rollout_correction={kind='icepop', min_ratio=0.9999, max_ratio=1.00001}",),
     "sequence mask": ("ppo.rollout_correction={kind='sequence_mask', min_ratio=0.9999999, max_ratio=1.0000001}",),
     "rejection": ("ppo.rollout_rejection={kind='ratio', statistic='k3', level='sequence_max', max=1e-13}",),
-    "gap": ("ppo.max_sequence_gap=1.000001",),
+    "gap": ("ppo.max_sequence_gap=1.0000001",),
     "top-p": ("rollout.top_p=0.9",),
     "top-k and min-p": ("rollout.top_k=4", "rollout.min_p=0.02"),
     "full under a filter": ("rollout.top_p=0.8", "ppo.kl={place='loss', estimator='full', coef=0.05}"),
