@@ -2,7 +2,7 @@
 greedy response to the same prompt.
 
 The greedy responses have stages of their own: 22-greedy_rollout and 24-greedy_reward. They are neither trained on nor
-in the ledger.
+in the ledger. A step has one round, whose prompts they answer.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.advantages import AdvantagesSpec
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS
 from ppoctl.algorithm.generation import RewardSpec, RolloutSpec
-from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
+from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.sampling import greedy_sampling
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, StageSpec, always
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
@@ -88,10 +88,10 @@ GREEDY_REWARD = GreedyRewardSpec("greedy_reward")
 REMAX_ADVANTAGES = RemaxAdvantagesSpec("advantages")
 
 
-def _remax(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+def _remax(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
     """Generate, score, do the same with greedy responses, compute advantages, and update the actor."""
     actor = inputs.states["actor"]
-    samples = get_samples(run_stage, inputs)
+    samples = ONE_ROUND(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
     greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
@@ -101,10 +101,10 @@ def _remax(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> 
     return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
 
 
-def _remax_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+def _remax_corrected(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
     """Run the same step with rollout correction (see `ppo`)."""
     actor = inputs.states["actor"]
-    samples = get_samples(run_stage, inputs)
+    samples = ONE_ROUND(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
     greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
@@ -115,12 +115,5 @@ def _remax_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSa
     return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
 
 
-def remax(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
-    """Return ReMax with these samples, with or without rollout correction. The samples must come from one round: the
-    greedy responses answer the prompts of the first round."""
-    name, run = ("remax_corrected", _remax_corrected) if corrects else ("remax", _remax)
-    return step_function(name, run, get_samples)
-
-
-REMAX = remax()
-REMAX_CORRECTED = remax(corrects=True)
+REMAX = StepFunction("remax", _remax)
+REMAX_CORRECTED = StepFunction("remax_corrected", _remax_corrected)
