@@ -164,8 +164,8 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """Outputs that a model computes for each response token, and the distribution they refer to. A critic ignores the
-    request."""
+    """Outputs that a model computes for each response token, and the distribution they refer to. A critic that has its
+    own model ignores the request."""
 
     temperature: float = 1.0
     """Divisor of the logits."""
@@ -184,6 +184,10 @@ class OutputRequest:
     full_kl: bool = False
     """Whether to compute KL(model || reference) over the full vocabulary. The reference uses the same temperature,
     but no filters."""
+    values: bool = False
+    """Whether to compute values too, by a value head on the policy's model."""
+    reference: bool = False
+    """Whether to compute the reference's log-probs too: with the same temperature, but no filters."""
 
     @property
     def is_filtered(self) -> bool:
@@ -201,19 +205,27 @@ class TokenOutputs:
     """Entropy in nats; None: not requested."""
     full_kl: Float[Tensor, "m R"] | None = None
     """KL(model || reference) over the full vocabulary in nats; None: not requested."""
+    values: Float[Tensor, "m R"] | None = None
+    """Values of the states before the tokens, by a value head on the policy's model; None: not requested."""
+    reference: Float[Tensor, "m R"] | None = None
+    """Log-probs under the reference; None: not requested."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
         """Return the outputs with `change` applied to each grid that is present."""
-        entropy, full_kl = (None if grid is None else change(grid) for grid in (self.entropy, self.full_kl))
-        return TokenOutputs(change(self.primary), entropy, full_kl)
+        return TokenOutputs(change(self.primary), *(None if grid is None else change(grid) for grid in self.others))
+
+    @property
+    def others(self) -> tuple[Float[Tensor, "m R"] | None, ...]:
+        """The grids after `primary`, in order."""
+        return self.entropy, self.full_kl, self.values, self.reference
 
 
 def concatenate_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
     """Return the rows of all parts in order. All parts must come from the same request."""
-    entropies = [part.entropy for part in parts if part.entropy is not None]
-    full_kls = [part.full_kl for part in parts if part.full_kl is not None]
+    columns = zip(*(part.others for part in parts), strict=True)
+    others = ([grid for grid in column if grid is not None] for column in columns)
     outputs = torch.cat([part.primary for part in parts])
-    return TokenOutputs(outputs, *(torch.cat(grids) if grids else None for grids in (entropies, full_kls)))
+    return TokenOutputs(outputs, *(torch.cat(grids) if grids else None for grids in others))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class UpdateSpec(StageSpec["State"]):
     role: str
 
     def read_keys(self) -> tuple[str, ...]:
-        return (*self.keys, f"{self.role}.optimizer")
+        return (*self.keys, *(f"{self.role}.{key}" for key in ("optimizer", "train", "freeze")))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.recipe.resampling import NoResampling, ResampleTable
-from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
+from ppoctl.recipe.trained_part import PatternsOrOne, Train
+from ppoctl.recipe_table import RESULTS, SPEED, Array, AtLeastOne, NotNegative, Table
 from ppoctl.recipe_table import ParallelTable as ParallelTable
 
 if TYPE_CHECKING:
@@ -206,6 +207,14 @@ class TrainedTable(Table):
 
     optimizer: OptimizerTable
     """Optimizer of the role and its learning-rate schedule."""
+    train: Train = None
+    """Layers that train; absent or "all": every layer. Frozen weights have no gradient, no main weights and no moments,
+    and a reference shares them with the actor."""
+    freeze: Annotated[tuple[str, ...], RESULTS, Array, PatternsOrOne] = ()
+    """Glob patterns over Megatron's parameter names, such as `decoder.layers.*.mlp.router.weight`. Parameters with a
+    matching name are frozen in addition to those that `train` leaves out. A pattern must match at least one name.
+    Default of: NeMo-RL freezes routers (`freeze_moe_router`); all other systems freeze nothing.
+    """
     batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
     """Split of the role's sequences into microbatches that fit into memory. The split never changes a gradient."""
     recompute: Annotated[Recompute, SPEED] = "none"

@@ -234,6 +234,9 @@ class ValueLossTable(Table):
     of the clipped and the unclipped error. Absent: no clipping."""
     scale: Annotated[float, RESULTS, Positive] = 1.0
     """Factor of the value loss."""
+    coef: Annotated[float, RESULTS, Positive] = 1.0
+    """Factor of the value loss in the joint loss of a value head on the actor's model (trlX's `vf_coef`). The metric
+    `value/loss` does not contain it."""
     aggregation: Annotated[AggregationName, RESULTS] = "token_mean"
     """Aggregation of token losses to one number, over a whole minibatch. token_mean: the mean over all unmasked
     tokens. sequence_mean_token_mean: the mean over sequences of the mean over the tokens of a sequence.

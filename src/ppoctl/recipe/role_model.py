@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.roles import REFERENCE
@@ -56,3 +57,9 @@ def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
     """Return the model of the reward table at this key."""
     table = reward_models(recipe)[key]
     return RoleModel(table.path, table.dtype, (*key, "path"))
+
+
+def trainable_of(recipe: Recipe, role: str) -> Trainable:
+    """Return the parameters of a role's model that train."""
+    table = recipe.trained[role]
+    return Trainable(None if table.train is None else table.train.top_layers, table.freeze)

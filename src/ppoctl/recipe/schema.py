@@ -6,9 +6,10 @@ between keys are errors (`loading.rules`) and are never corrected. Every key dec
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
+from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens
@@ -56,6 +57,9 @@ from ppoctl.recipe.rows import PythonRows as PythonRows
 from ppoctl.recipe.rows import SingleTable as SingleTable
 from ppoctl.recipe.rows import VerlRows as VerlRows
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
+from ppoctl.recipe.trained_part import TopLayersTable as TopLayersTable
+from ppoctl.recipe.trained_part import ValueHeadTable as ValueHeadTable
+from ppoctl.recipe.trained_part import critic_kind
 from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.recipe_table import Table as Table
 from ppoctl.rewards.reward import Reward
@@ -256,6 +260,11 @@ class NoTracking(Table):
 Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
+CriticTable = Annotated[
+    Annotated[TrainedTable, Tag("model")] | Annotated[ValueHeadTable, Tag("head")], Discriminator(critic_kind)
+]
+
+
 AllOrNone = BeforeValidator(
     lambda value: ["actor", "critic", "generator"] * value if isinstance(value, bool) else value
 )
@@ -358,8 +367,9 @@ class Recipe(Table):
     reward: Reward
     ppo: PpoTable
     actor: TrainedTable
-    critic: TrainedTable | None = None
-    """The critic; absent: the run trains none, because its advantages use no values (`ppo.advantages.kind`)."""
+    critic: CriticTable | None = None
+    """The critic: a role with a model of its own or, with the key `on`, a value head on the actor's model. Absent:
+    the run trains none, because its advantages use no values (`ppo.advantages.kind`)."""
     generator: GeneratorTable = GeneratorTable()
     checkpoint: CheckpointTable = CheckpointTable()
     eval: EvalTable = EvalTable()
@@ -380,3 +390,8 @@ class Recipe(Table):
         """Role -> its table, for each role that this recipe trains, in the order of the tables."""
         tables = {name: getattr(self, name, None) for name in type(self).model_fields}
         return {name: table for name, table in tables.items() if isinstance(table, TrainedTable)}
+
+    @property
+    def value_head(self) -> SharedValueHead | None:
+        """The value head on the actor's model; None: there is none."""
+        return self.critic.shape if isinstance(self.critic, ValueHeadTable) else None

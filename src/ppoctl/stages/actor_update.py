@@ -46,8 +46,8 @@ class Surrogate:
     def inputs(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> PolicyLossInputs:
         """Return the values that the policy loss reads."""
         return PolicyLossInputs(
-            logprobs=outputs.values,
-            old_logprobs=outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs),
+            logprobs=outputs.primary,
+            old_logprobs=outputs.primary if self.old_logprobs is None else outputs.of(self.old_logprobs),
             advantages=outputs.of(self.advantages),
             mask=mask,
             sampler_logprobs=outputs.of(self.sampler_logprobs),
@@ -62,7 +62,7 @@ class NegativeLogLikelihood:
     needs_entropy: bool = False
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        return torch.where(mask, -outputs.values, 0)
+        return torch.where(mask, -outputs.primary, 0)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class KlToReference:
     needs_entropy: bool = False
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        old = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
-        return self.penalty.losses(outputs.values, outputs.of(self.reference), old, mask)
+        old = outputs.primary if self.old_logprobs is None else outputs.of(self.old_logprobs)
+        return self.penalty.losses(outputs.primary, outputs.of(self.reference), old, mask)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ class ClippedErrors:
     needs_entropy: bool = False
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+        values = outputs.primary if outputs.values is None else outputs.values
         old_values, returns = outputs.of(self.old_values), outputs.of(self.returns)
-        return clipped_value_losses(outputs.values, old_values, returns, mask, clip=self.clip)
+        return clipped_value_losses(values, old_values, returns, mask, clip=self.clip)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,22 +22,24 @@ class LossInputs:
     """Outputs of the model for m rows of the step, and access to the step's grids for these rows."""
 
     rows: Int[Tensor, " m"]
-    values: Float[Tensor, "m R"]
+    primary: Float[Tensor, "m R"]
     """Log-probs of the response tokens (actor) or values of the states before them (critic); 0 at positions without a
     token."""
     entropy: Float[Tensor, "m R"] | None
     """Entropy in nats; None: no term reads it."""
     full_kl: Float[Tensor, "m R"] | None = None
     """Full KL from the reference in nats; None: no term reads it."""
+    values: Float[Tensor, "m R"] | None = None
+    """Values of the states before the tokens, by a value head on the policy's model; None: there is no such head."""
 
     def of(self, grid: Tensor) -> Tensor:
         """Return these rows of a `[B, R]` grid of the step, on the model's device."""
-        return grid[self.rows].to(self.values.device)
+        return grid[self.rows].to(self.primary.device)
 
 
 def loss_inputs(rows: Int[Tensor, " m"], outputs: TokenOutputs) -> LossInputs:
     """Return the outputs of a model for these rows as the inputs of losses."""
-    return LossInputs(rows, outputs.primary, outputs.entropy, outputs.full_kl)
+    return LossInputs(rows, outputs.primary, outputs.entropy, outputs.full_kl, outputs.values)
 
 
 @runtime_checkable

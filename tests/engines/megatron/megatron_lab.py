@@ -266,7 +266,7 @@ class WeighedLogprobs:
     needs_entropy: bool
 
     def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
-        losses = -outputs.values * self.weights[outputs.rows]
+        losses = -outputs.primary * self.weights[outputs.rows]
         if self.needs_entropy:
             assert outputs.entropy is not None
             losses = losses - 0.3 * outputs.entropy
@@ -281,7 +281,7 @@ class SquaredDistance:
     needs_entropy: bool = False
 
     def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
-        return torch.where(mask, 0.5 * (outputs.values - self.returns[outputs.rows]) ** 2, 0.0)
+        return torch.where(mask, 0.5 * (outputs.primary - self.returns[outputs.rows]) ** 2, 0.0)
 
 
 def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Terms:

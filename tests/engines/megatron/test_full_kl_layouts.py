@@ -39,7 +39,7 @@ class Everything:
     def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
         assert outputs.entropy is not None
         assert outputs.full_kl is not None
-        losses = outputs.full_kl - 0.2 * outputs.entropy - outputs.values * self.weights[outputs.rows]
+        losses = outputs.full_kl - 0.2 * outputs.entropy - outputs.primary * self.weights[outputs.rows]
         return torch.where(mask, losses, 0.0)
 
 

@@ -7,7 +7,7 @@ from ppoctl.model.folder import model_folder
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models, saved_layout
-from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recipe
 from ppoctl.recipe.sizes import reward_tokens
@@ -29,6 +29,8 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         reshardable=saved_layout(recipe, role)["reshardable"],
         collective_s=_collective_timeout_s(recipe),
         reference=model_of(recipe, REFERENCE).path if role == POLICY else None,
+        trainable=trainable_of(recipe, role),
+        value_head=recipe.value_head if role == POLICY else None,
     )
 
 

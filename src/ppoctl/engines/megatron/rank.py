@@ -56,9 +56,10 @@ from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.head import Head
+from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.labels import label_number
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -90,6 +91,10 @@ class TrainerSettings:
     """Model of the reference, like `model`; None: the same model."""
     label: str | None = None
     """Label whose probability is a reward model's score. None: the head has one output."""
+    trainable: Trainable = field(default_factory=Trainable)
+    """The parameters that train. All others are frozen."""
+    value_head: SharedValueHead | None = None
+    """Value head on the policy's model; None: there is none."""
 
     @property
     def head(self) -> Head:
