@@ -164,8 +164,8 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """Outputs that a model computes for each response token, and the distribution they refer to. A critic that has its
-    own model ignores the request."""
+    """Outputs that a model computes for each response token, and the distribution they refer to. A separate critic
+    ignores the request."""
 
     temperature: float = 1.0
     """Divisor of the logits."""

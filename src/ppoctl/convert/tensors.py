@@ -12,12 +12,15 @@ from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensor_mapping import FusedPart, TensorMapping
 from ppoctl.model.head import Head
 from ppoctl.model.shape import LatentShape, ModelShape
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER
 
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
-OUTPUT_LAYER = "output_layer.weight"
+OUTPUT_LAYER = OUTPUT_PARAMETER
 """Megatron's name of the output layer, which computes an actor's logits or a critic's values. On the last pipeline
 rank of a tied actor it is a copy of the embedding."""
+ROUTER_BIAS = "router.expert_bias"
+"""End of the names of tensors that Megatron-Core holds as buffers: no optimizer trains them."""
 ROPE_CONSTANTS = "rotary_emb.inv_freq"
 """Suffix of the names of constant tensors that some checkpoints contain."""
 
@@ -49,7 +52,7 @@ class Placement:
 
 def placements(shape: ModelShape, head: Head) -> Iterator[Placement]:
     """Yield the placements of all tensors of the model, in layer order."""
-    yield _placement(TensorMapping(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
+    yield _placement(TensorMapping(EMBEDDING, EMBEDDING_PARAMETER, "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
         for row, expert in _expanded(layer_rows(shape, layer), shape):
             row = row._replace(
@@ -67,6 +70,13 @@ def placements(shape: ModelShape, head: Head) -> Iterator[Placement]:
 def tied_copy(shape: ModelShape) -> Placement:
     """Return the placement of the copy of a tied actor's embedding on the last of several pipeline ranks."""
     return _placement(TensorMapping(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
+
+
+def parameter_names(shape: ModelShape, head: Head) -> list[str]:
+    """Return Megatron's names of all parameters of the model, in layer order, without a value head on the policy's
+    model and without untrained tensors (a router's bias)."""
+    names = (each.parameter for each in placements(shape, head) if not each.parameter.endswith(ROUTER_BIAS))
+    return list(dict.fromkeys(names))
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:

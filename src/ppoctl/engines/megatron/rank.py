@@ -27,6 +27,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.frozen import freeze
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
@@ -288,6 +289,8 @@ class MegatronRank(SendingRank):
                 use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
             )
             for model in self._build(self.settings.model):
+                if not self.settings.trainable.is_all:
+                    freeze(model, self.settings.trainable)
                 wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
                 model.config.finalize_model_grads_func = reduce_gradients
                 self._stages.append(wrapped)

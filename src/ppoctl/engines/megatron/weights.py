@@ -27,6 +27,8 @@ from ppoctl.convert.tensors import (
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.trainable import EMBEDDING_PARAMETER
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,20 @@ def _held_at(expert: int, model: PackedModel) -> tuple[int, int]:
     experts = model.settings.shape.experts
     assert experts is not None
     return divmod(expert, experts.count // model.pg_collection.ep.size())
+
+
+def names_in_whole_model(model: PackedModel) -> dict[str, str]:
+    """Return name of each parameter of a pipeline stage -> its name in the whole model. The copy of a tied embedding
+    has the name of the embedding."""
+    parameters = dict(model.named_parameters())
+    names = {name: name for name in parameters if name.startswith(VALUE_HEAD_PREFIX)}
+    for placement in _placements_of(model):
+        if placement.expert is not None and _held_at(placement.expert, model)[0] != model.pg_collection.ep.rank():
+            continue
+        name = _name_in(parameters, placement, model)
+        if name in parameters:  # an untrained tensor is a buffer
+            names[name] = EMBEDDING_PARAMETER if placement.name == EMBEDDING else placement.parameter
+    return names
 
 
 def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
