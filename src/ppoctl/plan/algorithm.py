@@ -40,6 +40,7 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
         **({} if groups is None else {"dynamic sampling": _describe(groups)}),
         "advantages": _describe(ppo.advantages),
         **{f"{role}'s loss": _describe(losses[head_of(role)]) for role in recipe.trained},
+        **_of_value_head(recipe),
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
         "KL": _kl(recipe),
     }
@@ -59,6 +60,18 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     if ppo.max_sequence_gap is not None:
         tables.append(f"max_sequence_gap {ppo.max_sequence_gap:g}")
     return choices | {"correction": "; ".join(tables)}
+
+
+def _of_value_head(recipe: Recipe) -> Mapping[str, str]:
+    head, loss = recipe.value_head, recipe.ppo.value_loss
+    if head is None:
+        return {}
+    copied = f", with copies of the last {head.layers_copied} layers" if head.layers_copied else ""
+    return {
+        "value head": f"{head.kind}, on the actor's model{copied}",
+        "joint loss": f"the actor's loss + {loss.coef:g} x the value loss",
+        "value loss": _describe(loss.model_copy(update={"coef": type(loss)().coef})),
+    }
 
 
 def _kl(recipe: Recipe) -> str:

@@ -144,7 +144,7 @@ class LogprobModel(PackedModel):
             self.value_head = PolicyValueHead(head, settings.shape, self.config, groups, virtual_stage)
 
     def start_value_head(self) -> None:
-        """Set the initial weights of the value head, if the stage has one. The weights of the model must be loaded."""
+        """Set the initial weights of the value head, if there is one. The model's weights must be loaded."""
         if self.value_head is not None:
             self.value_head.start(self.decoder)
 
