@@ -145,9 +145,7 @@ def fake_components(
     def trainer(role: str) -> BigramTrainer:
         save_looks = looks[role] if isinstance(looks, Mapping) else looks
         has_head = role == "actor" and recipe.value_head is not None
-        return BigramTrainer(
-            role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks, value_head=has_head
-        )
+        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks, value_head=has_head)
 
     return Components(
         trainers={role: trainer(role) for role in recipe.trained},

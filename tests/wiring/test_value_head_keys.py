@@ -54,7 +54,7 @@ def test_joint_step_with_two_values_of_a_key_equals_the_textbook(key: str, value
         {"ppo.truncated": "bootstrap"},
         {"ppo.truncated": "filter", "ppo.advantages.whiten": True},
         {"ppo.rollout_correction": {"kind": "none"}, "ppo.policy_loss.positive_nll_coef": 0.3},
-        {"ppo.max_sequence_gap": 1.1, "ppo.minibatch_seqs": 1},
+        {"ppo.max_sequence_gap": 1.25, "ppo.minibatch_seqs": 1},
         {"rollout.top_p": 0.7, "ppo.policy_loss.aggregation": "sequence_mean_token_mean"},
     ],
     ids=str,
@@ -67,7 +67,7 @@ def test_joint_step_equals_the_textbook_with_settings_of_the_policy(changes: dic
 
 def test_minibatch_without_a_token_of_the_policy_trains_the_value_head() -> None:
     """With one response per minibatch, the correction rejects all tokens of some minibatches."""
-    expected = numbers(**{"ppo.max_sequence_gap": 1.1, "ppo.minibatch_seqs": 1})
+    expected = numbers(**{"ppo.max_sequence_gap": 1.25, "ppo.minibatch_seqs": 1})
     assert len(expected["policy minibatches loss"]) > len(expected["policy minibatches ratio_mean"]) > 0
 
 

@@ -521,7 +521,8 @@ def value_loss(
     loss, gradient, seen = 0.0, np.zeros_like(table), np.zeros(mask.shape)
     fractions = token_fractions(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
     is_clipped = []
-    for row, column in [(row, column) for row in rows for column in np.flatnonzero(mask[row])]:
+    places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+    for row, column in places:
         value, goal = table[rollout.before[row, column]], returns[row, column]
         seen[row, column] = value
         bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)

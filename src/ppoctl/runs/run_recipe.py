@@ -54,7 +54,7 @@ def require_same_roles(recorded: Recipe, recipe: Recipe) -> None:
     if recorded.value_head != recipe.value_head:
         wanted, kept = (_described(each.value_head) for each in (recipe, recorded))
         raise RecipeError(
-            f"`[critic]` of the recipe is {wanted}, but that of the run is {kept}: a run cannot change its value head",
+            f"the recipe has {wanted}, but the run has {kept}: a run cannot change its value head",
             hint="start a new run with another `name`",
         )
 
