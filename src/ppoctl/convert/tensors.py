@@ -80,9 +80,13 @@ def parameter_names(shape: ModelShape, head: Head) -> list[str]:
 
 
 def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
-    """Return the Hugging Face names of all tensors that are parts of frozen parameters, in layer order. A router's
-    bias is frozen if its layer is."""
-    return [each.name for each in placements(shape, head) if not trainable.trains(each.parameter, shape, head)]
+    """Return the Hugging Face names of all tensors that never change if only `trainable` trains, in layer order. A
+    state without frozen parameters contains all tensors but these. The biases of routers are among them."""
+    return [
+        each.name
+        for each in placements(shape, head)
+        if each.parameter.endswith(ROUTER_BIAS) or not trainable.trains(each.parameter, shape, head)
+    ]
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
