@@ -72,13 +72,13 @@ def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microb
         return hidden
 
     with torch.no_grad():
-        up_to_output = [replace(batch, input=replace(batch.input, hidden_alone=True)) for batch in microbatches]
+        up_to_output = [replace(batch, input=batch.input.replaced(hidden_alone=True)) for batch in microbatches]
         hidden_states: list[Tensor] = _run(stages, up_to_output, collect)
     if not hidden_states:  # another pipeline rank has them
         return list(microbatches)
     frozen = [FrozenOutputs(hidden, stages[-1].output_weight) for hidden in hidden_states]
     return [
-        replace(batch, input=replace(batch.input, reference=reference))
+        replace(batch, input=batch.input.replaced(reference=reference))
         for batch, reference in zip(microbatches, frozen, strict=True)
     ]
 
