@@ -1,5 +1,6 @@
 """A reference that shares frozen weights and the frozen trunk with the actor, compared with two complete models."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import megatron_lab as lab
 import pytest
 import torch
 from layout_lab import STEP, settings, trainer
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
@@ -51,9 +53,13 @@ def of_part(folder: Path, trainable: Trainable, **changes: Any) -> TrainerSettin
     return replace(made, **changes)
 
 
-def started(folder: Path, trainable: Trainable, **changes: Any) -> MegatronActor:
+def opened(folder: Path, trainable: Trainable, **changes: Any) -> MegatronActor:
     made = of_part(folder, trainable, **changes)
-    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
+    return MegatronActor(made, ThisProcess(MegatronRank(made)))
+
+
+def started(folder: Path, trainable: Trainable, **changes: Any) -> MegatronActor:
+    actor = opened(folder, trainable, **changes)
     actor.start()
     return actor
 
@@ -161,6 +167,36 @@ def test_offload_moves_only_own_weights_and_reload_brings_those_of_the_actor(mod
     assert sum(weight.untyped_storage().nbytes() for weight in rank._reference.weights()) == 0
     host = rank._host.bytes
     assert all_bytes(rank) < host < all_bytes(rank) + 5 * trained_bytes(rank) + 50_000
+
+
+def test_shared_weights_never_exist_twice(tmp_path):
+    """Measured peak while a process builds the reference, reads its weights and computes. The model has 92 MB in
+    six layers and 9 MB in embedding and output layer."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 2200}
+    config = Qwen2Config(**{**lab.SIZES, **sizes, "num_attention_heads": 8, "tie_word_embeddings": False})
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    rollouts, grown = lab.make_rollouts(), {}
+    for name, part in {"shared": PARTS["top"], "complete": EVERYTHING}.items():
+        actor = opened(tmp_path, part)
+        lab.rank_of(actor)._build_once()  # without an optimizer
+        lab.rank_of(actor)._sources.load(str(tmp_path), lab.rank_of(actor).models)
+        actor.logprobs(rollouts, PLAIN)
+        before = resident_peak(reset=True)
+        actor.logprobs(rollouts, BOTH)
+        grown[name] = resident_peak() - before
+        own = own_bytes(lab.rank_of(actor))
+        assert (own == all_bytes(lab.rank_of(actor))) == (name == "complete")
+        # Pages of the weights that are read from the file are counted too.
+        assert own <= grown[name] <= 2 * own + 16e6, (own, grown)
+    assert grown["shared"] < 60e6 < 100e6 < grown["complete"]
+
+
+def resident_peak(*, reset: bool = False) -> int:
+    """Return the largest number of bytes that were resident since the last reset."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    [peak] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(peak)
 
 
 LAYOUTS = {

@@ -67,7 +67,8 @@ class PackedInput(PackedSeqParams):
         """Return a copy with other values of these fields."""
         # `dataclasses.replace` passes Megatron-Core's fields to the constructor: None, where it annotates a tensor.
         copied = copy(self)
-        vars(copied).update(changes)
+        for name, value in changes.items():
+            setattr(copied, name, value)
         return copied
 
 
