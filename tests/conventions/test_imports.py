@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "algorithm": {
         "batch", "convert", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors",
     },
-    "convert": {"batch", "model", "errors"},
+    "convert": {"batch", "model", "weights", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
     "stages": {"ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions"},
     "store": {"ports", "batch", "activity", "clock", "units", "errors"},

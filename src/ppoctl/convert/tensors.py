@@ -87,6 +87,16 @@ def trunk_layers(trainable: Trainable, shape: ModelShape) -> int:
     return trainable.first_layer(parameter_names(shape, "token"), shape, "token")
 
 
+def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
+    """Return the Hugging Face names of all tensors that never change if only `trainable` trains, in layer order. A
+    state without frozen parameters contains all tensors but these. The biases of routers are among them."""
+    return [
+        each.name
+        for each in placements(shape, head)
+        if each.parameter.endswith(ROUTER_BIAS) or not trainable.trains(each.parameter, shape, head)
+    ]
+
+
 def weight_names(shape: ModelShape) -> Iterator[str]:
     """Yield the Hugging Face names of an actor's weights, in layer order."""
     return (placement.name for placement in placements(shape, "token"))
