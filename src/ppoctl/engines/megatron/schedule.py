@@ -66,7 +66,8 @@ def run_forward_backward(
 
 def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microbatch]) -> list[Microbatch]:
     """Return the microbatches, each with the reference's hidden states before the output layer. On the last pipeline
-    stage, the hidden states of all microbatches are then in memory together."""
+    stage, the hidden states of all microbatches are then in memory together. The pass runs through all layers, also
+    through a trunk whose weights are those of the model."""
 
     def collect(_: Microbatch, hidden: Tensor, **__: bool) -> Tensor:
         return hidden
