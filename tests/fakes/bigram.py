@@ -210,7 +210,8 @@ class BigramTrainer:
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if request.entropy else None
         others = torch.log_softmax(initial_table("actor")[before] / request.temperature, -1)
         full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if request.full_kl else None
-        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl)
+        frozen = packed.to_grid(others.gather(1, packed.targets[:, None])[:, 0]) if request.reference else None
+        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl, reference=frozen)
 
 
 def _tensor(path: Path) -> Tensor:

@@ -6,6 +6,7 @@ All code that moves weights iterates over this list: loading, exports, transfers
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
 from ppoctl.convert.family_mappings import layer_rows
@@ -77,6 +78,13 @@ def parameter_names(shape: ModelShape, head: Head) -> list[str]:
     model and without untrained tensors (a router's bias)."""
     names = (each.parameter for each in placements(shape, head) if not each.parameter.endswith(ROUTER_BIAS))
     return list(dict.fromkeys(names))
+
+
+@cache
+def trunk_layers(trainable: Trainable, shape: ModelShape) -> int:
+    """Return the number of layers of a policy's frozen trunk: its hidden states never change. 0: the embedding or the
+    first layer trains."""
+    return trainable.first_layer(parameter_names(shape, "token"), shape, "token")
 
 
 def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:

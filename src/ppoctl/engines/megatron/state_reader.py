@@ -6,7 +6,7 @@ read.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factories
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
@@ -26,9 +27,11 @@ from ppoctl.model.shape import ModelShape
 
 
 @torch.no_grad()
-def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
-    """Load the weights of this rank's pipeline stages, cast to the model's dtype. Collective over all ranks of the
-    layout.
+def load_torch_dist(
+    stages: Sequence[PackedModel], folder: Path, is_read: Callable[[Tensor], bool] = lambda _: True
+) -> None:
+    """Load the weights of this rank's pipeline stages, cast to the model's dtype. Tensors of the stages for which
+    `is_read` returns False keep their values. Collective over all ranks of the layout.
 
     Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
     tensor. Raises StorageError if the folder cannot be read.
@@ -41,7 +44,8 @@ def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
             f"checkpoint in `{folder}` stores layers with experts as slices of one tensor, which no model can load",
             hint="convert it to Hugging Face first, with --no-parity",
         )
-    tensors = _parameters(stages, found, shape)
+    parameters = _parameters(stages, found, shape)
+    tensors = {name: parameter for name, parameter in parameters.items() if is_read(parameter.data)}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)

@@ -8,7 +8,7 @@ although transformers 5 fuses experts in memory.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,8 +195,11 @@ def sent_parts(stage: PackedModel) -> list[ParameterShard]:
 
 
 @torch.no_grad()
-def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
+def load_weights(
+    stages: Sequence[PackedModel], folder: Path, is_read: Callable[[Tensor], bool] = lambda _: True
+) -> None:
     """Load the weights of this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
+    Tensors of the stages for which `is_read` returns False keep their values.
 
     A value head that is not in the folder is set to zero. Raises EnvironmentProblemError if the folder does not
     contain exactly the tensors of the model (`convert.accounted_tensors`).
@@ -205,5 +208,5 @@ def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
     weights = Accounted(source, folder, stages[0].settings.shape, stages[0].head)
     for stage in stages:
         for part in parts_of(stage):
-            if part.is_here(stage.pg_collection):
+            if part.is_here(stage.pg_collection) and is_read(part.view):
                 part.write(weights.tensor(part.name), stage.pg_collection)
