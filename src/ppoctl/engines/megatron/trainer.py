@@ -17,7 +17,7 @@ from ppoctl.convert.destination import flush_all
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.model_files import CONFIG, Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.tensors import placements, weight_names
+from ppoctl.convert.tensors import constant_names, placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
@@ -146,7 +146,10 @@ class MegatronActor(MegatronTrainer):
     def weights(self, state: State) -> NamedWeights:
         """Return all weights, which will be sent to engines. `state` must be the actor's current state."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
-        return NamedWeights(state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep)
+        constant = constant_names(self.source[1], self.settings.trainable)
+        return NamedWeights(
+            state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep, constant
+        )
 
 
 class MegatronCritic(MegatronTrainer):
