@@ -36,8 +36,8 @@ from ppoctl.weights.engine_calls import Executor, Reply
 from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
 
 Part = Literal["constant", "changing"]
-"""Part of the weights. constant: tensors that never change. changing: all others; all tensors if everything trains."""
-
+"""Part of the weights. constant: tensors that never change. changing: all others; all tensors if everything
+trains."""
 PARTS: tuple[Part, ...] = ("constant", "changing")
 """Parts of a complete transfer, in order."""
 
@@ -110,8 +110,8 @@ class SendingRank(ABC):
         """Return name, dtype and shape of each tensor that `weights` will yield."""
 
     def open_weights(self, max_bytes: int, senders: SenderRanks, parts: Sequence[Part] = PARTS) -> None:
-        """Begin to hand out these parts of the weights in buckets of at most `max_bytes`. A bucket has tensors of only
-        one part."""
+        """Begin to hand out these parts of the weights in buckets of at most `max_bytes`. A bucket has tensors of
+        only one part."""
         rank = torch.distributed.get_rank()
         gathered = zip(parts, self.weights(parts), strict=True)
         self._gathered = ((part, bucket) for part, tensors in gathered for bucket in in_buckets(tensors, max_bytes))
@@ -144,8 +144,8 @@ class SendingRank(ABC):
     def broadcast_weights(
         self, group: BroadcastGroup, max_bytes: int, sender: int, parts: Sequence[Part]
     ) -> SendReport | None:
-        """Gather these parts of the weights in buckets. Rank `sender` broadcasts the buckets: one bucket is in transit
-        while the next is gathered. Returns None on ranks that only gather. Gathering continues if the group
+        """Gather these parts of the weights in buckets. Rank `sender` broadcasts the buckets: one bucket is in
+        transit while the next is gathered. Returns None on ranks that only gather. Gathering continues if the group
         breaks."""
         source = BroadcastSource(group, self.device) if torch.distributed.get_rank() == sender else None
         checksums: dict[str, TensorChecksum] = {}
@@ -182,8 +182,8 @@ class RankSource:
 
     def buckets_for_engines(self, parts: Sequence[Part] = PARTS) -> Iterator[Bucket]:
         """Yield buckets of these parts that engines read directly, by pipeline rank. The driver may be unable to read
-        them. Each bucket is on every node that has engines and ranks that can gather. A bucket is valid until two more
-        buckets are requested. The last two buckets are valid until the role is called again. Each bucket has a
+        them. Each bucket is on every node that has engines and ranks that can gather. A bucket is valid until two
+        more buckets are requested. The last two buckets are valid until the role is called again. Each bucket has a
         location that lasts until its part is sent again."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, self._near_engines(groups), parts)

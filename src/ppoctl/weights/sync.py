@@ -9,8 +9,8 @@ verified against them.
     Published: checksums, log-probs, and locations of the bytes  -->     an engine that is restarted
 
 Frozen weights (`sending.Part`) are sent once. Later transfers omit them if all engines still hold the weights of an
-earlier transfer (`holds_weights`). The checksums and the locations of the first transfer (`_ConstantPart`) complete the
-verification and `Published`. After any error, the next transfer sends everything.
+earlier transfer (`holds_weights`). The checksums and the locations of the first transfer (`_ConstantPart`) complete
+the verification and `Published`. After any error, the next transfer sends everything.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -140,8 +140,8 @@ class Sync:
                 (vocab_size, *_) = call_engines(engines, "vocab_size")
                 tokens = self.canary.tokens(vocab_size)
                 expected = self._checked(engines, trainer, tokens)
-            if in_place and weights.constant:
-                self._constant = _constant_part(weights.constant, sent, buckets)
+            is_kept = in_place and weights.constant
+            self._constant = _constant_part(weights.constant, sent, buckets) if is_kept else None
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
@@ -160,8 +160,8 @@ class Sync:
 
     @contextmanager
     def _constant_if_it_succeeds(self) -> Iterator[_ConstantPart | None]:
-        """Context with the constant part of the weights. After an error, an engine may hold wrong weights, so the next
-        transfer must send everything."""
+        """Context with the constant part of the weights. After an error, an engine may hold wrong weights, so the
+        next transfer must send everything."""
         constant, self._constant = self._constant, None
         yield constant
         self._constant = constant
@@ -173,7 +173,8 @@ class Sync:
         of an earlier transfer; it is not sent again if all engines still hold it. Returns the checksums of all
         weights, and the buckets with only the locations that last."""
         parts, sent, kept = PARTS, SentChecksums(), list[Bucket]()
-        if constant is not None and all(call_engines(engines, "holds_weights")):
+        is_same = constant is not None and constant.sent.keys() == weights.constant
+        if constant is not None and is_same and all(call_engines(engines, "holds_weights")):
             parts = ("changing",)
             sent.add(constant.sent)
             kept += constant.buckets

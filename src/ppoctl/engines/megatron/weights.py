@@ -32,7 +32,7 @@ from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
 from ppoctl.weights.sending import Part
 
-EVERYTHING = Trainable()
+_EVERYTHING = Trainable()
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def names_in_whole_model(model: PackedModel) -> dict[str, str]:
 
 
 def gathered_weights(
-    stages: Sequence[PackedModel], trainable: Trainable = EVERYTHING, part: Part = "changing"
+    stages: Sequence[PackedModel], trainable: Trainable = _EVERYTHING, part: Part = "changing"
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the full Hugging Face tensors of these pipeline stages, one at a time: those of a part of the weights if
     only `trainable` trains. Collective over all tensor and expert ranks."""
