@@ -34,7 +34,7 @@ def read_frozen_base(folder: Path) -> FrozenBase | None:
         raise StorageError(f"`{file}` cannot be read: {error}", hint=f"ls -la {quoted(folder)}") from error
 
 
-def base_folder(state: Path, base: FrozenBase, like: Path | None = None) -> Path:
+def completing_folder(state: Path, base: FrozenBase, like: Path | None = None) -> Path:
     """Return the folder of the model that completes a state; `like` overrides its location. Raises
     EnvironmentProblemError if the model is not on this machine."""
     found = like or local_folder(base.model)

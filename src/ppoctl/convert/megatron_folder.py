@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ppoctl.convert.accounted_tensors import Accounted
-from ppoctl.convert.frozen_base import FrozenBase, base_folder, complete_command, read_frozen_base
+from ppoctl.convert.frozen_base import FrozenBase, complete_command, completing_folder, read_frozen_base
 from ppoctl.convert.frozen_digest import frozen_digest
 from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.parameters import MegatronWeights
@@ -40,7 +40,7 @@ def open_megatron(
     state, frozen = TorchDist(folder), read_frozen_base(folder)
     if frozen is None:
         return MegatronWeights(state, shape, head)
-    base = base_folder(folder, frozen, like)
+    base = completing_folder(folder, frozen, like)
     weights = MegatronWeights(state, shape, head, _weights_of(base, shape, head))
     if frozen_digest(checksums(weights, weights.completed)) != frozen.digest:
         raise _other_base(folder, frozen, base)

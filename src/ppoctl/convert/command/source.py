@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from ppoctl.convert.frozen_base import base_folder, read_frozen_base
+from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.model.folder import model_folder, read_config
@@ -105,7 +105,7 @@ def _saved_state(paths: RunPaths, folder: Path, like: str | None, role: str | No
     _require_role(saved, role, folder)
     manifests.verify(folder, manifest)
     if like is None and (frozen := read_frozen_base(folder)) is not None:
-        base_folder(folder, frozen)  # its error names the option
+        completing_folder(folder, frozen)  # its error names the option
     base = model_folder(like) if like is not None else _base(paths, saved)
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
