@@ -52,7 +52,7 @@ from ppoctl.engines.megatron.schedule import (
 )
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, sent_parts
+from ppoctl.engines.megatron.weights import gathered_weights, shards_in
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
@@ -66,7 +66,7 @@ from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.checksum import TensorChecksum
-from ppoctl.weights.sending import SendingRank
+from ppoctl.weights.sending import PARTS, Part, SendingRank
 
 
 @dataclass(frozen=True)
@@ -223,16 +223,15 @@ class MegatronRank(SendingRank):
         self._reload(*self._reference.parts)
         return self._forward(partial(run_forward, self._reference.stages()), sequences, request)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this pipeline rank's weights under Hugging Face names, as full tensors. Collective over all tensor
-        and expert ranks."""
+    def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
         self._reload("weights")
-        return gathered_weights(self.models)
+        return [gathered_weights(self.models, self.settings.trainable, part) for part in parts]
 
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         self._reload("weights")  # specs are read from views of the weights
-        parts = [part for model in self.models for part in sent_parts(model)]
-        return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
+        trainable = self.settings.trainable
+        shards = (shard for part in parts for shard in shards_in(self.models, trainable, part))
+        return [TensorSpec(shard.name, shard.view.dtype, shard.shape) for shard in shards]
 
     def offload(self) -> None:
         """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
