@@ -46,21 +46,23 @@ class TokenCost:
         return TokenCost(2.0 * parameters, 4.0 * num_layers * num_heads * head_dim)
 
 
-def token_cost(shape: ModelShape) -> TokenCost:
-    """Return the cost of a token in all layers. With experts, the router and the experts of the token are counted."""
-    width = shape.num_layers * 3 * shape.ffn_hidden_size
+def token_cost(shape: ModelShape, first: int = 0) -> TokenCost:
+    """Return the cost of a token in the layers from `first` on. With experts, the router and the experts of the token
+    are counted."""
+    layers = shape.num_layers - first
+    width = layers * 3 * shape.ffn_hidden_size
     if shape.experts is not None:
         mixed = shape.experts.count + 3 * (shape.experts.active_width - shape.ffn_hidden_size)
-        width += sum(shape.experts.layers) * mixed
+        width += sum(shape.experts.layers[first:]) * mixed
     attention = _products_of_heads(shape) + _products_to_latents(shape)
-    parameters = shape.num_layers * attention + shape.hidden_size * width
-    return TokenCost.of_decoder(parameters, shape.num_layers, shape.num_heads, shape.head_dim)
+    parameters = layers * attention + shape.hidden_size * width
+    return TokenCost.of_decoder(parameters, layers, shape.num_heads, shape.head_dim)
 
 
-def forward_flops(shape: ModelShape, tokens: int, outputs: int) -> float:
-    """Return the FLOPs of a forward pass over one sequence: the layers, and an output layer with this number of
-    outputs."""
-    cost, pairs = token_cost(shape), tokens * (tokens + 1) / 2
+def forward_flops(shape: ModelShape, tokens: int, outputs: int, first: int = 0) -> float:
+    """Return the FLOPs of a forward pass over one sequence: the layers from `first` on, and an output layer with this
+    number of outputs."""
+    cost, pairs = token_cost(shape, first), tokens * (tokens + 1) / 2
     head = 2.0 * outputs * shape.hidden_size
     return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
 

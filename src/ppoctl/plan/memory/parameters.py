@@ -41,6 +41,8 @@ class LayerParameters:
     """Parameters that expert ranks split."""
     whole: int = 0
     """Parameters that every tensor rank has: norms, projections to latents, router and gate of experts."""
+    of_token: float = 0
+    """Parameters of the matrices that one token is multiplied with: of the experts, those that it is routed to."""
 
 
 def rank_parameters(
@@ -87,28 +89,32 @@ def layer_parameters(
 ) -> LayerParameters:
     """Return the parameters of a layer that train. `prefix` begins their names if the layer is a copy."""
     begins = f"decoder.layers.{layer}." if prefix is None else prefix
-    known, totals = sizes(shape), dict.fromkeys(("split", "experts", "whole"), 0)
+    known, split, experts, whole, of_token = sizes(shape), 0, 0, 0, 0.0
     for row in layer_rows(shape, layer):
         if row.parameter.endswith(ROUTER_BIAS):
             continue
-        of_experts = "{expert}" in row.parameter
-        trained = sum(
-            trainable.is_all or trainable.trains(name, shape, head)
-            for name in _names(begins + row.parameter, shape, trainable)
-        )
-        if of_experts and not trainable.freeze:
-            assert shape.experts is not None
-            trained *= shape.experts.count
-        kind = "experts" if of_experts else "split" if "*" in row.dims else "whole"
-        totals[kind] += trained * math.prod(known[dim.rstrip("*")] for dim in row.dims.split())
-    return LayerParameters(**totals)
+        tensors = _trained_tensors(begins + row.parameter, shape, head, trainable)
+        numbers = tensors * math.prod(known[dim.rstrip("*")] for dim in row.dims.split())
+        frac = 1.0
+        if "{expert}" in row.parameter and shape.experts is not None:
+            experts, frac = experts + numbers, shape.experts.per_token / shape.experts.count
+        elif "*" in row.dims:
+            split += numbers
+        else:
+            whole += numbers
+        if " " in row.dims.strip():
+            of_token += frac * numbers
+    return LayerParameters(split, experts, whole, of_token)
 
 
-def _names(name: str, shape: ModelShape, trainable: Trainable) -> Iterator[str]:
-    """Yield the name for each expert, or once if the name belongs to no expert or patterns cannot tell experts
-    apart."""
-    count = shape.experts.count if "{expert}" in name and trainable.freeze and shape.experts is not None else 1
-    yield from (name.replace("{expert}", str(expert)) for expert in range(count))
+def _trained_tensors(name: str, shape: ModelShape, head: Head, trainable: Trainable) -> int:
+    """Return the number of tensors with this name that train: one or, if the name is that of each expert, several."""
+    if "{expert}" not in name or shape.experts is None:
+        return int(trainable.trains(name, shape, head))
+    if not trainable.freeze:  # without patterns, the experts of a layer do not differ
+        return shape.experts.count * trainable.trains(name, shape, head)
+    names = (name.replace("{expert}", str(expert)) for expert in range(shape.experts.count))
+    return sum(trainable.trains(each, shape, head) for each in names)
 
 
 def value_head_parameters(shape: ModelShape, head: SharedValueHead) -> Iterator[tuple[str, int]]:
