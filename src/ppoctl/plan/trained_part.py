@@ -27,7 +27,8 @@ def trained_part(recipe: Recipe, role: str) -> TrainedPart:
     """Return the part of this role's model that trains."""
     shape, head, trainable = model_of(recipe, role).shape, head_of(role), trainable_of(recipe, role)
     value_head = recipe.value_head if role == POLICY else None
-    text = ", ".join(_described(recipe, role, shape, value_head))
+    parts = (_trained(recipe, role, shape, value_head), _frozen(recipe, role, shape))
+    text = "; ".join(", ".join(each) for each in map(list, parts) if each)
     if shape is None:
         return TrainedPart(None, None, text)
     total, trained = (
@@ -37,20 +38,28 @@ def trained_part(recipe: Recipe, role: str) -> TrainedPart:
     return TrainedPart(total, trained, text)
 
 
-def _described(
+def _trained(
     recipe: Recipe, role: str, shape: ModelShape | None, value_head: SharedValueHead | None
 ) -> Iterator[str]:
-    trainable, head = trainable_of(recipe, role), head_of(role)
-    if trainable.top_layers is not None:
+    top_layers = trainable_of(recipe, role).top_layers
+    if top_layers is not None:
         of = "" if shape is None else f" of {shape.num_layers}"
-        yield f"the last {trainable.top_layers}{of} layers"
-        yield "the final norm"
-        if head == "token" and shape is not None:
-            yield "not the output layer, which is tied to the embedding" if shape.tied_embeddings else "the output layer"
-    if trainable.freeze:
-        yield f"nothing that matches {', '.join(f'`{pattern}`' for pattern in trainable.freeze)}"
-    if head == "value" and not trainable.is_all:
-        yield "the value head"
+        yield f"{top_layers}{of} layers, final norm"
+        if head_of(role) == "value":
+            yield "value head"
+        elif shape is not None and not shape.tied_embeddings:
+            yield "output layer"
     if value_head is not None:
-        copies = f" and copies of the last {value_head.layers_copied} layers" if value_head.layers_copied else ""
-        yield f"a value head ({value_head.kind}){copies}"
+        copied = value_head.layers_copied
+        copies = f" and {copied} copied layer{'s' * (copied > 1)}" if copied else ""
+        yield f"value head ({value_head.kind}){copies}"
+
+
+def _frozen(recipe: Recipe, role: str, shape: ModelShape | None) -> Iterator[str]:
+    trainable = trainable_of(recipe, role)
+    is_tied = shape is not None and shape.tied_embeddings and head_of(role) == "token"
+    if is_tied and trainable.top_layers is not None:
+        yield "the tied output layer is frozen"
+    if trainable.freeze:
+        patterns = ", ".join(f"`{pattern}`" for pattern in trainable.freeze)
+        yield f"{patterns} {'are' if len(trainable.freeze) > 1 else 'is'} frozen"

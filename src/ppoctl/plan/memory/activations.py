@@ -183,7 +183,18 @@ def _read(shard: ModelShard) -> int:
     if shard.head == "value":
         return 4 * shard.shape.hidden_size + places
     ids_and_statistics = 8 + 2 * 4
-    return shard.precision.weight * shard.shape.hidden_size + places + ids_and_statistics
+    numbers = shard.precision.weight * shard.shape.hidden_size + places + ids_and_statistics
+    return numbers + _read_by_value_head(shard)
+
+
+def _read_by_value_head(shard: ModelShard) -> int:
+    """Return the bytes per read position that a value head on the policy's model keeps: its input in float32, which
+    is a copy unless it is what a float32 output layer reads, and the hidden layer of an mlp."""
+    head, hidden = shard.value_head, 4 * shard.shape.hidden_size
+    if head is None:
+        return 0
+    is_copy = head.layers_copied > 0 or shard.precision.weight < 4
+    return is_copy * hidden + (2 * hidden if head.kind == "mlp" else 0)
 
 
 def _chunk(shard: ModelShard, batch: MicrobatchShape) -> int:
