@@ -107,7 +107,7 @@ def test_state_bytes_of_part_that_trains() -> None:
 
 
 def test_trunk_keeps_no_activations() -> None:
-    """4 layers, of which 2 train: what they keep is what a model of two layers keeps, without ids of the embedding."""
+    """4 layers, of which 2 train: they keep what a model of two layers keeps, without ids of the embedding."""
     full = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1)
     [every], [top] = ranks_of(full), ranks_of(replace(full, trainable=TOP))
     assert top.kept.mlp == every.kept.mlp // 2
