@@ -260,7 +260,10 @@ class MegatronRank(SendingRank):
         return self._optimizer
 
     def _trained(self) -> checkpoint.TrainerState:
-        return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)
+        settings = self.settings
+        return checkpoint.TrainerState(
+            self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
+        )
 
     def _build(self, source: str) -> list[PackedModel]:
         settings = self.settings
