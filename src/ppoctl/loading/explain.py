@@ -56,6 +56,7 @@ EXAMPLES = {
     "high": "10",
     "buffer_tokens": "512",
     "per_token": "0.001",
+    "top_layers": "2",
     "microbatch_seqs": "4",
     "max_tokens_per_microbatch": "16384",
 }
@@ -256,7 +257,7 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     if planned := planned_value((*path, choice.tag), written):
         return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
     known = known_elsewhere(choice, written) if isinstance(written, str) else ""
-    return f"{_not_one_of((*path, choice.tag), written, list(choice.tables))}{known}"
+    return f"{_not_one_of((*path, choice.tag), written, choice.tags)}{known}"
 
 
 def _no_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
@@ -329,9 +330,13 @@ def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
         compatible = {key for owner in owners for key in choice.tables[owner].keys}
         excluded = [key for key in _written(table, layers) if key not in compatible and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(excluded)}`: keep one of them"
+    tag = dotted((*table, choice.tag))
+    if not {*owners} & {*choice.tags}:
+        return f"`{dotted((*table, name))}` excludes `{tag}`: keep one of them"
     chosen = choice.chosen(_written(table, layers)) or choice.usual
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
-    return f'`{dotted((*table, name))}` requires {needed}, but `{dotted((*table, choice.tag))}` is `"{chosen}"`'
+    is_now = f'is `"{chosen}"`' if chosen in choice.tags else "is not written"
+    return f"`{dotted((*table, name))}` requires {needed}, but `{tag}` {is_now}"
 
 
 def _is_own(key: str, choice: tree.Choice) -> bool:

@@ -59,8 +59,18 @@ from ppoctl.recipe.rows import VerlRows as VerlRows
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.recipe.trained_part import TopLayersTable as TopLayersTable
 from ppoctl.recipe.trained_part import ValueHeadTable as ValueHeadTable
-from ppoctl.recipe.trained_part import critic_kind
-from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
+from ppoctl.recipe_table import (
+    REPORTING,
+    RESULTS,
+    SPEED,
+    Array,
+    AtLeastOne,
+    KindOr,
+    NotNegative,
+    OrAll,
+    OrOff,
+    Positive,
+)
 from ppoctl.recipe_table import Table as Table
 from ppoctl.rewards.reward import Reward
 
@@ -261,7 +271,8 @@ Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
 CriticTable = Annotated[
-    Annotated[TrainedTable, Tag("model")] | Annotated[ValueHeadTable, Tag("head")], Discriminator(critic_kind)
+    Annotated[TrainedTable, Tag("model")] | Annotated[ValueHeadTable, Tag("actor")],
+    Discriminator(KindOr("model", "on")),
 ]
 
 

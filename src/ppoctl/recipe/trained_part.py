@@ -1,6 +1,6 @@
 """Recipe tables about the part of a model that trains, and about a value head on the actor's model."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -44,12 +44,6 @@ class ValueHeadTable(Table):
     def shape(self) -> SharedValueHead:
         """The value head without the recipe."""
         return SharedValueHead(self.head, self.layers_copied)
-
-
-def critic_kind(value: Any) -> str | None:
-    """Return the alternative of `[critic]` that the keys of a table select: one with `on` is a value head."""
-    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", None)
-    return None if keys is None else "head" if "on" in keys else "model"
 
 
 Train = Annotated[TopLayersTable | None, OrAll]
