@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Discriminator
 
 from ppoctl.model.head import SharedValueHead, ValueHeadKind
-from ppoctl.recipe_table import RESULTS, AtLeastOne, NotNegative, OrAll, Table
+from ppoctl.recipe_table import RESULTS, AtLeastOne, KindOr, NotNegative, OrAll, Table
 
 
 class TopLayersTable(Table):
@@ -45,6 +45,9 @@ class ValueHeadTable(Table):
         """The value head without the recipe."""
         return SharedValueHead(self.head, self.layers_copied)
 
+
+BY_ON = Discriminator(KindOr("own model", "on"))
+"""Discriminator of the tables of `[critic]`: a table without `on` is a role with a model of its own."""
 
 Train = Annotated[TopLayersTable | None, OrAll]
 """Layers that train; None, which is written "all": every layer."""
