@@ -23,12 +23,13 @@ from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.model.head import Head
+from ppoctl.model.head import VALUE_HEAD_PREFIX, Head
 from ppoctl.model.shape import ModelShape
 
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
-_NOT_WEIGHTS = ("optimizer.", "chained_")
-"""Prefixes of the keys of optimizer tensors."""
+_NOT_WEIGHTS = ("optimizer.", "chained_", VALUE_HEAD_PREFIX)
+"""Prefixes of the keys of optimizer tensors, and of a value head on the policy's model, which no Hugging Face class
+has."""
 
 
 @dataclass(frozen=True)

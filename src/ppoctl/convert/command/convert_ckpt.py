@@ -23,6 +23,7 @@ from ppoctl.convert.verify import Check
 from ppoctl.convert.writers import write_hugging_face, write_megatron
 from ppoctl.errors import RecipeError
 from ppoctl.machine.versions import versions
+from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 
@@ -137,12 +138,16 @@ def convert(request: ConvertRequest, notify: Callable[[str], None]) -> dict[str,
 def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     shape = read_shape(source.like)
     dtype = DTYPES[request.dtype] if request.dtype else None
+    notes = source.notes
     if source.kind == "hf":
         source_weights: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
     else:
-        source_weights = MegatronWeights(TorchDist(source.folder), shape, source.head)
+        state = TorchDist(source.folder)
+        source_weights = MegatronWeights(state, shape, source.head)
+        if any(name.startswith(VALUE_HEAD_PREFIX) for name in state.tensors):
+            notes = (*notes, "the value head on the policy's model is not written: no Hugging Face class has it")
     weights = Accounted(source_weights, source.folder, shape, source.head, dtype)
-    return Conversion(request, source, shape, weights, (*source.notes, *weights.notes))
+    return Conversion(request, source, shape, weights, (*notes, *weights.notes))
 
 
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:

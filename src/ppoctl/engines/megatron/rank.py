@@ -31,6 +31,7 @@ from ppoctl.engines.megatron.frozen import freeze
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
+    LogprobModel,
     ModelSettings,
     PackedModel,
     ScoreModel,
@@ -132,7 +133,7 @@ class MegatronRank(SendingRank):
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         frozen = settings.reference or settings.model
-        self._reference = ReferenceModel(partial(self._build, frozen), partial(self._sources.load, frozen))
+        self._reference = ReferenceModel(partial(self._build, frozen, None), partial(self._sources.load, frozen))
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -144,6 +145,9 @@ class MegatronRank(SendingRank):
         self._reload("weights", "training")
         with megatron_device():
             self._sources.load(self.settings.model, self._build_once())
+            for model in self.models:
+                if isinstance(model, LogprobModel):
+                    model.start_value_head()
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
@@ -262,13 +266,20 @@ class MegatronRank(SendingRank):
     def _trained(self) -> checkpoint.TrainerState:
         return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)
 
-    def _build(self, source: str) -> list[PackedModel]:
+    def _build(self, source: str, value_head: SharedValueHead | None) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
         folder, shape = self._sources.of(source)
         label = label_number(folder, settings.label, settings.role) if settings.is_reward_model else None
         model = ModelSettings(
-            shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label
+            shape,
+            settings.dtype,
+            self.device,
+            chunk_tokens,
+            settings.parallel,
+            settings.recompute,
+            label,
+            value_head,
         )
         model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
         try:
@@ -288,7 +299,7 @@ class MegatronRank(SendingRank):
                 overlap_grad_reduce=False,
                 use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
             )
-            for model in self._build(self.settings.model):
+            for model in self._build(self.settings.model, self.settings.value_head):
                 if not self.settings.trainable.is_all:
                     freeze(model, self.settings.trainable)
                 wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)

@@ -22,6 +22,7 @@ from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.safe_loader import DataOnly, causes
 from ppoctl.errors import StorageError, quoted
+from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
 
 
@@ -58,7 +59,8 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
-    """Return this rank's slices of all parameters, under the keys of the checkpoint."""
+    """Return this rank's slices of all parameters, under the keys of the checkpoint. A value head on the policy's
+    model is not read."""
     renamed = {
         parameter.key(shape, layers_alike=found.layers_alike).name: found.keys[parameter.name].name
         for parameter in found.parameters
@@ -69,7 +71,7 @@ def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: Mo
         state = stage.sharded_state_dict(metadata={**metadata, "dp_cp_group": stage.pg_collection.dp_cp})
         apply_factories(state)
         for value in nested_values(state):
-            if isinstance(value, ShardedTensor):
+            if isinstance(value, ShardedTensor) and not value.key.startswith(VALUE_HEAD_PREFIX):
                 assert value.data.is_contiguous(), f"`{value.key}` would be read into a copy"
                 value.key, value.allow_shape_mismatch = renamed[value.key], False
                 tensors[str(len(tensors))] = value

@@ -107,7 +107,7 @@ def parts_of(model: PackedModel) -> list[ParameterShard]:
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[ParameterShard]:
     """Return tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. Buffers have no
-    gradient."""
+    gradient. A value head on the policy's model has no Hugging Face name and is left out."""
     parts, known = [], set()
     buffers = {name for name, _ in model.named_buffers()}
     for placement in _placements_of(model):
@@ -116,7 +116,7 @@ def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Param
             continue
         known.add(name)
         parts.append(_part(placement, parameters[name], model))
-    left = sorted(set(parameters) - known)
+    left = sorted(name for name in set(parameters) - known if not name.startswith(VALUE_HEAD_PREFIX))
     assert not left, f"parameters without a Hugging Face name: {left}"
     return parts
 
