@@ -12,7 +12,7 @@ from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensor_mapping import FusedPart, TensorMapping
 from ppoctl.model.head import Head
 from ppoctl.model.shape import LatentShape, ModelShape
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER, Trainable
 
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
@@ -77,6 +77,16 @@ def parameter_names(shape: ModelShape, head: Head) -> list[str]:
     model and without untrained tensors (a router's bias)."""
     names = (each.parameter for each in placements(shape, head) if not each.parameter.endswith(ROUTER_BIAS))
     return list(dict.fromkeys(names))
+
+
+def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
+    """Return the Hugging Face names of all tensors that never change if only `trainable` trains, in layer order. A
+    state without frozen parameters contains all tensors but these. The biases of routers are among them."""
+    return [
+        each.name
+        for each in placements(shape, head)
+        if each.parameter.endswith(ROUTER_BIAS) or not trainable.trains(each.parameter, shape, head)
+    ]
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:

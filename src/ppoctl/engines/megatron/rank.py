@@ -27,7 +27,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.frozen import freeze
+from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
@@ -66,6 +66,7 @@ from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
+from ppoctl.weights.checksum import TensorChecksum
 from ppoctl.weights.sending import SendingRank
 
 
@@ -176,10 +177,18 @@ class MegatronRank(SendingRank):
         del self._saving
         return checkpoint.finish_save(saving, folder)
 
+    def frozen_checksums(self) -> dict[str, TensorChecksum]:
+        """See `frozen.frozen_checksums`."""
+        self._reload("weights")
+        return frozen_checksums(self.models, self.settings.trainable)
+
     def load(self, folder: Path) -> None:
-        """Restore weights and optimizer bit for bit as they were saved. Raises StorageError."""
+        """Restore weights and optimizer bit for bit as they were saved. Frozen weights are those of the model source.
+        Raises StorageError."""
         self._reload("weights", "training")
         with megatron_device():
+            if not self._stages and not self.settings.trainable.is_all:
+                self._sources.load(self.settings.model, self._build_once())
             self._build_once()
             if self._optimizer is None:
                 self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
@@ -264,7 +273,10 @@ class MegatronRank(SendingRank):
         return self._optimizer
 
     def _trained(self) -> checkpoint.TrainerState:
-        return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)
+        settings = self.settings
+        return checkpoint.TrainerState(
+            self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
+        )
 
     def _build(self, source: str, value_head: SharedValueHead | None) -> list[PackedModel]:
         settings = self.settings
