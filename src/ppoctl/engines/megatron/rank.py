@@ -135,7 +135,8 @@ class MegatronRank(SendingRank):
         frozen = settings.reference or settings.model
         is_shared = frozen == settings.model and not settings.trainable.is_all
         actor = ActorWeights(lambda: self.models, settings.trainable) if is_shared else None
-        self._reference = ReferenceModel(partial(self._build, frozen, None), partial(self._sources.load, frozen), actor)
+        build, load = partial(self._build, frozen, None), partial(self._sources.load, frozen)
+        self._reference = ReferenceModel(build, load, actor)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
