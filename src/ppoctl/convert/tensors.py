@@ -6,13 +6,14 @@ All code that moves weights iterates over this list: loading, exports, transfers
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
 from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensor_mapping import FusedPart, TensorMapping
 from ppoctl.model.head import Head
 from ppoctl.model.shape import LatentShape, ModelShape
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER, Trainable
 
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
@@ -77,6 +78,39 @@ def parameter_names(shape: ModelShape, head: Head) -> list[str]:
     model and without untrained tensors (a router's bias)."""
     names = (each.parameter for each in placements(shape, head) if not each.parameter.endswith(ROUTER_BIAS))
     return list(dict.fromkeys(names))
+
+
+@cache
+def trunk_layers(trainable: Trainable, shape: ModelShape) -> int:
+    """Return the number of layers of a policy's frozen trunk: its hidden states never change. 0: the embedding or the
+    first layer trains."""
+    return trainable.first_layer(parameter_names(shape, "token"), shape, "token")
+
+
+def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
+    """Return the Hugging Face names of all tensors that never change if only `trainable` trains, in layer order. A
+    state without frozen parameters contains all tensors but these. The biases of routers are among them."""
+    return [
+        each.name
+        for each in placements(shape, head)
+        if each.parameter.endswith(ROUTER_BIAS) or not trainable.trains(each.parameter, shape, head)
+    ]
+
+
+def constant_names(shape: ModelShape, trainable: Trainable) -> frozenset[str]:
+    """Return the Hugging Face names of the actor's tensors that are sent to engines only once: those of blocks in
+    which no parameter trains. The tensors directly in a layer (norms), its attention and its feed-forward network are
+    one block each, because vLLM fuses tensors of a block, and loads a fused layer only as a whole."""
+    by_block: dict[str, list[Placement]] = {}
+    for each in placements(shape, "token"):
+        parent, module, _ = each.name.rsplit(".", 2)
+        by_block.setdefault(f"{parent}.{module}" if each.layer is None else parent, []).append(each)
+    return frozenset(
+        each.name
+        for block in by_block.values()
+        if not any(trainable.trains(each.parameter, shape, "token") for each in block)
+        for each in block
+    )
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:

@@ -30,11 +30,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ppoctl.batch.digest import FileDigest
 from ppoctl.convert.safe_pickle import why
 from ppoctl.convert.torch_dist import read_metadata
-from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
+from ppoctl.engines.megatron.frozen import trained_names
+from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts, sharded_state, split_states
 from ppoctl.engines.megatron.pinned_memory import PinnedStaging
 from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
+from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.parallel import what_differs
 from ppoctl.recipe.schema import ParallelTable
 
@@ -50,6 +52,7 @@ class TrainerState:
     optimizer: MegatronOptimizer
     groups: ProcessGroupCollection
     parallel: ParallelTable
+    trainable: Trainable
 
 
 def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
@@ -84,13 +87,14 @@ def load_state(trained: TrainerState, folder: Path) -> None:
             saved = CommonDataOnly().load_common(folder)
             _require_same(saved.get("of"), trained, folder)
             _require_layout(saved["layout"], trained, folder)
+            _require_same_trained(saved.get("trains"), trained, folder)
             template = _sharded_state(trained, saved["layout"]["reshardable"], is_loading=True)
             loaded = dist_checkpointing.load(
                 template, str(folder), loader, CommonDataOnly(), strict=StrictHandling.RAISE_ALL
             )
         _restore_empty_fields(loaded["optimizer"])
         for key, stage in _by_key(trained.stages):
-            stage.module.load_state_dict(loaded[key])
+            stage.module.load_state_dict(loaded.get(key, {}), strict=trained.trainable.is_all)
         optimizer.load_state_dict(loaded["optimizer"])
         own_step_counts(optimizer)
     except CheckpointException as error:
@@ -111,12 +115,16 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
         # The first data rank gathers the optimizer over gloo and writes it. By default, Megatron-Core gathers on
         # every rank and, with NCCL, a whole buffer at a time in the memory of each GPU.
         "distrib_optim_fully_reshardable_mem_efficient": True,
+        # The usual format stores equal layers as slices of one tensor, which must be complete.
+        **({} if trained.trainable.is_all else {"non_homogeneous_layers": True}),
     }
     weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
     optimizer_weights = weights["model"] if len(weights) == 1 else weights
-    moments = trained.optimizer.sharded_state_dict(optimizer_weights, is_loading, metadata=metadata)
+    moments = sharded_state(trained.optimizer, optimizer_weights, is_loading=is_loading, metadata=metadata)
     layout = {**trained.parallel.model_dump(), "reshardable": reshardable}
-    state = {**weights, "of": _model_of(trained), "layout": layout, "optimizer": moments}
+    state = {**_only_trained(weights, trained), "of": _model_of(trained), "layout": layout, "optimizer": moments}
+    if not trained.trainable.is_all:
+        state["trains"] = asdict(trained.trainable)
     for value in nested_values(state):
         if isinstance(value, ShardedTensor):
             # Megatron accepts a different vocabulary padding. Here a different shape means a different model.
@@ -124,6 +132,14 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
     if not is_loading:
         blank_padding(moments)
     return state
+
+
+def _only_trained(weights: dict[str, Any], trained: TrainerState) -> dict[str, Any]:
+    """Return the weights of each stage without the frozen parameters and the tensors that never train."""
+    if trained.trainable.is_all:
+        return weights
+    names = {key: trained_names(stage.module, trained.trainable) for key, stage in _by_key(trained.stages)}
+    return {key: {name: weight for name, weight in of.items() if name in names[key]} for key, of in weights.items()}
 
 
 def _copier(trained: TrainerState, state: dict[str, Any], reshardable: str) -> Callable[[Tensor], Tensor]:
@@ -176,6 +192,22 @@ def _require_layout(saved: dict[str, Any], trained: TrainerState, folder: Path) 
     raise StorageError(f"saved state in `{folder}` cannot be read: it was saved with {saved_with}", hint=hint)
 
 
+def _require_same_trained(saved: dict[str, Any] | None, trained: TrainerState, folder: Path) -> None:
+    """Raise StorageError if other parameters trained when the state was saved. Frozen parameters are not saved."""
+    of_state = Trainable(**(saved or {}))
+    if of_state != trained.trainable:
+        raise StorageError(
+            f"saved state in `{folder}` cannot be read: {_what_trains(of_state)} when it was saved, but now "
+            f"{_what_trains(trained.trainable)}",
+            hint="set `train` and `freeze` of the role as they were, or start a new run with another `name`",
+        )
+
+
+def _what_trains(trainable: Trainable) -> str:
+    train = "all" if trainable.top_layers is None else f"{{top_layers = {trainable.top_layers}}}"
+    return f"`train = {train}`, `freeze = {list(trainable.freeze)}` held"
+
+
 @contextmanager
 def _named_save_errors(folder: Path) -> Iterator[None]:
     try:
@@ -203,8 +235,8 @@ def _without_torch_deprecations() -> Iterator[None]:
 
 def _restore_empty_fields(saved: dict[Any, Any]) -> None:
     """Add empty fields that the format omits: the step count 0 of a state saved before the first optimizer step, and
-    the main weights of the experts' optimizer on a pipeline rank without experts."""
-    for part in saved.values() if 0 in saved else (saved,):  # the second optimizer is the experts'
+    main weights and moments on a rank where none of an optimizer's parameters trains."""
+    for part in split_states(saved):
         inner = part.get("optimizer", part)  # in bfloat16 it is nested, next to the main weights
         if inner is not part:
             part.setdefault("fp32_from_fp16_params", [])

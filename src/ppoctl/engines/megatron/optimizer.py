@@ -2,13 +2,14 @@
 weights."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 
@@ -29,7 +30,11 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
         params_dtype=dtype,
         use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
-    optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=config.use_distributed_optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="WARNING: there is no optimizer on RANK")
+        made = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=config.use_distributed_optimizer)
+    # If only experts train, Megatron-Core's optimizer of all other parameters is an object that cannot be saved.
+    optimizer = ChainedOptimizer([part for part in _parts(made) if not part.is_stub_optimizer])
     for part in _parts(optimizer):
         for group in part.param_groups:
             group["fused"] = True  # one pass over the memory of a parameter instead of about ten
@@ -42,6 +47,7 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
                 }
     if stages[0].ddp_config.use_distributed_optimizer:
         _load_with_step_counts(optimizer)
+        _save_without_parameters(optimizer)
     return optimizer
 
 
@@ -66,6 +72,21 @@ def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
         split._set_main_param_and_optimizer_states = complete
 
 
+def _save_without_parameters(optimizer: MegatronOptimizer) -> None:
+    """Make the state of a distributed optimizer available on ranks where none of its parameters trains.
+    Megatron-Core 0.16 requires a parameter, from which it takes the step count."""
+    for split in _parts(optimizer):
+
+        def groups_alone(split: Any = split, complete: Any = split.state_dict) -> dict[str, Any]:
+            if split.optimizer.state:
+                state: dict[str, Any] = complete()
+                return state
+            groups = [{key: of for key, of in group.items() if key != "params"} for group in split.param_groups]
+            return {"optimizer": {"param_groups": groups}}
+
+        split.state_dict = groups_alone
+
+
 def gradient_buffers(stages: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
     """Yield the buffers in which the gradients of these stages accumulate."""
     for stage in stages:
@@ -80,6 +101,38 @@ def held_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
             yield from group["params"]
         for state in part.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def sharded_state(
+    optimizer: MegatronOptimizer, weights: Any, *, is_loading: bool, metadata: dict[str, Any]
+) -> dict[Any, Any]:
+    """Return Megatron-Core's sharded state of the optimizer of these sharded weights. Collective.
+
+    Only the first rank's step count is saved. A rank whose parameters are all frozen has no step count of its own.
+    """
+    steps = _steps_taken(optimizer)
+    if optimizer.config.use_distributed_optimizer:
+        for split in _parts(optimizer):
+            for group in split.param_groups if not split.optimizer.state else ():
+                group["step"] = steps
+    state: dict[Any, Any] = optimizer.sharded_state_dict(weights, is_loading, metadata=metadata)
+    if steps and not optimizer.config.use_distributed_optimizer:
+        for part in split_states(state):
+            part.get("optimizer", part)["state"].setdefault("common_step", torch.tensor(steps))
+    return state
+
+
+def split_states(state: dict[Any, Any]) -> list[dict[str, Any]]:
+    """Return the states of the optimizers of one model: experts have a separate optimizer."""
+    return list(state.values()) if 0 in state else [state]
+
+
+def _steps_taken(optimizer: MegatronOptimizer) -> float:
+    """Return the number of steps that ranks count. Collective."""
+    states = (state for part in _parts(optimizer) for state in part.optimizer.state.values())
+    counts: list[float] = [0.0] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(counts, float(next(states, {"step": 0.0})["step"]))
+    return max(counts)
 
 
 def own_step_counts(optimizer: MegatronOptimizer) -> None:

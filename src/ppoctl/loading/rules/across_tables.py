@@ -16,6 +16,7 @@ from ppoctl.loading.rules.correction import CORRECTION_RULES
 from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
+from ppoctl.loading.rules.frozen import FROZEN_RULES
 from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
@@ -187,6 +188,7 @@ RULES = (
     *SAMPLING_RULES,
     *GROUP_RULES,
     *LAYOUT_RULES,
+    *FROZEN_RULES,
     *SLURM_RULES,
 )
 
