@@ -52,7 +52,7 @@ from ppoctl.engines.megatron.schedule import (
 )
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, shards_in
+from ppoctl.engines.megatron.weights import gathered_weights, specs_in
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
@@ -230,9 +230,7 @@ class MegatronRank(SendingRank):
 
     def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         self._reload("weights")  # specs are read from views of the weights
-        trainable = self.settings.trainable
-        shards = (shard for part in parts for shard in shards_in(self.models, trainable, part))
-        return [TensorSpec(shard.name, shard.view.dtype, shard.shape) for shard in shards]
+        return [spec for part in parts for spec in specs_in(self.models, self.settings.trainable, part)]
 
     def offload(self) -> None:
         """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
