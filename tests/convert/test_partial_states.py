@@ -16,8 +16,9 @@ from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
 from ppoctl.convert.frozen_base import FROZEN_FILE
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.errors import EnvironmentProblemError, StorageError
 from ppoctl.model.trainable import Trainable
