@@ -1,9 +1,9 @@
 """The reward of trlX's sentiment examples: the probability that a classifier gives to a positive review.
 
-    [reward]
-    kind     = "python"
-    function = "sentiment/reward.py:positive"
-    options  = { classifier = "FOLDER" }   # optional; default: DistilBERT, fine-tuned on IMDB
+[reward]
+kind     = "python"
+function = "sentiment/reward.py:positive"
+options  = { classifier = "FOLDER" }   # optional; default: DistilBERT, fine-tuned on IMDB
 """
 
 from functools import cache

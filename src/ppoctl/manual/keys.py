@@ -74,7 +74,8 @@ def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) ->
     owners: dict[KeyLine, list[str]] = {}
     for name, table in choice.tables.items():
         for line in _of_table(table, path, default if isinstance(default, table.model) else None):
-            if untagged or line.key != ".".join((*path, choice.tag or "")):  # the tag has its own line, from `_tag_line`
+            # The tag has its own line, from `_tag_line`.
+            if untagged or line.key != ".".join((*path, choice.tag or "")):
                 owners.setdefault(line, []).append(name)
     usual = [name for name, table in choice.tables.items() if isinstance(default, table.model)]
     for line, names in owners.items():

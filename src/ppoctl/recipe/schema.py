@@ -6,7 +6,7 @@ between keys are errors (`loading.rules`) and are never corrected. Every key dec
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
 from ppoctl.model.head import SharedValueHead
