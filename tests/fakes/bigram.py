@@ -215,8 +215,9 @@ class BigramTrainer:
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if request.entropy else None
         others = torch.log_softmax(initial_table("actor")[before] / request.temperature, -1)
         full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if request.full_kl else None
+        frozen = packed.to_grid(others.gather(1, packed.targets[:, None])[:, 0]) if request.reference else None
         values = packed.to_grid(table[before][:, VOCABULARY]) if request.values else None
-        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl, values)
+        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl, values, frozen)
 
 
 def _tensor(path: Path) -> Tensor:

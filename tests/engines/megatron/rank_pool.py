@@ -68,11 +68,15 @@ class RankServer:
         return look(self.rank, *arguments)
 
     def gradients(self) -> list[tuple[str, Tensor]]:
-        """Return the contents of the gradient buffers after the last update, under Hugging Face names."""
+        """Return the contents of the gradient buffers after the last update, under Hugging Face names. A frozen
+        parameter has no buffer; its gradient is shown as zeros."""
         assert self.rank is not None
         found = []
         for model in self.rank.models:
-            buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
+            buffers = {
+                name: parameter.main_grad if parameter.requires_grad else torch.zeros_like(parameter)
+                for name, parameter in model.named_parameters()
+            }
             found += [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
         return found if self._is_first() else []
 
@@ -87,7 +91,7 @@ class RankServer:
 
             def dropping(*arguments: Any, _stage: Any = stage, _reduce: Any = reduce, **settings: Any) -> None:
                 for name, parameter in _stage.named_parameters():
-                    if only in name:
+                    if only in name and parameter.requires_grad:
                         parameter.main_grad.zero_()
                 _reduce(*arguments, **settings)
 

@@ -10,7 +10,7 @@ ranks.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,10 +41,9 @@ from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
-from ppoctl.engines.megatron.reference import ReferenceModel
+from ppoctl.engines.megatron.reference import ActorWeights, ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
-    ModelChunks,
     reduce_gradients,
     run_forward,
     run_forward_backward,
@@ -53,7 +52,7 @@ from ppoctl.engines.megatron.schedule import (
 )
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, sent_parts
+from ppoctl.engines.megatron.weights import gathered_weights, specs_in
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
@@ -67,7 +66,7 @@ from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.checksum import TensorChecksum
-from ppoctl.weights.sending import SendingRank
+from ppoctl.weights.sending import PARTS, Part, SendingRank
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,10 @@ class MegatronRank(SendingRank):
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         frozen = settings.reference or settings.model
-        self._reference = ReferenceModel(partial(self._build, frozen, None), partial(self._sources.load, frozen))
+        is_shared = frozen == settings.model and not settings.trainable.is_all
+        actor = ActorWeights(lambda: self.models, settings.trainable) if is_shared else None
+        build, load = partial(self._build, frozen, None), partial(self._sources.load, frozen)
+        self._reference = ReferenceModel(build, load, actor)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -210,26 +212,25 @@ class MegatronRank(SendingRank):
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
-        self._reload("weights")
-        return self._forward(self.stages, sequences, request)
+        if not request.reference:
+            self._reload("weights")
+            return self._forward(partial(run_forward, self.stages), sequences, request)
+        self._reload("weights", "reference")
+        return self._forward(partial(self._reference.run_with_actor, self.models), sequences, request)
 
     def reference_forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return log-probs, or a reward model's scores, computed with the frozen initial weights (see
         `ReferenceModel`)."""
-        stages = self._reference.stages()
-        self._reload("reference")
-        return self._forward(stages, sequences, request)
+        self._reload(*self._reference.parts)
+        return self._forward(partial(run_forward, self._reference.stages()), sequences, request)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this pipeline rank's weights under Hugging Face names, as full tensors. Collective over all tensor
-        and expert ranks."""
+    def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
         self._reload("weights")
-        return gathered_weights(self.models)
+        return [gathered_weights(self.models, self.settings.trainable, part) for part in parts]
 
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         self._reload("weights")  # specs are read from views of the weights
-        parts = [part for model in self.models for part in sent_parts(model)]
-        return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
+        return [spec for part in parts for spec in specs_in(self.models, self.settings.trainable, part)]
 
     def offload(self) -> None:
         """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
@@ -278,7 +279,9 @@ class MegatronRank(SendingRank):
             self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
         )
 
-    def _build(self, source: str, value_head: SharedValueHead | None) -> list[PackedModel]:
+    def _build(
+        self, source: str, value_head: SharedValueHead | None, shared: ActorWeights | None = None
+    ) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
         folder, shape = self._sources.of(source)
@@ -296,7 +299,7 @@ class MegatronRank(SendingRank):
         model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
         try:
             with megatron_device():
-                return build_stages(model_class, model, self.groups)
+                return build_stages(model_class, model, self.groups, None if shared is None else shared.adopt)
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
@@ -347,9 +350,8 @@ class MegatronRank(SendingRank):
         """Return the microbatches. If full KL is requested, add the reference's hidden states to them."""
         if not request.full_kl:
             return microbatches
-        stages = self._reference.stages()
         self._host.reload("reference")
-        return with_reference(stages, microbatches)
+        return with_reference(self._reference.stages(), microbatches)
 
     def _sees_outputs(self) -> bool:
         groups = self.groups
@@ -358,18 +360,20 @@ class MegatronRank(SendingRank):
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: ModelChunks, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
+    def _forward(
+        self, run: Callable[[list[Microbatch]], list[MicrobatchResult]], sequences: Sequences, request: OutputRequest
+    ) -> RankOutputs | None:
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(request, with_gradient=False))
         # The reference's hidden states of all microbatches of a group are in memory together, so a group has only one
         # microbatch per pipeline rank.
         role, batching = self.settings.role, self.settings.batching
-        size = self.settings.parallel.pipeline if request.full_kl else len(microbatches)
+        size = self.settings.parallel.pipeline if request.full_kl or request.reference else len(microbatches)
         results: list[MicrobatchResult] = []
         with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
                 group = self._with_reference(microbatches[start : start + size], request)
-                results += run_forward(stages, group)
+                results += run(group)
         return self._share(microbatches, results)
 
     def _minibatch_step(

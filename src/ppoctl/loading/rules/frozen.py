@@ -1,9 +1,9 @@
 """Rules about the part of a model that trains. They read only config.json."""
 
+import difflib
+import fnmatch
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from ppoctl.convert.tensors import parameter_names
 from ppoctl.loading.explain import as_toml
@@ -34,10 +34,10 @@ def check_freeze_patterns(recipe: Recipe) -> Iterator[Conflict]:
         for pattern in trainable_of(recipe, role).freeze:
             if _has_value_head(recipe, role) and pattern.startswith(VALUE_HEAD_PREFIX):
                 continue
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 # Layers and experts have the same names, so the nearest names are those of one layer.
                 kinds = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
-                nearest = get_close_matches(re.sub(r"\.\d+\.", ".*.", pattern), kinds, cutoff=0.0)
+                nearest = difflib.get_close_matches(re.sub(r"\.\d+\.", ".*.", pattern), kinds, cutoff=0.0)
                 yield Conflict(
                     f"no parameter has a name like `{pattern}`; the nearest names are "
                     + ", ".join(f"`{name}`" for name in nearest),
@@ -51,7 +51,7 @@ def check_experts_freeze_together(recipe: Recipe) -> Iterator[Conflict]:
     for role, model, shape in _partly_trained(recipe):
         experts = [name for name in parameter_names(shape, head_of(role)) if _EXPERT in name]
         for pattern in trainable_of(recipe, role).freeze:
-            frozen = {name for name in experts if fnmatchcase(name, pattern)}
+            frozen = {name for name in experts if fnmatch.fnmatchcase(name, pattern)}
             alike = {_without_expert(name) for name in frozen}
             if part := [name for name in experts if _without_expert(name) in alike and name not in frozen]:
                 general = re.sub(rf"(?<={re.escape(_EXPERT)})[^.]*", "*", pattern)
