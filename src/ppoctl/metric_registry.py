@@ -205,6 +205,9 @@ POLICY_KL_LOSS = Metric(
     "policy/kl_loss", "loss", "the term of policy/loss from the KL penalty (with ppo.kl.place = loss)",
     "small, rising slowly",
 )  # fmt: skip
+POLICY_VALUE_LOSS = Metric(
+    "policy/value_loss", "loss", "the term of policy/loss from a value head on the actor's model", "falling"
+)  # fmt: skip
 POLICY_NLL_LOSS = Metric(
     "policy/nll_loss", "loss", "the term of policy/loss from good responses (with positive_nll_coef)", "falling"
 )

@@ -8,7 +8,8 @@ from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRout
 from ppoctl.plan.memory import generator
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
-from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, stages_of, whole_model
+from ppoctl.plan.memory.parameters import Parameters, rank_parameters
+from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable
@@ -40,12 +41,12 @@ ALONE = ParallelTable()
 
 
 def test_parameters_of_ranks_with_experts() -> None:
-    """Two layers, the second with 6 experts of 3 x 8 x 5 and a router of 6 x 8."""
+    """Two layers with norms over heads of 4, the second with 6 experts of 3 x 8 x 5 and a router of 6 x 8."""
     both = whole_model(MIXED)
-    rest = 2 * (PLAIN + 2 * 8) + 3 * 8 * 20 + 6 * 8 + 8 + 2 * TABLE
+    rest = 2 * (PLAIN + 2 * 8 + 2 * 4) + 3 * 8 * 20 + 6 * 8 + 8 + 2 * TABLE
     assert rank_parameters(MIXED, "token", both, ALONE) == Parameters(rest, 6 * 120)
     split = ParallelTable(tensor=2, sequence=True)
-    halves = 2 * (PLAIN // 2 + 2 * 8) + 3 * 8 * 20 // 2 + 6 * 8 + 8 + TABLE
+    halves = 2 * (PLAIN // 2 + 2 * 8 + 2 * 4) + 3 * 8 * 20 // 2 + 6 * 8 + 8 + TABLE
     assert rank_parameters(MIXED, "token", both, split) == Parameters(halves, 6 * 120)  # whole experts
     for more in ({"expert": 2}, {"expert_tensor": 2}):
         layout = ParallelTable(tensor=2, sequence=True, **more)
@@ -53,8 +54,10 @@ def test_parameters_of_ranks_with_experts() -> None:
     first, last = stages_of(MIXED, ParallelTable(pipeline=2))
     assert rank_parameters(MIXED, "token", first, ALONE).experts == 0
     assert rank_parameters(MIXED, "value", last, ALONE).experts == 6 * 120
-    beside = replace(MIXED, experts=replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True))
-    more = 3 * 8 * 7 // 2 + 8  # three matrices and the gate
+    shared = replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)
+    beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=shared)
+    # Three matrices and the gate; the biases of queries, keys and values in place of norms.
+    more = 3 * 8 * 7 // 2 + 8 + 2 * (16 + 2 * 8) // 2 - 2 * 2 * 4
     assert rank_parameters(beside, "token", both, split).shared == halves + more
     assert token_cost(beside).flops_per_token == token_cost(MIXED).flops_per_token + 2 * 3 * 8 * 7
 

@@ -20,7 +20,8 @@ from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
-from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
+from ppoctl.plan.memory.parameters import rank_parameters
+from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes

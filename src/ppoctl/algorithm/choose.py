@@ -9,6 +9,7 @@ from functools import cache
 
 from ppoctl import metric_registry
 from ppoctl.algorithm.dynamic_sampling import KeptGroups, critic_sees_all
+from ppoctl.algorithm.joint import JOINT, JOINT_CORRECTED, joint
 from ppoctl.algorithm.pf_ppo import PF_CRITIC_ONLY, PF_STEP_FUNCTIONS, pf_ppo
 from ppoctl.algorithm.policy_only import POLICY_ONLY, POLICY_ONLY_CORRECTED, policy_only
 from ppoctl.algorithm.ppo import CRITIC_ONLY, PPO, PPO_CORRECTED, critic_only, ppo
@@ -25,8 +26,9 @@ StepFunctionAt = Callable[[Recipe, int], StepFunction]
 
 def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     """Return the step function of a step: with greedy responses if the advantages read them; without a critic if the
-    advantages train none; otherwise the critic alone for the first `critic_only_steps`, then PPO. Dynamic sampling
-    decides how the step gets its samples; with a critic, its rows may be sampled again (PF-PPO)."""
+    advantages train none; with a joint update if the critic is a value head on the actor's model; otherwise the
+    critic alone for the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples;
+    with a critic, its rows may be sampled again (PF-PPO)."""
     corrects, groups, resample = recipe.ppo.corrects_rollouts, recipe.rollout.groups, recipe.ppo.resample
     is_critic_only = step <= recipe.ppo.critic_only_steps
     get_samples = ONE_ROUND if groups is None else KeptGroups(groups.max_rounds)
@@ -34,6 +36,8 @@ def step_function_at(recipe: Recipe, step: int) -> StepFunction:
         return REMAX_CORRECTED if corrects else REMAX
     if not recipe.ppo.advantages.trains_critic:
         return policy_only(get_samples, corrects=corrects)
+    if recipe.value_head is not None:
+        return joint(get_samples, corrects=corrects)
     if not isinstance(resample, NoResampling):
         return PF_CRITIC_ONLY if is_critic_only else pf_ppo(resample.order, corrects=corrects)
     if groups is not None and groups.critic_sees == "all":
@@ -48,6 +52,7 @@ def changes_of(recipe: Recipe) -> tuple[int, ...]:
 
 ALL_STEP_FUNCTIONS = (
     *(PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, REMAX, REMAX_CORRECTED),
+    *(JOINT, JOINT_CORRECTED),
     critic_sees_all(KeptGroups(1)),
     *PF_STEP_FUNCTIONS,
 )

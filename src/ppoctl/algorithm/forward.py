@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
@@ -65,6 +66,12 @@ class LogprobsSpec(StageSpec["Logprobs"]):
     excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"
 
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+        if recipe.value_head is not None:
+            yield "values"
+            if recipe.ppo.truncated == "bootstrap":
+                yield "bootstrap"
+
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
         use, in_one_pass = kl_use(recipe), _in_one_pass(recipe)
         own = ModelPass("forward", self.role, with_reference=use.is_full_before or in_one_pass)
@@ -81,13 +88,21 @@ class LogprobsSpec(StageSpec["Logprobs"]):
             "entropy": source == "trainer",
             "reference": use.is_estimated,
             "full_kl": use.is_full_before,
+            "values": recipe.value_head is not None,
+            "behind": recipe.value_head is not None and recipe.ppo.truncated == "bootstrap",
         }
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Logprobs]":
         from ppoctl.stages.logprobs import LogprobsStage
+        from ppoctl.stages.valued_logprobs import ValuedLogprobsStage
 
         use = kl_use(recipe)
-        return LogprobsStage(
+        stage = (
+            LogprobsStage
+            if recipe.value_head is None
+            else partial(ValuedLogprobsStage, truncated=recipe.ppo.truncated)
+        )
+        return stage(
             models=parts.models,
             scored=scored_distribution(recipe),
             with_reference=use.is_estimated,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.forward import SAMPLER_GAP
@@ -60,6 +60,13 @@ class UpdateSpec(StageSpec["State"]):
         return (*self.keys, *(f"{self.role}.{key}" for key in ("optimizer", "train", "freeze")))
 
 
+VALUE_METRICS = (
+    metrics.VALUE_EXPLAINED_VARIANCE, metrics.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH, metrics.VALUE_CLIP_FRAC,
+    metrics.VALUE_MEAN, metrics.VALUE_RETURN_MEAN, metrics.VALUE_RETURN_STD, metrics.VALUE_ERROR, metrics.VALUE_LOSS,
+)  # fmt: skip
+"""Metrics of every update that trains values."""
+
+
 @dataclass(frozen=True)
 class ValueUpdateSpec(UpdateSpec):
     """60-critic_update: the critic learns the returns."""
@@ -77,11 +84,7 @@ class ValueUpdateSpec(UpdateSpec):
         return (ModelPass("train", self.role),)
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
-        return always(
-            metrics.VALUE_EXPLAINED_VARIANCE, metrics.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH, metrics.VALUE_CLIP_FRAC,
-            metrics.VALUE_MEAN, metrics.VALUE_RETURN_MEAN, metrics.VALUE_RETURN_STD, metrics.VALUE_ERROR,
-            metrics.VALUE_LOSS, metrics.VALUE_GRAD_NORM, metrics.VALUE_LR,
-        )  # fmt: skip
+        return always(*VALUE_METRICS, metrics.VALUE_GRAD_NORM, metrics.VALUE_LR)
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
         from ppoctl.ppo.aggregation import aggregation
@@ -139,23 +142,28 @@ class PolicyUpdateSpec(UpdateSpec):
         return {"gap": recipe.ppo.old_logprobs != "trainer"}
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
-        from ppoctl.ppo.aggregation import aggregation
         from ppoctl.stages.actor_update import ActorUpdateStage
 
+        return ActorUpdateStage(**self.stage_settings(recipe, parts))
+
+    def stage_settings(self, recipe: Recipe, parts: StageParts) -> dict[str, Any]:
+        """Return the settings of the stage by name."""
+        from ppoctl.ppo.aggregation import aggregation
+
         loss = recipe.ppo.policy_loss
-        return ActorUpdateStage(
-            models=parts.models,
-            plan=_minibatch_plan(recipe, self.role),
-            scored=scored_distribution(recipe),
-            loss=loss.build(),
-            aggregation=aggregation(loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
-            entropy_coef=loss.entropy_coef,
-            positive_nll_coef=loss.positive_nll_coef,
-            penalty=recipe.ppo.kl.build(),
-            with_full_kl=kl_use(recipe).is_full_in_update,
-            fingerprint=self.fingerprint(recipe),
-            name=self.name,
-        )
+        return {
+            "models": parts.models,
+            "plan": _minibatch_plan(recipe, self.role),
+            "scored": scored_distribution(recipe),
+            "loss": loss.build(),
+            "aggregation": aggregation(loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
+            "entropy_coef": loss.entropy_coef,
+            "positive_nll_coef": loss.positive_nll_coef,
+            "penalty": recipe.ppo.kl.build(),
+            "with_full_kl": kl_use(recipe).is_full_in_update,
+            "fingerprint": self.fingerprint(recipe),
+            "name": self.name,
+        }
 
 
 def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
@@ -183,6 +191,8 @@ def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:
         yield ReportedMetric(metric, getattr(loss, key) > 0, needs, (path,), hint)
     in_loss = "requires a KL penalty in the loss, but there is none"
     yield ReportedMetric(metrics.POLICY_KL_LOSS, recipe.ppo.kl.place == "loss", in_loss, (("ppo", "kl", "place"),))
+    no_head, on = "requires a value head on the actor's model, but there is none", ("critic", "on")
+    yield ReportedMetric(metrics.POLICY_VALUE_LOSS, recipe.value_head is not None, no_head, (on,))
 
 
 def _minibatch_plan(recipe: Recipe, role: str) -> "MinibatchPlan":

@@ -64,6 +64,8 @@ FIELDS: Mapping[str, tuple[RecordField, ...]] = {
         RecordField("entropy", "float32", "B R", is_optional=True),
         RecordField("reference", "float32", "B R", is_optional=True),
         RecordField("full_kl", "float32", "B R", is_optional=True),
+        RecordField("values", "float32", "B R", is_optional=True),
+        RecordField("behind", "float32", "B", is_optional=True),
     ),
     "correction": (
         RecordField("weights", "float32", "B R"),

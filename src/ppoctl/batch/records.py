@@ -220,6 +220,11 @@ class Logprobs(Record["Logprobs"]):
     reference: Float[Tensor, "B R"] | None = None
     full_kl: Float[Tensor, "B R"] | None = None
     """KL(actor || reference) over the full vocabulary, if a penalty reads it instead of `reference`."""
+    values: Float[Tensor, "B R"] | None = None
+    """Values by a value head on the actor's model, which the same forward pass computes; None: there is no such
+    head."""
+    behind: Float[Tensor, " B"] | None = None
+    """Bootstrap values by this head, as in `Values`."""
 
     def metrics(self) -> dict[str, float]:
         return gap_metrics(self.gap)

@@ -76,6 +76,9 @@ def print_full(recipe: "Recipe", planned: "Plan") -> None:
         _section("critic starts from", _critic_rows(planned.critic_start))
     if planned.reward_models:
         _section("reward models", _reward_model_rows(planned.reward_models))
+    parts = [(role, plan_summary.trains(of)) for role, of in planned.roles.items() if of.trained_part]
+    if parts:
+        _section("trained part of each model", iter(parts))
     _section("updates", _role_rows(planned.roles.values()), ("", "", *planned.roles))
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))

@@ -120,6 +120,8 @@ def _print_too_much(memory: "Memory") -> None:
 def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:
     ranks = [role.largest for role in memory.roles.values()]
     rows: list[tuple[str, ...]] = [("parameters", *(f"{rank.parameters:,}" for rank in ranks))]
+    if any(rank.trained_parameters < rank.parameters for rank in ranks):
+        rows.append(("trained parameters", *(f"{rank.trained_parameters:,}" for rank in ranks)))
     if max(len(role.ranks) for role in memory.roles.values()) > 1:
         rows.append(("pipeline stage", *(str(rank.stage) for rank in ranks)))
         rows.append(("microbatches in flight", *(f"{rank.microbatches_under_way:g}" for rank in ranks)))

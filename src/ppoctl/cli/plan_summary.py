@@ -8,7 +8,7 @@ from ppoctl.cli import render
 
 if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory
-    from ppoctl.plan.run_plan import Plan
+    from ppoctl.plan.run_plan import Plan, RolePlan
 
 
 def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
@@ -22,6 +22,7 @@ def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
         ("memory", _memory(planned.memory)),
         ("GPUs", _gpus(planned, on_gpus=on_gpus)),
         ("disk", _disk(planned)),
+        *(("trains", f"{role} {trains(of)}") for role, of in planned.roles.items() if of.trained_part),
         ("updates", _updates(planned)),
         ("checkpoints", _checkpoints(planned)),
         ("not checked", "; ".join(_not_checked(planned, on_gpus=on_gpus))),
@@ -62,6 +63,15 @@ def _disk(planned: "Plan") -> str:
     if storage.states_bytes is None:
         return f"{records}; checkpoints unknown: the model is not a local folder of a known family"
     return f"{units.size(storage.states_bytes)} for checkpoints, {records}"
+
+
+def trains(role: "RolePlan") -> str:
+    """Return how many of the parameters of a role train, and which."""
+    total, trained = role.parameters, role.trained_parameters
+    if total is None or trained is None:
+        return role.trained_part
+    unit, name = (1e9, "billion") if total >= 1e9 else (1e6, "million")
+    return f"{trained / unit:.3g} of {total / unit:.3g} {name} parameters: {role.trained_part}"
 
 
 def _updates(planned: "Plan") -> str:

@@ -5,39 +5,24 @@ from dataclasses import dataclass
 from ppoctl.model.shape import ModelShape
 
 
-@dataclass(frozen=True)
-class LayerParameters:
-    """Number of parameters of one layer, by the ranks that can split them."""
-
-    split: int
-    """Parameters that tensor ranks split: matrices of attention, and of the MLP or the shared experts."""
-    experts: int
-    """Parameters that expert ranks split."""
-    whole: int
-    """Parameters that every tensor rank has: norms, projections to latents, router and gate of experts."""
+def count_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters of an actor as it is published, without ppoctl's padding of the embedding."""
+    layers = sum(_layer_parameters(shape, layer) for layer in range(shape.num_layers))
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
+    return layers + shape.hidden_size + tables
 
 
-def layer_parameters(shape: ModelShape, layer: int) -> LayerParameters:
+def _layer_parameters(shape: ModelShape, layer: int) -> int:
     """Return the number of parameters of this layer. Biases that are not trained are not counted."""
     hidden, latent, experts = shape.hidden_size, shape.latent, shape.experts
     biases = (shape.query_channels + 2 * shape.key_channels) * shape.qkv_bias
     norms = shape.hidden_norms * hidden + 2 * shape.head_dim * shape.qk_norm
     latent_norms = 0 if latent is None else (latent.query_rank or 0) + latent.kv_rank
-    split, whole = _products_of_heads(shape) + biases, norms + _products_to_latents(shape) + latent_norms
+    rest = _products_of_heads(shape) + _products_to_latents(shape) + biases + norms + latent_norms
     if experts is None or not shape.has_experts(layer):
-        return LayerParameters(split + 3 * hidden * shape.ffn_hidden_size, 0, whole)
-    return LayerParameters(
-        split=split + 3 * hidden * experts.shared_width,
-        experts=3 * hidden * experts.count * experts.ffn_hidden_size,
-        whole=whole + (experts.count + experts.shared_gate) * hidden,
-    )
-
-
-def count_parameters(shape: ModelShape) -> int:
-    """Return the number of parameters of an actor as it is published, without ppoctl's padding of the embedding."""
-    layers = [layer_parameters(shape, layer) for layer in range(shape.num_layers)]
-    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
-    return sum(layer.split + layer.experts + layer.whole for layer in layers) + shape.hidden_size + tables
+        return rest + 3 * hidden * shape.ffn_hidden_size
+    widths = experts.shared_width + experts.count * experts.ffn_hidden_size
+    return rest + (3 * widths + experts.count + experts.shared_gate) * hidden
 
 
 @dataclass(frozen=True)
@@ -61,21 +46,23 @@ class TokenCost:
         return TokenCost(2.0 * parameters, 4.0 * num_layers * num_heads * head_dim)
 
 
-def token_cost(shape: ModelShape) -> TokenCost:
-    """Return the cost of a token in all layers. With experts, the router and the experts of the token are counted."""
-    width = shape.num_layers * 3 * shape.ffn_hidden_size
+def token_cost(shape: ModelShape, first: int = 0) -> TokenCost:
+    """Return the cost of a token in the layers from `first` on. With experts, the router and the experts of the token
+    are counted."""
+    layers = shape.num_layers - first
+    width = layers * 3 * shape.ffn_hidden_size
     if shape.experts is not None:
         mixed = shape.experts.count + 3 * (shape.experts.active_width - shape.ffn_hidden_size)
-        width += sum(shape.experts.layers) * mixed
+        width += sum(shape.experts.layers[first:]) * mixed
     attention = _products_of_heads(shape) + _products_to_latents(shape)
-    parameters = shape.num_layers * attention + shape.hidden_size * width
-    return TokenCost.of_decoder(parameters, shape.num_layers, shape.num_heads, shape.head_dim)
+    parameters = layers * attention + shape.hidden_size * width
+    return TokenCost.of_decoder(parameters, layers, shape.num_heads, shape.head_dim)
 
 
-def forward_flops(shape: ModelShape, tokens: int, outputs: int) -> float:
-    """Return the FLOPs of a forward pass over one sequence: the layers, and an output layer with this number of
-    outputs."""
-    cost, pairs = token_cost(shape), tokens * (tokens + 1) / 2
+def forward_flops(shape: ModelShape, tokens: int, outputs: int, first: int = 0) -> float:
+    """Return the FLOPs of a forward pass over one sequence: the layers from `first` on, and an output layer with this
+    number of outputs."""
+    cost, pairs = token_cost(shape, first), tokens * (tokens + 1) / 2
     head = 2.0 * outputs * shape.hidden_size
     return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
 

@@ -10,7 +10,7 @@ from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.retention import LEAST_KEPT
@@ -48,7 +48,14 @@ def storage_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Sto
     if shapes is None:
         return plan
     states = {
-        role: state_bytes(shape, head_of(role), layouts(recipe)[role], model_of(recipe, role).weight_bytes)
+        role: state_bytes(
+            shape,
+            head_of(role),
+            layouts(recipe)[role],
+            model_of(recipe, role).weight_bytes,
+            trainable_of(recipe, role),
+            recipe.value_head if role == POLICY else None,
+        )
         for role, shape in shapes.items()
     }
     parameters = count_parameters(shapes[POLICY])

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.model.cost import forward_flops
+from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable import OUTPUT_PARAMETER
 from ppoctl.plan.memory.driver import batch_of
+from ppoctl.plan.memory.parameters import EVERYTHING, layer_parameters, trunk_end, value_head_parameters
 from ppoctl.plan.rows import stage_rows
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe import sizes
+from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
 from ppoctl.recipe.schema import Recipe
 
@@ -36,27 +40,64 @@ class WorkPlan:
         return self.drawing + self.forwards + self.updates
 
 
+@dataclass(frozen=True)
+class RowWork:
+    """FLOPs of the passes of a role over one sequence."""
+
+    forward: float
+    values: float
+    """Forward pass of a value head on the model, in addition; 0: there is none."""
+    top: float
+    """Forward pass behind the frozen trunk."""
+    update: float
+    """Forward and backward pass. The trunk has no backward pass, and frozen matrices have no gradient of the weights,
+    which is half of the backward pass of a matrix."""
+
+
 def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: bool = True) -> WorkPlan | None:
     """Return the FLOPs of the last step, in which all roles train: with the maximum number of rounds or, if `most` is
     false, with the minimum. None: a model has neither a local folder nor a shipped config.json."""
     shapes = shapes_of(recipe)
     if shapes is None:
         return None
-    batch, flops = batch_of(recipe), defaultdict[str, float](float)
-    tokens = batch.prompt_tokens + batch.response_tokens
-    outputs = {role: shape.vocab_size if head_of(role) == "token" else 1 for role, shape in shapes.items()}
-    of_row = {role: forward_flops(shape, tokens, outputs[role]) for role, shape in shapes.items()}
+    flops = defaultdict[str, float](float)
+    of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
+    # A reference that starts from the actor's model shares the frozen trunk with it.
+    shares_trunk = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
     traced = trace_at(recipe, recipe.steps, choose)
     rows = stage_rows(traced, recipe, most=most)
     for stage in traced.stages:
         for each in stage.passes(recipe):
             if each.kind == "score":
                 continue
-            role = POLICY if each.model == REFERENCE else each.model
-            # A backward pass costs twice a forward pass.
-            passes = sizes.epochs(recipe, role) * 3 if each.kind == "train" else 1
-            of_pass = rows[stage.name].total * of_row[role]
-            flops[each.kind] += passes * of_pass
+            work = of_row[POLICY if each.model == REFERENCE else each.model]
+            count = rows[stage.name].total * (sizes.epochs(recipe, each.model) if each.kind == "train" else 1)
+            if each.kind == "train":
+                flops["train"] += count * work.update
+            else:
+                values = work.values if each.kind == "forward" and each.model != REFERENCE else 0
+                flops[each.kind] += count * (work.forward + values)
             if each.with_reference:
-                flops["forward"] += (passes / 3 if each.kind == "train" else 1) * of_pass
+                flops["forward"] += count * (work.top if shares_trunk and each.kind == "forward" else work.forward)
     return WorkPlan(drawing=flops["generate"], forwards=flops["forward"], updates=flops["train"])
+
+
+def row_work(recipe: Recipe, role: str, shape: ModelShape) -> RowWork:
+    """Return the FLOPs of a role for a sequence of full length."""
+    batch, head, trainable = batch_of(recipe), head_of(role), trainable_of(recipe, role)
+    tokens, trunk = batch.prompt_tokens + batch.response_tokens, trunk_end(shape, head, trainable)
+    outputs = shape.vocab_size if head == "token" else 1
+    whole, top = (forward_flops(shape, tokens, outputs, first) for first in (0, trunk))
+    values = 0.0
+    if (on_model := recipe.value_head) is not None and role == POLICY:
+        width = sum(numbers for _, numbers in value_head_parameters(shape, on_model))
+        values = forward_flops(shape, tokens, 0, shape.num_layers - on_model.layers_copied) + 2.0 * tokens * width
+    frozen = sum(
+        layer_parameters(shape, head, layer, EVERYTHING).of_token
+        - layer_parameters(shape, head, layer, trainable).of_token
+        for layer in range(trunk, shape.num_layers)
+    )
+    if not trainable.trains(OUTPUT_PARAMETER, shape, head):
+        frozen += outputs * shape.hidden_size
+    # A backward pass costs twice a forward pass.
+    return RowWork(whole, values, top, whole + 2 * top + 3 * values - 2.0 * tokens * frozen)

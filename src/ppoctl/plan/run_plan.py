@@ -20,6 +20,7 @@ from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.plan.rows import stage_rows
+from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -80,6 +81,11 @@ class RolePlan:
     recompute: str
     forward_microbatch: str
     """Limit, as text, for a microbatch of log-probs, reference log-probs or values."""
+    parameters: int | None
+    """Parameters of the model, with the padding of its vocabulary; None: the model is not on this machine."""
+    trained_parameters: int | None
+    trained_part: str
+    """Description of the part that trains; empty: all of the model."""
     replayed_updates_max: int
     """Maximum number of updates that a resume replays: the updates since the last saved state."""
 
@@ -273,6 +279,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, limit = sizes.microbatch_limit(table.batching, with_gradient=False)
     rate, warmup = learning_rate_of(recipe, role), sizes.warmup_updates(recipe, role)
+    part = trained_part(recipe, role)
     return RolePlan(
         layout=layout.describe(),
         data_ranks=layout.data,
@@ -292,6 +299,9 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         microbatches_per_minibatch_max=most,
         recompute=table.recompute,
         forward_microbatch=f"{limit:,} {'tokens' if 'tokens' in key else 'sequences'}",
+        parameters=part.parameters,
+        trained_parameters=part.trained_parameters,
+        trained_part=part.text,
         replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
     )
 

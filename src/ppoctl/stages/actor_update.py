@@ -19,7 +19,7 @@ from ppoctl.ppo.policy_loss import PolicyLoss, PolicyLossInputs
 from ppoctl.stages.correction import mask_after
 from ppoctl.stages.logprobs import KlPenalty, kl_metrics, reference_of
 from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss, loss_inputs
-from ppoctl.stages.updates import UpdateStage, not_trained
+from ppoctl.stages.updates import UpdateStage, UpdateTrace, not_trained
 
 MinibatchStep = tuple[Minibatch, MinibatchResult]
 """One optimizer step and its result."""
@@ -138,12 +138,15 @@ class ActorUpdateStage(UpdateStage):
         if self.positive_nll_coef > 0:
             good = mask & _has_positive_reward(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
+        terms += self.more_terms(logprobs, advantages)
         # Every update reports entropies. If no forward pass computed entropies before the update, the update computes
         # them.
         request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self.with_full_kl)
         objective = Terms(tuple(terms), request)
         waited = int(advantages.carry.waited_steps)
         trained = self.train(actor, rollouts, objective, read=read, waited=waited)
+        # A correction may leave only the terms of a value head in a minibatch.
+        steps = [step for step in trained.steps if bool(mask[step[0].rows].any())]
         diagnostics = [
             policy_diagnostics(
                 result.outputs.primary,
@@ -153,14 +156,29 @@ class ActorUpdateStage(UpdateStage):
                 loss=self.loss,
             )
             | self.loss.metrics(surrogate.inputs(loss_inputs(minibatch.rows, result.outputs), mask[minibatch.rows]))
-            for minibatch, result in trained.steps
+            for minibatch, result in steps
         ]
-        step_metrics = self._pre_update_metrics(trained.steps[0], logprobs, advantages, mask)
-        step_metrics |= _loss_by_term(objective, trained.steps)
+        step_metrics = self._pre_update_metrics(steps[0], logprobs, advantages, mask)
+        by_term = _loss_by_term(objective, trained.steps)
+        step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
         record = trained.record("policy", diagnostics, of_the_step=step_metrics)
         return (
             record if logprobs.entropy is not None else replace(record, gap=_sampler_gap(trained.steps[0], rollouts))
         )
+
+    def more_terms(self, logprobs: Logprobs, advantages: Advantages) -> list[Term]:  # noqa: ARG002
+        """Return the terms of the loss that train more than the policy."""
+        return []
+
+    def more_metrics(
+        self,
+        trained: UpdateTrace,  # noqa: ARG002
+        logprobs: Logprobs,  # noqa: ARG002
+        advantages: Advantages,  # noqa: ARG002
+        by_term: dict[str, float],  # noqa: ARG002
+    ) -> dict[str, float]:
+        """Return the metrics of these terms. `by_term` contains each term's contribution to the loss."""
+        return {}
 
     def _terms(
         self, surrogate: Surrogate, logprobs: Logprobs, mask: Bool[Tensor, "B R"], kl_coef: float

@@ -17,7 +17,7 @@ from ppoctl.stages.critic_first import CriticFirst
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
 from ppoctl.stages.shaping import ShapedRewards, ShapingStep, apply_shaping
-from ppoctl.stages.values import Truncated, bootstrap_values
+from ppoctl.stages.values import Truncated, bootstrap_values, values_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class AdvantagesStage:
     def run(
         self, rollouts: Rollouts, rewards: Rewards, values: Values | None, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
-        """Return the advantages. `values` is None if the step has no critic."""
+        """Return the advantages. `values` is None if the step has no critic, or if `logprobs` contains the values."""
         return self.of_shaped(apply_shaping(rewards, rollouts, carry, self.reward_steps), rewards, values, logprobs)
 
     def of_shaped(
@@ -55,6 +55,8 @@ class AdvantagesStage:
         baselines: Float[Tensor, " B"] | None = None,
     ) -> Advantages:
         """Return the advantages of shaped rewards."""
+        if values is None and logprobs.values is not None:
+            values = values_of(logprobs)
         mask, metrics = self._training_mask(shaped)
         kl = penalised(self.penalty, logprobs, mask, shaped.carry)
         token_rewards = shaped.per_token.where(mask, 0.0)

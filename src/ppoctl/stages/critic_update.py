@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ppoctl import metric_registry
 from ppoctl.batch.records import Advantages, Rollouts, State, Update, Values
+from ppoctl.ports import Minibatch, MinibatchResult, TokenOutputs
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import explained_variance, value_diagnostics
 from ppoctl.ppo.value_loss import clipped_value_losses
@@ -24,9 +25,51 @@ class ClippedErrors:
     needs_entropy: bool = False
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        values = outputs.primary if outputs.values is None else outputs.values
         old_values, returns = outputs.of(self.old_values), outputs.of(self.returns)
-        return clipped_value_losses(values, old_values, returns, mask, clip=self.clip)
+        return clipped_value_losses(_values_in(outputs), old_values, returns, mask, clip=self.clip)
+
+
+@dataclass(frozen=True)
+class ValueTargets:
+    """What values of all rows of the step learn, and metrics of how well they learn it."""
+
+    advantages: Advantages
+    errors: ClippedErrors
+
+    def diagnostics(self, minibatch: Minibatch, result: MinibatchResult) -> dict[str, float]:
+        """Return the metrics of the values that an optimizer step computed."""
+        rows = minibatch.rows
+        return value_diagnostics(
+            _values_in(result.outputs),
+            self.errors.old_values[rows],
+            self.errors.returns[rows],
+            self.advantages.mask[rows],
+            clip=self.errors.clip,
+        )
+
+    def of_the_step(self, trained: UpdateTrace) -> dict[str, float]:
+        """Return explained variance and related metrics over all tokens of the step, from the values before the
+        update, and the explained variance of the values that the last epoch computed.
+
+        The last epoch has computed these values anyway. The values of the updated model would cost a forward pass
+        over all rows.
+        """
+        old, returns, mask = self.errors.old_values, self.errors.returns, self.advantages.mask
+        metrics = value_diagnostics(old, old, returns, mask, clip=self.errors.clip)
+        names = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
+        seen = old.clone()
+        for minibatch, result in trained.steps:
+            seen[minibatch.rows] = _values_in(result.outputs).to(seen)
+        last_epoch = float(explained_variance(seen, returns, mask))
+        return {
+            **{metric_registry.named("value", name): metrics[name] for name in names},
+            metric_registry.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH.name: last_epoch,
+        }
+
+
+def value_targets(values: Values, advantages: Advantages, clip: float | None) -> ValueTargets:
+    """Return the targets of an update that starts at these values."""
+    return ValueTargets(advantages, ClippedErrors(values.values, returns_of(advantages), clip))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,35 +83,11 @@ class CriticUpdateStage(UpdateStage):
     name: str = "critic_update"
 
     def run(self, critic: State, rollouts: Rollouts, values: Values, advantages: Advantages) -> Update:
-        returns = returns_of(advantages)
-        errors = ClippedErrors(values.values, returns, self.clip)
-        objective = Terms((Term(errors, advantages.mask, coef=self.scale, aggregation=self.aggregation),))
+        targets = value_targets(values, advantages, self.clip)
+        objective = Terms((Term(targets.errors, advantages.mask, coef=self.scale, aggregation=self.aggregation),))
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
-        diagnostics = [
-            value_diagnostics(
-                result.outputs.primary,
-                values.values[minibatch.rows],
-                returns[minibatch.rows],
-                advantages.mask[minibatch.rows],
-                clip=self.clip,
-            )
-            for minibatch, result in trained.steps
-        ]
-        step_metrics = {
-            **self._before_the_update(values, advantages),
-            metric_registry.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH.name: _explained_as_last_seen(
-                trained, values, advantages
-            ),
-        }
-        return trained.record("value", diagnostics, of_the_step=step_metrics)
-
-    def _before_the_update(self, values: Values, advantages: Advantages) -> dict[str, float]:
-        """Return explained variance and related metrics over all tokens of the step, from the values before the
-        update."""
-        returns = returns_of(advantages)
-        metrics = value_diagnostics(values.values, values.values, returns, advantages.mask, clip=self.clip)
-        names = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
-        return {metric_registry.named("value", name): metrics[name] for name in names}
+        diagnostics = [targets.diagnostics(*step) for step in trained.steps]
+        return trained.record("value", diagnostics, of_the_step=targets.of_the_step(trained))
 
 
 def returns_of(advantages: Advantages) -> Float[Tensor, "B R"]:
@@ -78,13 +97,6 @@ def returns_of(advantages: Advantages) -> Float[Tensor, "B R"]:
     return advantages.returns
 
 
-def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Advantages) -> float:
-    """Return the explained variance of the values that the last epoch computed.
-
-    The last epoch has computed these values anyway. The values of the updated critic would cost a forward pass over
-    all rows.
-    """
-    seen = values.values.clone()
-    for minibatch, result in trained.steps:
-        seen[minibatch.rows] = result.outputs.primary.to(seen)
-    return float(explained_variance(seen, returns_of(advantages), advantages.mask))
+def _values_in(outputs: TokenOutputs | LossInputs) -> Float[Tensor, "m R"]:
+    """Return the values of a critic, or of a value head on the policy's model."""
+    return outputs.primary if outputs.values is None else outputs.values

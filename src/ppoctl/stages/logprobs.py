@@ -141,6 +141,9 @@ class LogprobsStage:
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         outputs = self.models.actor_at(actor).logprobs(rollouts.sequences, self._request)
+        return self._record(outputs, actor, rollouts)
+
+    def _record(self, outputs: TokenOutputs, actor: State, rollouts: Rollouts) -> Logprobs:
         logprobs, entropy = outputs.primary, outputs.entropy
         assert entropy is not None, "entropies were requested"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")

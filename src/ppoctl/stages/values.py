@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppoctl.batch.records import TRUNCATED, Rollouts, State, Values
+from ppoctl.batch.records import TRUNCATED, Logprobs, Rollouts, State, Values
 from ppoctl.batch.sequences import Sequences
 from ppoctl.ports import Models
 from ppoctl.stages.logprobs import require_finite
@@ -29,24 +29,39 @@ class ValuesStage:
 
     def run(self, critic: State, rollouts: Rollouts) -> Values:
         trainer = self.models.critic_at(critic)
-        if self.truncated != "bootstrap":
-            values = trainer.values(rollouts.sequences)
-            require_finite(values, rollouts.mask, "a value of the critic")
-            return Values(values=values.where(rollouts.mask, 0.0), stamp=critic.stamp)
-        truncated = rollouts.finish == TRUNCATED
-        values = trainer.values(with_extra_token(rollouts.sequences, truncated))
-        width = rollouts.tokens.shape[1]
-        # The column after a row's last token contains the value of the state before the extra token: the bootstrap
-        # value.
-        is_bootstrap = truncated[:, None] & (torch.arange(values.shape[1]) == rollouts.lengths[:, None])
-        require_finite(
-            values, pad(rollouts.mask, (0, values.shape[1] - width)) | is_bootstrap, "a value of the critic"
-        )
-        return Values(
-            values=values[:, :width].where(rollouts.mask, 0.0),
-            behind=values.where(is_bootstrap, 0.0).sum(dim=1),
-            stamp=critic.stamp,
-        )
+        values = trainer.values(with_bootstrap(rollouts, self.truncated))
+        return values_record(values, rollouts, self.truncated, critic)
+
+
+def with_bootstrap(rollouts: Rollouts, truncated: Truncated) -> Sequences:
+    """Return the input of the forward pass that computes values: with an extra token after each truncated response if
+    returns use bootstrap values."""
+    if truncated != "bootstrap":
+        return rollouts.sequences
+    return with_extra_token(rollouts.sequences, rollouts.finish == TRUNCATED)
+
+
+def values_record(values: Float[Tensor, "B X"], rollouts: Rollouts, truncated: Truncated, state: State) -> Values:
+    """Return the record of the values of `with_bootstrap` under a state. Raises NonFiniteError."""
+    if truncated != "bootstrap":
+        require_finite(values, rollouts.mask, "a value of the critic")
+        return Values(values=values.where(rollouts.mask, 0.0), stamp=state.stamp)
+    width = rollouts.tokens.shape[1]
+    # The column after a row's last token contains the value of the state before the extra token: the bootstrap value.
+    is_last = torch.arange(values.shape[1]) == rollouts.lengths[:, None]
+    is_bootstrap = (rollouts.finish == TRUNCATED)[:, None] & is_last
+    require_finite(values, pad(rollouts.mask, (0, values.shape[1] - width)) | is_bootstrap, "a value of the critic")
+    return Values(
+        values=values[:, :width].where(rollouts.mask, 0.0),
+        behind=values.where(is_bootstrap, 0.0).sum(dim=1),
+        stamp=state.stamp,
+    )
+
+
+def values_of(logprobs: Logprobs) -> Values:
+    """Return the values that the forward pass of the log-probs computed, by a value head on the actor's model."""
+    assert logprobs.values is not None, "the value head learns, but its values were not computed"
+    return Values(values=logprobs.values, stamp=logprobs.stamp, behind=logprobs.behind)
 
 
 def with_extra_token(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequences:

@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from ppoctl.convert.inv_freq import inv_freq
+from ppoctl.engines.megatron.branch import captured_input
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import (
@@ -32,7 +33,8 @@ from ppoctl.engines.megatron.logprobs import (
 )
 from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
-from ppoctl.model.head import Head
+from ppoctl.engines.megatron.value_head import PolicyValueHead
+from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -48,6 +50,8 @@ class ModelSettings(NamedTuple):
     recompute: Recompute = "none"
     label: int | None = None
     """Index of the label whose probability is a reward model's score. None: the head has one output."""
+    value_head: SharedValueHead | None = None
+    """Value head on the policy's model. None: there is none."""
     on_host: bool = False
     """Whether the weights are allocated on the host first, and moved to the device after `adopt`."""
 
@@ -108,12 +112,7 @@ class PackedModel(GPTModel):
         """Compute the outputs. GPTModel calls this method, which replaces its projection to logits."""
         if not self.post_process:
             return hidden_states
-        if self.config.sequence_parallel:
-            # Every tensor rank reads all positions, so each rank has the complete gradient of its own slice.
-            hidden_states = gather_from_sequence_parallel_region(
-                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
-            )
-        hidden = hidden_states[:, 0].index_select(0, packed_seq_params.read_at)
+        hidden = self.at_read_positions(hidden_states, packed_seq_params)
         if packed_seq_params.hidden_alone:
             return hidden
         outputs, context = self.read(hidden, packed_seq_params), packed_seq_params.context
@@ -121,6 +120,17 @@ class PackedModel(GPTModel):
             return outputs
         others = (None if values is None else context.of_all(values) for values in outputs[1:])
         return PositionOutputs(context.of_all(outputs.outputs), *others)
+
+    def at_read_positions(
+        self, hidden_states: Float[Tensor, "S 1 hidden"], packed: PackedInput
+    ) -> Float[Tensor, "n hidden"]:
+        """Return the hidden states of the positions to read, given those of this rank's slice of the positions."""
+        if self.config.sequence_parallel:
+            # Every tensor rank reads all positions, so each rank has the complete gradient of its own slice.
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
+            )
+        return hidden_states[:, 0].index_select(0, packed.read_at)
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> PositionOutputs:
         """Apply the output layer."""
@@ -135,9 +145,30 @@ class PackedModel(GPTModel):
 
 
 class LogprobModel(PackedModel):
-    """The actor's model: log-probs and entropies."""
+    """The actor's model: log-probs and entropies, and values if it has a value head."""
 
     head = "token"
+
+    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
+        super().__init__(settings, groups, virtual_stage)
+        self.value_head: PolicyValueHead | None = None
+        self._entering: list[Tensor] = []
+        head = settings.value_head
+        if head is not None and self.post_process:
+            assert head.layers_copied <= len(self.decoder.layers), "a rule requires these layers on the last stage"
+            self.value_head = PolicyValueHead(head, settings.shape, self.config, groups, virtual_stage)
+
+    def start_value_head(self) -> None:
+        """Set the initial weights of the value head, if there is one. The model's weights must be loaded."""
+        if self.value_head is not None:
+            self.value_head.start(self.decoder)
+
+    def forward(self, packed: PackedInput) -> PositionOutputs | Tensor:
+        if self.value_head is None or len(self.value_head.layers) == 0 or not packed.request.values:
+            return super().forward(packed)
+        first_copied = len(self.decoder.layers) - len(self.value_head.layers)
+        with captured_input(self, first_copied) as self._entering:
+            return super().forward(packed)
 
     @property
     def output_weight(self) -> Tensor:
@@ -151,12 +182,22 @@ class LogprobModel(PackedModel):
         vocabulary = VocabularyShard(
             start=group.rank() * len(weight), total=self.settings.shape.vocab_size, group=group
         )
+        values = self._values(hidden, packed) if packed.request.values else None
         # The logits of each tensor rank give a part of the gradient. Backward sums the parts.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
             packed.request, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.excluded
         )
-        return token_logprobs(hidden, weight, packed.targets, settings, vocabulary, packed.reference)
+        outputs = token_logprobs(hidden, weight, packed.targets, settings, vocabulary, packed.reference)
+        return outputs._replace(values=values)
+
+    def _values(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> Float[Tensor, " n"]:
+        head = self.value_head
+        assert head is not None, "values were requested from a model without a value head"
+        if len(head.layers):
+            branch = head.after_copied_layers(self._entering.pop(), packed)
+            hidden = self.at_read_positions(branch, packed)
+        return head.values(hidden)
 
 
 class ValueModel(PackedModel):

@@ -31,6 +31,7 @@ from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
+    LogprobModel,
     ModelSettings,
     PackedModel,
     ScoreModel,
@@ -51,7 +52,7 @@ from ppoctl.engines.megatron.schedule import (
 )
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, sent_parts
+from ppoctl.engines.megatron.weights import gathered_weights, shards_in
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
@@ -65,7 +66,7 @@ from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.checksum import TensorChecksum
-from ppoctl.weights.sending import SendingRank
+from ppoctl.weights.sending import PARTS, Part, SendingRank
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class MegatronRank(SendingRank):
         frozen = settings.reference or settings.model
         is_shared = frozen == settings.model and not settings.trainable.is_all
         actor = ActorWeights(lambda: self.models, settings.trainable) if is_shared else None
-        self._reference = ReferenceModel(partial(self._build, frozen), partial(self._sources.load, frozen), actor)
+        build, load = partial(self._build, frozen, None), partial(self._sources.load, frozen)
+        self._reference = ReferenceModel(build, load, actor)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -146,6 +148,9 @@ class MegatronRank(SendingRank):
         self._reload("weights", "training")
         with megatron_device():
             self._sources.load(self.settings.model, self._build_once())
+            for model in self.models:
+                if isinstance(model, LogprobModel):
+                    model.start_value_head()
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
@@ -219,16 +224,15 @@ class MegatronRank(SendingRank):
         self._reload(*self._reference.parts)
         return self._forward(partial(run_forward, self._reference.stages()), sequences, request)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this pipeline rank's weights under Hugging Face names, as full tensors. Collective over all tensor
-        and expert ranks."""
+    def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
         self._reload("weights")
-        return gathered_weights(self.models)
+        return [gathered_weights(self.models, self.settings.trainable, part) for part in parts]
 
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         self._reload("weights")  # specs are read from views of the weights
-        parts = [part for model in self.models for part in sent_parts(model)]
-        return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
+        trainable = self.settings.trainable
+        shards = (shard for part in parts for shard in shards_in(self.models, trainable, part))
+        return [TensorSpec(shard.name, shard.view.dtype, shard.shape) for shard in shards]
 
     def offload(self) -> None:
         """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
@@ -277,13 +281,22 @@ class MegatronRank(SendingRank):
             self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
         )
 
-    def _build(self, source: str, shared: ActorWeights | None = None) -> list[PackedModel]:
+    def _build(
+        self, source: str, value_head: SharedValueHead | None, shared: ActorWeights | None = None
+    ) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
         folder, shape = self._sources.of(source)
         label = label_number(folder, settings.label, settings.role) if settings.is_reward_model else None
         model = ModelSettings(
-            shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label
+            shape,
+            settings.dtype,
+            self.device,
+            chunk_tokens,
+            settings.parallel,
+            settings.recompute,
+            label,
+            value_head,
         )
         model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
         try:
@@ -303,7 +316,7 @@ class MegatronRank(SendingRank):
                 overlap_grad_reduce=False,
                 use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
             )
-            for model in self._build(self.settings.model):
+            for model in self._build(self.settings.model, self.settings.value_head):
                 if not self.settings.trainable.is_all:
                     freeze(model, self.settings.trainable)
                 wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)

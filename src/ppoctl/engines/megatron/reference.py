@@ -17,6 +17,7 @@ from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward
 from ppoctl.engines.megatron.top import Top, after_trunk, entering_tops
+from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest
 
@@ -34,7 +35,7 @@ class ActorWeights:
         for stage, actor in zip(stages, self.stages(), strict=True):
             trained = trained_names(actor, self.trainable)
             for name, parameter in actor.named_parameters():
-                if name not in trained:
+                if name not in trained and not name.startswith(VALUE_HEAD_PREFIX):
                     module, _, weight = name.rpartition(".")
                     setattr(stage.get_submodule(module), weight, parameter)
 

@@ -56,7 +56,7 @@ def run_forward_backward(
 
     def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, MicrobatchResult]:
         token_outputs = _on_grid(microbatch, outputs)
-        loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, token_outputs)
+        loss = _zero_loss(outputs) if microbatch.is_idle else loss_of(microbatch, token_outputs)
         result = MicrobatchResult(token_outputs.map(Tensor.detach), float(loss.detach()))
         # The middle entry is the token count by which Megatron-Core divides. With 0, it does not divide.
         return loss, torch.zeros((), dtype=torch.int), result
@@ -117,6 +117,12 @@ def _run(
     return collected
 
 
+def _zero_loss(outputs: PositionOutputs) -> Float[Tensor, ""]:
+    """Return 0 with the graph of all layers, whose backward other ranks wait for."""
+    values = 0.0 if outputs.values is None else outputs.values.sum()
+    return 0.0 * (outputs.outputs.sum() + values)
+
+
 def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> TokenOutputs:
     def on_grid(values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
         if microbatch.is_idle:
@@ -124,5 +130,7 @@ def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> TokenOutputs:
         # The grid is on the CPU: grids are small, and objectives use other data on the CPU.
         return microbatch.packed.to_grid(values.cpu())
 
-    entropy, full_kl = (None if output is None else on_grid(output) for output in (outputs.entropy, outputs.full_kl))
-    return TokenOutputs(on_grid(outputs.outputs), entropy, full_kl)
+    entropy, full_kl, values = (
+        None if output is None else on_grid(output) for output in (outputs.entropy, outputs.full_kl, outputs.values)
+    )
+    return TokenOutputs(on_grid(outputs.outputs), entropy, full_kl, values)

@@ -1,5 +1,5 @@
-"""The top of a model: the layers after the frozen trunk. It is computed from the hidden states that another model with
-the same trunk has computed."""
+"""The top of a model: the layers after the frozen trunk, computed from hidden states that another model with the same
+trunk has computed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

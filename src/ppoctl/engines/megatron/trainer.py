@@ -19,7 +19,7 @@ from ppoctl.convert.frozen_digest import frozen_digest
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.model_files import Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.tensors import placements, weight_names
+from ppoctl.convert.tensors import constant_names, placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
@@ -174,7 +174,10 @@ class MegatronActor(MegatronTrainer):
     def weights(self, state: State) -> NamedWeights:
         """Return all weights, which will be sent to engines. `state` must be the actor's current state."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
-        return NamedWeights(state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep)
+        constant = constant_names(self.source[1], self.settings.trainable)
+        return NamedWeights(
+            state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep, constant
+        )
 
 
 class MegatronCritic(MegatronTrainer):

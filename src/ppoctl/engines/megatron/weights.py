@@ -22,13 +22,17 @@ from ppoctl.convert.hugging_face import open_weights
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,
+    constant_names,
     placements,
     tied_copy,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.trainable import EMBEDDING_PARAMETER
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
+from ppoctl.weights.sending import Part
+
+_EVERYTHING = Trainable()
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def parts_of(model: PackedModel) -> list[ParameterShard]:
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[ParameterShard]:
     """Return tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. Buffers have no
-    gradient."""
+    gradient. A value head on the policy's model has no Hugging Face name and is left out."""
     parts, known = [], set()
     buffers = {name for name, _ in model.named_buffers()}
     for placement in _placements_of(model):
@@ -116,7 +120,7 @@ def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Param
             continue
         known.add(name)
         parts.append(_part(placement, parameters[name], model))
-    left = sorted(set(parameters) - known)
+    left = sorted(name for name in set(parameters) - known if not name.startswith(VALUE_HEAD_PREFIX))
     assert not left, f"parameters without a Hugging Face name: {left}"
     return parts
 
@@ -181,12 +185,20 @@ def names_in_whole_model(model: PackedModel) -> dict[str, str]:
     return names
 
 
-def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full Hugging Face tensors of these pipeline stages, one at a time. Collective over all tensor and
-    expert ranks."""
+def gathered_weights(
+    stages: Sequence[PackedModel], trainable: Trainable = _EVERYTHING, part: Part = "changing"
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the full Hugging Face tensors of these pipeline stages, one at a time: those of a part of the weights if
+    only `trainable` trains. Collective over all tensor and expert ranks."""
+    for shard in shards_in(stages, trainable, part):
+        yield shard.name, shard.read(stages[0].pg_collection)
+
+
+def shards_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[ParameterShard]:
+    """Yield the tensors that these pipeline stages send with this part of the weights."""
+    constant = constant_names(stages[0].settings.shape, trainable)
     for stage in stages:
-        for part in sent_parts(stage):
-            yield part.name, part.read(stage.pg_collection)
+        yield from (shard for shard in sent_parts(stage) if (shard.name in constant) == (part == "constant"))
 
 
 def sent_parts(stage: PackedModel) -> list[ParameterShard]:

@@ -1,6 +1,7 @@
 """Memory estimates of a run, computed from the shape of the model (`model.shape`) and the recipe.
 
-    pipeline     layers and parameters of a rank
+    pipeline     layers of a rank
+    parameters   parameters of a rank: all, and those that train
     activations  memory that a forward pass keeps for its backward pass, and peak memory while it runs
     attention    activations of attention and norms: plain, latent, or with materialized scores
     mlp          activations of MLPs and experts

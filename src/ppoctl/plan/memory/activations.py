@@ -30,10 +30,14 @@ FILTER_BYTES = 5
 and a bool (`engines.megatron.filters`)."""
 
 
+NOTHING = SavedActivations(norms=0, projections=0, attention=0, mlp=0, experts=0, ends=0, logits=0)
+
+
 def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     """Return the bytes that one microbatch keeps in the layers of this shard until its backward pass."""
-    shape, tokens = shard.shape, batch.tokens
-    layers = shard.stage.layers
+    shape, tokens, layers = shard.shape, batch.tokens, shard.stage.layers
+    if not (layers or shard.stage.is_last):
+        return NOTHING
     moe_layers = [layer for layer in layers if shape.has_experts(layer)]
     dense = len(layers) - len(moe_layers)
     ends = tokens * shard.precision.weight * shape.rope_dim  # cosine and sine
@@ -78,12 +82,11 @@ def backward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     The peak is in the output layer, in the final norm (on a CPU three float32 numbers and a gradient), or in a layer.
     In a layer, the activations of output layer and final norm have already been released.
     """
-    weight = shard.precision.weight
-    layer = _layer_at_work(shard, batch)
+    weight, layers = shard.precision.weight, shard.stage.layers
+    layer = _layer_at_work(shard, batch) if layers else 0
     if not shard.stage.is_last:
-        return (
-            layer + batch.tokens * shard.hidden_bytes
-        )  # the output of the rank, which was sent to the next rank, is still in memory
+        # The output of the rank, which was sent to the next rank, is still in memory.
+        return layer + batch.tokens * shard.hidden_bytes if layers else 0
     copies = 3 * 4 if not shard.on_gpu else weight
     norm = batch.tokens * (weight + copies) * shard.shape.hidden_size // shard.shares
     released = batch.tokens * _final_norm(shard) + batch.read * _read(shard) + _chunk(shard, batch) * weight
@@ -168,8 +171,9 @@ def _router_input(shard: ModelShard, batch: MicrobatchShape) -> int:
 
 
 def _final_norm(shard: ModelShard) -> int:
-    """Return the bytes per token that the final norm keeps."""
-    return attention.norm_bytes(shard, shard.shape.hidden_size) // shard.shares
+    """Return the bytes per token that the final norm keeps, and its copy in a value head with copied layers."""
+    has_copy = shard.value_head is not None and shard.value_head.layers_copied > 0
+    return (1 + has_copy) * attention.norm_bytes(shard, shard.shape.hidden_size) // shard.shares
 
 
 def _read(shard: ModelShard) -> int:
@@ -179,7 +183,18 @@ def _read(shard: ModelShard) -> int:
     if shard.head == "value":
         return 4 * shard.shape.hidden_size + places
     ids_and_statistics = 8 + 2 * 4
-    return shard.precision.weight * shard.shape.hidden_size + places + ids_and_statistics
+    numbers = shard.precision.weight * shard.shape.hidden_size + places + ids_and_statistics
+    return numbers + _read_by_value_head(shard)
+
+
+def _read_by_value_head(shard: ModelShard) -> int:
+    """Return the bytes per read position that a value head on the policy's model keeps: its input in float32, which
+    is a copy unless it is what a float32 output layer reads, and the hidden layer of an mlp."""
+    head, hidden = shard.value_head, 4 * shard.shape.hidden_size
+    if head is None:
+        return 0
+    is_copy = head.layers_copied > 0 or shard.precision.weight < 4
+    return is_copy * hidden + (2 * hidden if head.kind == "mlp" else 0)
 
 
 def _chunk(shard: ModelShard, batch: MicrobatchShape) -> int:

@@ -29,6 +29,8 @@ OBJECTIVE_CELL_BYTES: Mapping[Head, int] = {"token": 4 + 4 + 1, "value": 4 + 4 +
 """Head of the trained model -> bytes per cell of the grids that are sent with an update. The grids are old log-probs
 and advantages for a token head, old values and returns for a value head, and the mask for both."""
 REFERENCE_CELL_BYTES = 4
+VALUE_HEAD_CELL_BYTES = 4 + 4
+"""Bytes per cell of the old values and the returns, which the update of a policy with a value head receives too."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class StepBatch:
     has_reference: bool
     reference_in_loss: bool
     """Whether the update of the policy receives the log-probs of the reference."""
+    has_value_head: bool = False
+    """Whether the policy's model has a value head."""
 
     @property
     def cells(self) -> int:
@@ -74,6 +78,7 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
         response_tokens=rollout.max_new_tokens,
         has_reference=use.is_on,
         reference_in_loss=use.is_read_by_update,
+        has_value_head=recipe.value_head is not None,
     )
 
 
@@ -135,6 +140,8 @@ def update_input_bytes(batch: StepBatch, head: Head) -> int:
     cell = OBJECTIVE_CELL_BYTES[head]
     if head == "token" and batch.reference_in_loss:
         cell += REFERENCE_CELL_BYTES
+    if head == "token" and batch.has_value_head:
+        cell += VALUE_HEAD_CELL_BYTES
     return sequences_bytes(batch) + batch.cells * cell
 
 

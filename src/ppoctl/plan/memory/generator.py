@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from ppoctl.convert.tensors import tensor_sizes
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.pipeline import PipelineStage, rank_parameters, stages_of, whole_model
+from ppoctl.plan.memory.parameters import rank_parameters
+from ppoctl.plan.memory.pipeline import PipelineStage, stages_of, whole_model
 from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 

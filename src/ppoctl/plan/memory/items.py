@@ -169,7 +169,7 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
     # The first data rank of each model shard writes the state. If the state is gathered, it writes the gathered copy.
     is_first = rank % layout.stage_ranks < layout.tensor
-    gathered = 3 * 4 * _rank(recipe, sizes, role, rank).parameters
+    gathered = 3 * 4 * _rank(recipe, sizes, role, rank).trained_parameters
     if recipe.checkpoint.asynchronous:
         state = sizes.roles[role].state
         written = state // layout.model_ranks * is_first

@@ -1,9 +1,7 @@
-"""Layers and parameters of each pipeline rank."""
+"""Layers of each pipeline rank."""
 
 from dataclasses import dataclass
 
-from ppoctl.model.cost import layer_parameters
-from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable
 
@@ -17,20 +15,6 @@ class PipelineStage:
     """Indices of the layers in the model. With interleaved stages, a rank has several runs of consecutive layers."""
     is_first: bool
     is_last: bool
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Parameters of one rank."""
-
-    shared: int
-    """Parameters that every data rank has."""
-    experts: int
-    """Parameters that only ranks with the same experts have."""
-
-    @property
-    def total(self) -> int:
-        return self.shared + self.experts
 
 
 def whole_model(shape: ModelShape) -> PipelineStage:
@@ -75,25 +59,3 @@ def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
         )
         for run in range(count)
     ]
-
-
-def rank_parameters(shape: ModelShape, head: Head, stage: PipelineStage, layout: ParallelTable) -> Parameters:
-    """Return the parameters of one tensor rank in a pipeline stage.
-
-    The rank has a slice of each matrix, some experts or slices of experts, and complete copies of norms, routers and
-    projections to latents. A value head has one row of weights instead of the output layer. The last stage of a
-    model with tied embeddings has a copy of the embedding, unless it is also the first stage.
-    """
-    table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
-    total, experts = table if stage.is_first else 0, 0
-    for layer in stage.layers:
-        counts = layer_parameters(shape, layer)
-        total += counts.split // layout.tensor + counts.whole
-        experts += counts.experts
-    if stage.is_last:
-        total += shape.hidden_size  # the final norm
-        if head == "value":
-            total += shape.hidden_size
-        elif not (shape.tied_embeddings and stage.is_first):
-            total += table
-    return Parameters(total, experts // layout.expert_ranks)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppoctl.model.head import Head
+from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.pipeline import PipelineStage
 from ppoctl.recipe.schema import ParallelTable, Recompute
@@ -31,6 +31,8 @@ class ModelShard:
     recompute: Recompute = "none"
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
+    value_head: SharedValueHead | None = None
+    """A value head on the policy's model. The layers that it copies are among the layers of the stage."""
 
     @property
     def shares(self) -> int:

@@ -7,15 +7,22 @@ moments        two float32 numbers per parameter
                `distributed_optimizer` splits main weights and moments over the ranks that have the same parameters
 reference      frozen copy of the actor's weights, only with a KL penalty
 activations    activations that the microbatches in flight keep in this pipeline stage, and the peak of one microbatch
+
+Parameters that do not train have weights and nothing else. The layers before the first one with a parameter that
+trains, the trunk, keep no activations. The layers after it are assumed to keep all activations, also those that only
+the gradients of frozen weights would need. A reference that starts from the actor's model has no weights of its own
+for what does not train. It starts from the hidden states behind the trunk, which the pass of the actor stores.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from ppoctl.model.head import Head
+from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
-from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
+from ppoctl.plan.memory.parameters import EVERYTHING, Parameters, copied_layers, rank_parameters, trunk_end
+from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -38,10 +45,19 @@ class Training:
     """Maximum number of microbatches of a data rank in a minibatch."""
     recompute: Recompute = "none"
     has_reference: bool = False
+    has_own_reference: bool = False
+    """Whether the reference starts from a model of its own (`model.reference`)."""
     full_kl_in: frozenset[str] = frozenset()
     """Names of the passes (`forward`, `update`) that compute the full KL to the reference."""
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
+    trainable: Trainable = EVERYTHING
+    value_head: SharedValueHead | None = None
+
+    @property
+    def trunk(self) -> int:
+        """Number of layers of the frozen trunk."""
+        return trunk_end(self.shape, self.head, self.trainable)
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,7 @@ class RankBytes:
 
     stage: int
     parameters: int
+    trained_parameters: int
     weights: int
     gradients: int
     main_weights: int
@@ -107,7 +124,14 @@ class RoleBytes:
 
 def role_bytes(training: Training) -> RoleBytes:
     """Return the bytes of a role."""
-    state = state_bytes(training.shape, training.head, training.layout, training.precision.weight)
+    state = state_bytes(
+        training.shape,
+        training.head,
+        training.layout,
+        training.precision.weight,
+        training.trainable,
+        training.value_head,
+    )
     return RoleBytes(training.layout.world_size, tuple(ranks_of(training)), state)
 
 
@@ -116,13 +140,21 @@ def ranks_of(training: Training) -> list[RankBytes]:
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
-def state_bytes(shape: ModelShape, head: Head, layout: ParallelTable, weight: int) -> int:
-    """Return the bytes of a saved state: weights, main weights and moments of each parameter, without file overhead.
+def state_bytes(
+    shape: ModelShape,
+    head: Head,
+    layout: ParallelTable,
+    weight: int,
+    trainable: Trainable = EVERYTHING,
+    value_head: SharedValueHead | None = None,
+) -> int:
+    """Return the bytes of a saved state: weights, main weights and moments of each parameter that trains, without
+    file overhead.
 
     A distributed optimizer writes main weights for a float32 model, too.
     """
     has_main = weight < FLOAT32 or layout.distributed_optimizer
-    numbers = rank_parameters(shape, head, whole_model(shape), ParallelTable()).total
+    numbers = rank_parameters(shape, head, whole_model(shape), ParallelTable(), trainable, value_head).total
     return numbers * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
 
 
@@ -144,32 +176,87 @@ def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> lis
 def _rank(training: Training, number: int) -> RankBytes:
     layout, weight = training.layout, training.precision.weight
     stage = stages_of(training.shape, layout)[number]
-    filtered = training.filtered
-    whole, *runs = (
-        ModelShard(training.shape, training.head, layout, layers, training.precision, training.recompute, filtered)
-        for layers in (stage, *runs_of(stage, layout))
-    )
-    keeps = [saved(run, training.microbatch) for run in runs]
+    whole, *runs = (_shard(training, layers) for layers in (stage, *runs_of(stage, layout)))
+    keeps = [saved(_trained(training, run), training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
-    counts = rank_parameters(training.shape, training.head, stage, layout)
-    parameters, split = counts.total, _optimized(counts, layout)
+    of_rank = (training.shape, training.head, stage, layout)
+    counts = rank_parameters(*of_rank, value_head=training.value_head)
+    trained = rank_parameters(*of_rank, training.trainable, training.value_head)
+    optimized = _optimized(trained, layout)
     return RankBytes(
         stage=number,
-        parameters=parameters,
-        weights=parameters * weight,
-        gradients=parameters * FLOAT32,
-        main_weights=split * FLOAT32 if weight < FLOAT32 else 0,
-        moments=split * 2 * FLOAT32,
-        reference=parameters * weight if training.has_reference else 0,
+        parameters=counts.total,
+        trained_parameters=trained.total,
+        weights=counts.total * weight,
+        gradients=trained.total * FLOAT32,
+        main_weights=optimized * FLOAT32 if weight < FLOAT32 else 0,
+        moments=optimized * 2 * FLOAT32,
+        reference=_reference(training, stage) * weight,
         gather_buffer=max(gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)),
         kept=_sum(keeps),
         microbatches_under_way=len(under_way) / len(runs),
         kept_under_way=sum(keeps[run].total for run in under_way),
-        backward=max(backward_bytes(run, training.microbatch) for run in runs)
+        backward=max(_at_work(training, run, kept.total) for run, kept in zip(runs, keeps, strict=True))
         + ("update" in training.full_kl_in) * beside_bytes(whole, training.microbatch, training.microbatches),
-        forward=forward_bytes(whole, training.forward)
-        + ("forward" in training.full_kl_in) * beside_bytes(whole, training.forward, layout.pipeline),
+        forward=forward_bytes(_with_copies(whole), training.forward)
+        + ("forward" in training.full_kl_in) * beside_bytes(whole, training.forward, layout.pipeline)
+        + _behind_trunk(training, whole),
     )
+
+
+def _shard(training: Training, stage: PipelineStage) -> ModelShard:
+    return ModelShard(
+        training.shape,
+        training.head,
+        training.layout,
+        stage,
+        training.precision,
+        training.recompute,
+        training.filtered,
+        training.value_head,
+    )
+
+
+def _with_copies(shard: ModelShard) -> ModelShard:
+    """Return the shard with the layers that a value head has copies of after the last layer."""
+    copies = copied_layers(shard.shape, shard.value_head) if shard.stage.is_last else ()
+    return replace(shard, stage=replace(shard.stage, layers=shard.stage.layers + copies))
+
+
+def _trained(training: Training, shard: ModelShard) -> ModelShard:
+    """Return the shard without the trunk and without a frozen embedding, which keeps no ids."""
+    stage = shard.stage
+    has_ids = stage.is_first and training.trainable.trains(EMBEDDING_PARAMETER, shard.shape, shard.head)
+    layers = tuple(layer for layer in stage.layers if layer >= training.trunk)
+    return _with_copies(replace(shard, stage=replace(stage, layers=layers, is_first=has_ids)))
+
+
+def _at_work(training: Training, run: ModelShard, kept: int) -> int:
+    """Return the peak bytes of an update of this run of layers in addition to the kept activations: of the backward
+    pass or, if it is more, of the pass through the trunk, which is over before the run keeps activations."""
+    layers = tuple(layer for layer in run.stage.layers if layer < training.trunk)
+    trunk = replace(run, stage=replace(run.stage, layers=layers, is_last=False))
+    in_trunk = forward_bytes(trunk, training.microbatch) - kept if layers else 0
+    return max(backward_bytes(_trained(training, run), training.microbatch), in_trunk)
+
+
+def _reference(training: Training, stage: PipelineStage) -> int:
+    """Return the number of weights of the reference that a rank of this stage has in addition to the actor's."""
+    if not training.has_reference:
+        return 0
+    of_its_own = EVERYTHING if training.has_own_reference else training.trainable
+    return rank_parameters(training.shape, training.head, stage, training.layout, of_its_own).total
+
+
+def _behind_trunk(training: Training, shard: ModelShard) -> int:
+    """Return the bytes of the hidden states behind the trunk that this rank stores for the pass of the reference, for
+    as many microbatches as there are pipeline ranks."""
+    trunk = training.trunk
+    shares_trunk = training.has_reference and not training.has_own_reference and trunk > 0
+    is_here = trunk in shard.stage.layers if trunk < training.shape.num_layers else shard.stage.is_last
+    if not (shares_trunk and is_here):
+        return 0
+    return training.layout.pipeline * training.forward.tokens * shard.hidden_bytes
 
 
 def _optimized(parameters: Parameters, layout: ParallelTable) -> int:

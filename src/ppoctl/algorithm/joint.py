@@ -1,0 +1,102 @@
+"""PPO with a value head on the actor's model (Schulman et al. 2017, eq. 9): one forward pass computes log-probs and
+values, and one update trains both.
+
+Returns and advantages are fixed before the update, as in `ppo`. The update of `ppo` that trains a critic has no
+counterpart: a separate update of the value head would change the policy too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl import metric_registry as metrics
+from ppoctl.algorithm.advantages import ADVANTAGES
+from ppoctl.algorithm.forward import CORRECTION, LOGPROBS
+from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
+from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, always
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.updates import VALUE_METRICS, PolicyUpdateSpec
+from ppoctl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import State
+    from ppoctl.store.stage_runner import Stage
+
+_ON: tuple[str, ...] = ("critic", "on")
+
+
+@dataclass(frozen=True)
+class JointUpdateSpec(PolicyUpdateSpec):
+    """70-actor_update: the policy follows the advantages, and its value head learns the returns."""
+
+    keys: ClassVar[tuple[str, ...]] = (*PolicyUpdateSpec.keys, "ppo.value_loss", "critic")
+
+    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+        yield from super().fingerprint_texts(recipe)
+        if recipe.ppo.value_loss.aggregation == "fixed_length":
+            yield f"{recipe.rollout.max_new_tokens} tokens of the value loss"
+
+    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+        of_the_joint = {metrics.VALUE_GRAD_NORM: metrics.POLICY_GRAD_NORM, metrics.VALUE_LR: metrics.POLICY_LR}
+        return (
+            *super().metrics(recipe),
+            *always(*VALUE_METRICS),
+            *(
+                ReportedMetric(
+                    metric,
+                    is_on=False,
+                    needs=f"requires a critic with a model of its own; `{joint.name}` is that of the joint loss",
+                    keys=(_ON,),
+                )
+                for metric, joint in of_the_joint.items()
+            ),
+        )
+
+    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
+        from ppoctl.ppo.aggregation import aggregation
+        from ppoctl.stages.joint_update import JointUpdateStage
+
+        loss, settings = recipe.ppo.value_loss, self.stage_settings(recipe, parts)
+        return JointUpdateStage(
+            **settings | {"scored": replace(settings["scored"], values=True)},
+            value_clip=loss.clip,
+            value_scale=loss.scale,
+            value_coef=loss.coef,
+            value_aggregation=aggregation(loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
+        )
+
+
+JOINT_UPDATE = JointUpdateSpec("actor_update")
+
+
+def _joint(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+    """Generate, score, compute advantages, and update the actor with its value head."""
+    actor = inputs.states["actor"]
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
+    actor = run_stage(JOINT_UPDATE, actor, rollouts, logprobs, advantages)
+    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
+
+
+def _joint_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+    """Run the same step with rollout correction (see `ppo`). It changes the terms of the policy only."""
+    actor = inputs.states["actor"]
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
+    actor = run_stage(JOINT_UPDATE, actor, rollouts, logprobs, advantages, correction)
+    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
+
+
+def joint(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
+    """Return PPO with a value head on the actor's model with these samples, with or without rollout correction."""
+    name, run = ("joint_corrected", _joint_corrected) if corrects else ("joint", _joint)
+    return step_function(name, run, get_samples)
+
+
+JOINT = joint()
+JOINT_CORRECTED = joint(corrects=True)

@@ -1,0 +1,146 @@
+"""Parameters of a rank: all, or those that train. Both are counted by Megatron's names, from the family tables."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ppoctl.convert.family_mappings import layer_rows
+from ppoctl.convert.tensors import ROUTER_BIAS, sizes
+from ppoctl.model.head import VALUE_HEAD_PREFIX, Head, SharedValueHead
+from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER, Trainable
+from ppoctl.plan.memory.pipeline import PipelineStage
+from ppoctl.recipe.schema import ParallelTable
+
+EVERYTHING = Trainable()
+FINAL_NORM = "decoder.final_layernorm.weight"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of one rank."""
+
+    shared: int
+    """Parameters that every data rank has."""
+    experts: int
+    """Parameters that only ranks with the same experts have."""
+
+    @property
+    def total(self) -> int:
+        return self.shared + self.experts
+
+
+@dataclass(frozen=True)
+class LayerParameters:
+    """Number of parameters of one layer, by the ranks that can split them."""
+
+    split: int = 0
+    """Parameters that tensor ranks split: matrices of attention, and of the MLP or the shared experts."""
+    experts: int = 0
+    """Parameters that expert ranks split."""
+    whole: int = 0
+    """Parameters that every tensor rank has: norms, projections to latents, router and gate of experts."""
+    of_token: float = 0
+    """Parameters of the matrices that one token is multiplied with: of the experts, those that it is routed to."""
+
+
+def rank_parameters(
+    shape: ModelShape,
+    head: Head,
+    stage: PipelineStage,
+    layout: ParallelTable,
+    trainable: Trainable = EVERYTHING,
+    value_head: SharedValueHead | None = None,
+) -> Parameters:
+    """Return the parameters of one tensor rank in a pipeline stage that train; by default, all train.
+
+    The rank has a slice of each matrix, some experts or slices of experts, and complete copies of norms, routers and
+    projections to latents. A value head has one row of weights instead of the output layer. The last stage of a
+    model with tied embeddings has a copy of the embedding, unless it is also the first stage. Trained experts are
+    assumed to be spread evenly over the ranks.
+    """
+
+    def counted(name: str, numbers: int) -> int:
+        return numbers if trainable.trains(name, shape, head) else 0
+
+    table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
+    layers = [layer_parameters(shape, head, layer, trainable) for layer in stage.layers]
+    total = counted(EMBEDDING_PARAMETER, table) if stage.is_first else 0
+    if stage.is_last:
+        total += counted(FINAL_NORM, shape.hidden_size)
+        if head == "value":
+            total += counted(OUTPUT_PARAMETER, shape.hidden_size)
+        elif not (shape.tied_embeddings and stage.is_first):
+            total += counted(OUTPUT_PARAMETER, table)
+        if value_head is not None:
+            total += sum(counted(*each) for each in value_head_parameters(shape, value_head))
+            layers += [
+                layer_parameters(shape, head, layer, trainable, f"{VALUE_HEAD_PREFIX}layers.{number}.")
+                for number, layer in enumerate(copied_layers(shape, value_head))
+            ]
+    total += sum(layer.split // layout.tensor + layer.whole for layer in layers)
+    return Parameters(total, sum(layer.experts for layer in layers) // layout.expert_ranks)
+
+
+@lru_cache(maxsize=1024)
+def layer_parameters(
+    shape: ModelShape, head: Head, layer: int, trainable: Trainable, prefix: str | None = None
+) -> LayerParameters:
+    """Return the parameters of a layer that train. `prefix` begins their names if the layer is a copy."""
+    begins = f"decoder.layers.{layer}." if prefix is None else prefix
+    known, split, experts, whole, of_token = sizes(shape), 0, 0, 0, 0.0
+    for row in layer_rows(shape, layer):
+        if row.parameter.endswith(ROUTER_BIAS):
+            continue
+        tensors = _trained_tensors(begins + row.parameter, shape, head, trainable)
+        numbers = tensors * math.prod(known[dim.rstrip("*")] for dim in row.dims.split())
+        frac = 1.0
+        if "{expert}" in row.parameter and shape.experts is not None:
+            experts, frac = experts + numbers, shape.experts.per_token / shape.experts.count
+        elif "*" in row.dims:
+            split += numbers
+        else:
+            whole += numbers
+        if " " in row.dims.strip():
+            of_token += frac * numbers
+    return LayerParameters(split, experts, whole, of_token)
+
+
+def _trained_tensors(name: str, shape: ModelShape, head: Head, trainable: Trainable) -> int:
+    """Return the number of tensors with this name that train: one or, if the name is that of each expert, several."""
+    if "{expert}" not in name or shape.experts is None:
+        return int(trainable.trains(name, shape, head))
+    if not trainable.freeze:  # without patterns, the experts of a layer do not differ
+        return shape.experts.count * trainable.trains(name, shape, head)
+    names = (name.replace("{expert}", str(expert)) for expert in range(shape.experts.count))
+    return sum(trainable.trains(each, shape, head) for each in names)
+
+
+def value_head_parameters(shape: ModelShape, head: SharedValueHead) -> Iterator[tuple[str, int]]:
+    """Yield name and size of each parameter of a value head on the policy's model, without the copied layers. Each
+    tensor rank has all of them."""
+    hidden = shape.hidden_size
+    width = 2 * hidden if head.kind == "mlp" else hidden
+    if head.layers_copied:
+        yield f"{VALUE_HEAD_PREFIX}final_layernorm.weight", hidden
+    if head.kind == "mlp":
+        yield f"{VALUE_HEAD_PREFIX}hidden_layer.weight", width * hidden
+        yield f"{VALUE_HEAD_PREFIX}hidden_layer.bias", width
+        yield f"{VALUE_HEAD_PREFIX}output_layer.bias", 1
+    yield f"{VALUE_HEAD_PREFIX}output_layer.weight", width
+
+
+def copied_layers(shape: ModelShape, head: SharedValueHead | None) -> tuple[int, ...]:
+    """Return the layers of which the value head has copies."""
+    return () if head is None else tuple(range(shape.num_layers - head.layers_copied, shape.num_layers))
+
+
+def trunk_end(shape: ModelShape, head: Head, trainable: Trainable) -> int:
+    """Return the number of layers of the frozen trunk, which are the first layers: `Trainable.first_layer` without a
+    list of all names."""
+    if trainable.trains(EMBEDDING_PARAMETER, shape, head):
+        return 0
+    layers = range(shape.num_layers)
+    trained = (layer for layer in layers if layer_parameters(shape, head, layer, trainable) != LayerParameters())
+    return next(trained, shape.num_layers)

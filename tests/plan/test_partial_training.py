@@ -1,0 +1,268 @@
+"""Plans of partly trained models, of a reference that shares the trunk, and of a value head on the actor, computed by
+hand. tests/engines/megatron compares the bytes with real engines."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plan.small_model import SMALL as DENSE
+from ppoctl.cli.app import run
+from ppoctl.convert.tensors import parameter_names
+from ppoctl.loading.load import load
+from ppoctl.model.cost import count_parameters, forward_flops
+from ppoctl.model.head import SharedValueHead
+from ppoctl.model.shape import ExpertShape
+from ppoctl.model.shape_reader import read_shape
+from ppoctl.model.trainable import Trainable
+from ppoctl.plan.flops import row_work
+from ppoctl.plan.memory.activations import forward_bytes, saved
+from ppoctl.plan.memory.driver import batch_of, update_input_bytes
+from ppoctl.plan.memory.estimate import estimate_here, training_of
+from ppoctl.plan.memory.parameters import EVERYTHING, Parameters, rank_parameters, trunk_end
+from ppoctl.plan.memory.pipeline import stages_of, whole_model
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
+from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
+from ppoctl.recipe.schema import ParallelTable, Recipe, ValueHeadTable
+
+MODELS = Path(__file__).parents[2] / "recipes/models"
+SMALL = replace(DENSE, family="qwen2", num_layers=4, qkv_bias=True)
+LAYER = 2 * 128 + 2 * 64 + 32 + 3 * 160 + 2 * 8
+TABLE = 128 * 8  # 100 rows, padded to 128
+TIED = replace(SMALL, tied_embeddings=True)
+MIXED = replace(
+    DENSE,
+    family="qwen2_moe",
+    qkv_bias=True,
+    experts=ExpertShape(6, 2, 5, renormalise=False, layers=(False, True), shared_ffn_hidden_size=7, shared_gate=True),
+)
+ALONE = ParallelTable()
+TOP = Trainable(top_layers=2)
+ROUTERS = Trainable(freeze=("decoder.layers.*.mlp.router.weight",))
+BATCH = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
+
+
+def test_parameters_that_train_of_each_rank() -> None:
+    alone = whole_model(SMALL)
+    assert rank_parameters(SMALL, "token", alone, ALONE, TOP).total == 2 * LAYER + 8 + TABLE
+    assert rank_parameters(TIED, "token", alone, ALONE, TOP).total == 2 * LAYER + 8  # tied: frozen with the embedding
+    assert rank_parameters(SMALL, "value", alone, ALONE, TOP).total == 2 * LAYER + 8 + 8
+    first, last = stages_of(TIED, ParallelTable(pipeline=2, first_stage_layers=3))
+    assert rank_parameters(TIED, "token", first, ALONE, TOP).total == LAYER
+    assert rank_parameters(TIED, "token", last, ALONE, TOP).total == LAYER + 8  # not the copy of the embedding
+    halves = ParallelTable(tensor=2)
+    biases = Trainable(freeze=("*.bias", "embedding.*"))
+    split = (LAYER - 16 - 32) // 2 + 16
+    assert rank_parameters(SMALL, "token", alone, halves, biases).total == 4 * split + 8 + TABLE // 2
+    assert rank_parameters(SMALL, "token", alone, ALONE, EVERYTHING).total == count_parameters(SMALL) + 2 * 28 * 8
+
+
+def test_experts_that_train() -> None:
+    """6 experts of 3 x 8 x 5 in the second of two layers; a pattern that matches two of them freezes two thirds of
+    their parameters each."""
+    whole, both = whole_model(MIXED), {"layout": ParallelTable(data=2, expert=2)}
+    every = rank_parameters(MIXED, "token", whole, **both)
+    assert every.experts == 3 * 120
+    assert rank_parameters(MIXED, "token", whole, **both, trainable=ROUTERS) == Parameters(every.shared - 48, 360)
+    some = Trainable(freeze=("*.local_experts.[03].linear_fc1.weight",))
+    assert rank_parameters(MIXED, "token", whole, **both, trainable=some).experts == 3 * 120 - 80
+    assert rank_parameters(MIXED, "token", whole, **both, trainable=Trainable(top_layers=1)).experts == 360
+
+
+@pytest.mark.parametrize(
+    ("trainable", "layers"),
+    [
+        (EVERYTHING, 0),
+        (TOP, 2),
+        (Trainable(top_layers=4), 0),
+        (ROUTERS, 0),
+        (Trainable(freeze=("embedding.*", "decoder.layers.[0-2].*")), 3),
+        (Trainable(freeze=("embedding.*", "decoder.layers.0.mlp.*")), 0),
+        (Trainable(freeze=("decoder.layers.[0-2].*",)), 0),  # the embedding trains
+        (Trainable(freeze=("embedding.*", "decoder.layers.*")), 4),
+        (Trainable(top_layers=3, freeze=("decoder.layers.1.*", "decoder.layers.2.[!i]*")), 2),
+    ],
+)
+def test_layers_of_frozen_trunk(trainable: Trainable, layers: int) -> None:
+    assert trunk_end(SMALL, "token", trainable) == layers
+    assert trunk_end(SMALL, "token", trainable) == trainable.first_layer(
+        parameter_names(SMALL, "token"), SMALL, "token"
+    )
+
+
+def test_state_bytes_of_part_that_trains() -> None:
+    layout = ParallelTable(data=2, distributed_optimizer=True)
+    training = Training(
+        "token", TIED, layout, Precision(2, "cpu"), BATCH, BATCH, 3, has_reference=True, trainable=TOP
+    )
+    [rank] = ranks_of(training)
+    every, trained = 4 * LAYER + 8 + TABLE, 2 * LAYER + 8
+    assert (rank.parameters, rank.trained_parameters) == (every, trained)
+    assert (rank.weights, rank.gradients, rank.reference) == (2 * every, 4 * trained, 2 * trained)
+    assert (rank.main_weights, rank.moments) == (2 * trained, 4 * trained)  # halves of 4 and 8
+    [own] = ranks_of(replace(training, has_own_reference=True))
+    assert own.reference == 2 * every
+    assert state_bytes(TIED, "token", layout, 2, TOP) == 14 * trained
+
+
+def test_trunk_keeps_no_activations() -> None:
+    """4 layers, of which 2 train: they keep what a model of two layers keeps, without ids of the embedding."""
+    full = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1)
+    [every], [top] = ranks_of(full), ranks_of(replace(full, trainable=TOP))
+    assert top.kept.mlp == every.kept.mlp // 2
+    assert top.kept.norms == every.kept.norms // 2
+    assert top.kept.ends == every.kept.ends - 8 * 10
+    assert top.forward == every.forward
+    [head] = ranks_of(replace(full, trainable=Trainable(freeze=("embedding.*", "decoder.layers.*"))))
+    assert head.kept.mlp + head.kept.attention + head.kept.norms + head.kept.projections == 0
+    assert head.kept.logits == every.kept.logits
+    # With one position to read, the pass through the trunk is the peak of the update.
+    long = replace(BATCH, tokens=40, read=1)
+    [head] = ranks_of(replace(full, microbatch=long, trainable=Trainable(freeze=("embedding.*", "decoder.layers.*"))))
+    shard = ModelShard(SMALL, "token", ALONE, replace(whole_model(SMALL), is_last=False), Precision(4, "cpu"))
+    assert head.update == forward_bytes(shard, long)
+
+
+def test_pipeline_rank_below_trunk_end_keeps_nothing() -> None:
+    layout = ParallelTable(pipeline=2)
+    full = Training("token", SMALL, layout, Precision(4, "cpu"), BATCH, BATCH, 5, has_reference=True)
+    first, last = ranks_of(replace(full, trainable=Trainable(top_layers=1)))
+    assert (first.trained_parameters, first.gradients, first.moments, first.reference) == (0, 0, 0, 0)
+    assert (first.kept.total, first.kept_under_way) == (0, 0)
+    one, whole = saved(_last(1), BATCH), saved(_last(2), BATCH)
+    assert (last.kept, one.mlp) == (one, whole.mlp // 2)
+    # The rank with the first trained layer stores hidden states of a microbatch for each rank.
+    assert last.forward - ranks_of(full)[1].forward == 2 * 10 * 8 * 4
+    assert first.forward == ranks_of(full)[0].forward
+
+
+def _last(layers: int) -> ModelShard:
+    layout = ParallelTable(pipeline=2)
+    stage = replace(stages_of(SMALL, layout)[1], layers=(2, 3)[-layers:])
+    return ModelShard(SMALL, "token", layout, stage, Precision(4, "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("head", "numbers", "read"),
+    [
+        (SharedValueHead("linear"), 8, 0),  # it reads the numbers that the output layer keeps
+        (SharedValueHead("mlp"), 2 * 8 * 8 + 2 * 8 + 2 * 8 + 1, 4 * 16),
+        (SharedValueHead("linear", layers_copied=1), 8 + LAYER + 8, 4 * 8),
+        (SharedValueHead("mlp", layers_copied=2), 2 * 8 * 8 + 2 * 8 + 2 * 8 + 1 + 2 * LAYER + 8, 4 * 8 + 4 * 16),
+    ],
+)
+def test_value_head_on_actor(head: SharedValueHead, numbers: int, read: int) -> None:
+    plain = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1, has_reference=True)
+    [without], [has] = ranks_of(plain), ranks_of(replace(plain, value_head=head))
+    assert has.parameters - without.parameters == numbers
+    assert (has.gradients - without.gradients, has.moments - without.moments) == (4 * numbers, 8 * numbers)
+    assert has.reference == without.reference  # the reference has no value head
+    copied = head.layers_copied
+    assert has.kept.mlp * 4 == without.kept.mlp * (4 + copied)
+    norm = 10 * (2 * 4 * 8 + 4) if copied else 0
+    assert has.kept.ends == without.kept.ends + norm + 6 * read
+    # With a frozen trunk above the first copied layer, the copies still train and keep their activations.
+    [frozen] = ranks_of(replace(plain, value_head=head, trainable=Trainable(top_layers=1)))
+    assert frozen.kept.mlp * 4 == without.kept.mlp * (1 + copied)
+    state = state_bytes(SMALL, "token", ALONE, 4, Trainable(top_layers=1), head)
+    assert state == 12 * (LAYER + 8 + TABLE + numbers)
+
+
+def _recipe(file: Path, *sets: str, model: str = "meta-llama--Llama-3.2-1B") -> Recipe:
+    return load([file], [f"model.path={MODELS / model}", *sets], {}).recipe
+
+
+def test_flops_of_partly_trained_model(smallest: Path) -> None:
+    """The trunk of 14 layers has no backward pass. Without a gradient of its weights, the tied output layer costs 4
+    instead of 6 FLOPs per weight and token. A frozen matrix above the trunk saves 2 as well."""
+    shape = read_shape(MODELS / "meta-llama--Llama-3.2-1B")
+    recipe = _recipe(smallest)
+    batch = batch_of(recipe)
+    tokens = batch.prompt_tokens + batch.response_tokens
+    head = 2.0 * tokens * shape.vocab_size * shape.hidden_size
+    full = row_work(recipe, "actor", shape)
+    assert full.update == 3 * full.forward == 3 * forward_flops(shape, tokens, shape.vocab_size)
+    top = row_work(_recipe(smallest, "actor.train={top_layers=2}"), "actor", shape)
+    layers = full.forward - head
+    assert top.forward == full.forward
+    assert top.top == pytest.approx(head + 2 / 16 * layers)
+    assert top.update == pytest.approx(full.forward + 2 * head + 2 * 2 / 16 * layers - head)
+    mlp = row_work(_recipe(smallest, "actor.freeze=decoder.layers.*.mlp.*"), "actor", shape)
+    weights = 3 * shape.hidden_size * shape.ffn_hidden_size * 16
+    assert full.update - mlp.update == pytest.approx(2 * tokens * weights)
+
+
+def test_flops_of_experts_that_do_not_train(smallest: Path) -> None:
+    """Of 60 experts, a token is multiplied with 4."""
+    model = "Qwen--Qwen1.5-MoE-A2.7B-Chat"
+    shape = read_shape(MODELS / model)
+    full, frozen = (
+        row_work(_recipe(smallest, *sets, model=model), "actor", shape)
+        for sets in ((), ("actor.freeze=decoder.layers.*.local_experts.*",))
+    )
+    batch = batch_of(_recipe(smallest))
+    weights = 24 * 4 * 3 * 2048 * 1408
+    assert full.update - frozen.update == pytest.approx(2 * (batch.prompt_tokens + batch.response_tokens) * weights)
+
+
+def test_recipe_reaches_estimate(smallest: Path) -> None:
+    at = Precision(4, "cpu")
+    sets = [
+        "actor.train={top_layers=2}",
+        "critic.freeze=['*.bias', 'embedding.*']",
+        "ppo.kl={place='reward', coef=0.1}",
+    ]
+    recipe = load([smallest], sets, {}).recipe
+    actor, critic = (training_of(recipe, role, SMALL, at) for role in ("actor", "critic"))
+    assert (actor.trainable, critic.trainable) == (TOP, Trainable(freeze=("*.bias", "embedding.*")))
+    assert (actor.has_own_reference, actor.value_head) == (False, None)
+    own = load([smallest], [*sets, "model.reference=org/other"], {}).recipe
+    assert training_of(own, "actor", SMALL, at).has_own_reference
+
+
+def test_recipe_with_value_head_has_one_role(smallest: Path) -> None:
+    both = _recipe(smallest)
+    head = ValueHeadTable(on="actor", head="mlp", layers_copied=1)
+    recipe = both.model_copy(update={"critic": head})
+    assert training_of(recipe, "actor", SMALL, Precision(4, "cpu")).value_head == SharedValueHead("mlp", 1)
+    grids = [update_input_bytes(batch_of(each), "token") for each in (both, recipe)]
+    assert grids[1] - grids[0] == 8 * batch_of(recipe).cells  # old values and returns
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        ((), ""),
+        (("actor.train={top_layers=2}",), "2 of 16 layers, final norm; the tied output layer is frozen"),
+        (("actor.freeze=decoder.layers.*.mlp.*",), "`decoder.layers.*.mlp.*` is frozen"),
+        (
+            ("actor.train={top_layers=1}", "actor.freeze=['*.bias', '*norm*']"),
+            "1 of 16 layers, final norm; the tied output layer is frozen, `*.bias`, `*norm*` are frozen",
+        ),
+    ],
+)
+def test_plan_says_what_trains(
+    smallest: Path, capsys: pytest.CaptureFixture[str], sets: tuple[str, ...], text: str
+) -> None:
+    words = [f"--set={each}" for each in (f"model.path={MODELS / 'meta-llama--Llama-3.2-1B'}", *sets)]
+    assert run(["plan", str(smallest), *words]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  trains ")]
+    assert len(lines) == bool(text)
+    assert all(line.endswith(text) for line in lines)
+    if text.startswith("2 of"):
+        assert "actor 0.122 of 1.24 billion parameters: 2" in lines[0]
+        assert run(["plan", str(smallest), "--json", *words]) == 0
+        role = json.loads(capsys.readouterr().out)["roles"]["actor"]
+        assert role["trained_parameters"] == 2 * 60821504 + 2048
+
+
+def test_last_layers_of_actor_lower_memory_of_its_update(smallest: Path) -> None:
+    full, top = (estimate_here(_recipe(smallest, *sets), 80.0) for sets in ((), ("actor.train={top_layers=2}",)))
+    assert full is not None
+    assert top is not None
+    assert full.roles["actor"].state > 9 * top.roles["actor"].state
+    update = [
+        {stage.stage: stage.bytes for stage in memory.places[0].stages}["actor_update"] for memory in (full, top)
+    ]
+    assert update[0] - update[1] > 12 * 0.8 * count_parameters(read_shape(MODELS / "meta-llama--Llama-3.2-1B"))
