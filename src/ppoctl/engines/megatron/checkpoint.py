@@ -197,15 +197,15 @@ def _require_same_trained(saved: dict[str, Any] | None, trained: TrainerState, f
     of_state = Trainable(**(saved or {}))
     if of_state != trained.trainable:
         raise StorageError(
-            f"saved state in `{folder}` cannot be read: {_what_trains(of_state)} when it was saved, but now "
-            f"{_what_trains(trained.trainable)}",
+            f"saved state in `{folder}` cannot be read: it was saved with {_what_trains(of_state)}, but the role now "
+            f"has {_what_trains(trained.trainable)}",
             hint="set `train` and `freeze` of the role as they were, or start a new run with another `name`",
         )
 
 
 def _what_trains(trainable: Trainable) -> str:
     train = "all" if trainable.top_layers is None else f"{{top_layers = {trainable.top_layers}}}"
-    return f"`train = {train}`, `freeze = {list(trainable.freeze)}` held"
+    return f"`train = {train}` and `freeze = {list(trainable.freeze)}`"
 
 
 @contextmanager
