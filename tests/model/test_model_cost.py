@@ -19,7 +19,8 @@ LLAMA_8B = {
 }  # fmt: skip
 MISTRAL_NEMO = {
     "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40,
-    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072, "sliding_window": None,
+    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072,
+    "sliding_window": None,
 }  # fmt: skip
 QWEN3_0_6B = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,

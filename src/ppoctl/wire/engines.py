@@ -153,7 +153,7 @@ def build_engines(
         scorer=scorer,
         prompts=prompt_source,
         # One digest covers the files of all models; each role has its own dtype.
-        source_digests={role: _source_digest(recipe, role, digests["model"]) for role in recipe.trained},
+        source_digests={role: source_digest(recipe, role, digests["model"]) for role in recipe.trained},
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in prompt_source.counts.items()},
         close_trainers=placed.close,
@@ -161,7 +161,7 @@ def build_engines(
     )
 
 
-def _source_digest(recipe: Recipe, role: str, of_model: str) -> str:
+def source_digest(recipe: Recipe, role: str, of_model: str) -> str:
     """Return the digest of the first weights of a role: of the model, and of a value head on the policy's model."""
     digest, head = f"{of_model}:{model_of(recipe, role).dtype}", recipe.value_head
     return digest if head is None or role != POLICY else f"{digest}:{head.kind} head, {head.layers_copied} layers"

@@ -13,8 +13,10 @@ from layout_lab import STEP, settings, trainer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.engines.megatron.frozen import trained_names
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest
@@ -135,6 +137,18 @@ def test_shared_weights_are_the_tensors_of_the_actor(model, tmp_path):
         assert {name for name, weight in stage.named_parameters() if frozen[name] is not weight} == own
         EXACT.check(trained.logprobs(rollouts, BOTH).reference, expected)
     EXACT.check(resumed.logprobs(rollouts, PLAIN).primary, actor.logprobs(rollouts, PLAIN).primary)
+
+
+def test_weights_that_train_are_read_from_a_megatron_folder(model, tmp_path):
+    """The folder is a saved state, whose weights are not those of the Hugging Face folder."""
+    rollouts, whole = lab.make_rollouts(), started(model("qwen2-deep"), EVERYTHING)
+    train(whole)
+    (tmp_path / "state").mkdir()
+    lab.save(whole, tmp_path / "state")
+    actor = started(tmp_path / "state", PARTS["top without queries"])
+    train(actor)
+    EXACT.check(actor.logprobs(rollouts, BOTH).reference, whole.logprobs(rollouts, PLAIN).primary)
+    assert own_bytes(lab.rank_of(actor)) == trained_bytes(lab.rank_of(actor))
 
 
 def test_reference_with_a_path_of_its_own_shares_nothing(model, tmp_path):
