@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import OUTPUT_PARAMETER
@@ -62,8 +63,10 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
         return None
     flops = defaultdict[str, float](float)
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
-    # A reference that starts from the actor's model shares the frozen trunk with it.
-    shares_trunk = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
+    # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
+    # runs all layers of both models.
+    is_initial = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
+    shares_trunk = is_initial and kl_use(recipe).is_estimated
     traced = trace_at(recipe, recipe.steps, choose)
     rows = stage_rows(traced, recipe, most=most)
     for stage in traced.stages:
