@@ -99,18 +99,15 @@ def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[st
 
 def constant_names(shape: ModelShape, trainable: Trainable) -> frozenset[str]:
     """Return the Hugging Face names of the actor's tensors that are sent to engines only once: those of blocks in
-    which no parameter trains. The tensors directly in a layer (norms), its attention and its feed-forward network are
-    one block each, because vLLM fuses tensors of a block, and loads a fused layer only as a whole."""
-    by_block: dict[str, list[Placement]] = {}
-    for each in placements(shape, "token"):
-        parent, module, _ = each.name.rsplit(".", 2)
-        by_block.setdefault(f"{parent}.{module}" if each.layer is None else parent, []).append(each)
-    return frozenset(
-        each.name
-        for block in by_block.values()
-        if not any(trainable.trains(each.parameter, shape, "token") for each in block)
-        for each in block
-    )
+    which no parameter trains. A block is a module of a layer (attention, feed-forward network, norm) or a tensor
+    outside of the layers: vLLM fuses tensors of a block, and loads a fused layer only as a whole."""
+    all_placements = list(placements(shape, "token"))
+    changing = {_block(each.name) for each in all_placements if trainable.trains(each.parameter, shape, "token")}
+    return frozenset(each.name for each in all_placements if _block(each.name) not in changing)
+
+
+def _block(name: str) -> tuple[str, ...]:
+    return tuple(name.split(".")[:4])  # model.layers.LAYER.MODULE
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:

@@ -261,7 +261,7 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
 
 def _no_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     choice = tree.at(ROOT, path, layers.written)
-    if not isinstance(choice, tree.Choice) or choice.tag is None or choice.usual is not None:
+    if not isinstance(choice, tree.Choice) or choice.tag is None or len(choice.tags) == 1:
         return _wrong_value(path, details)
     return f"{section(path)} needs `{choice.tag}`: {_one_of(list(choice.tables))}"
 

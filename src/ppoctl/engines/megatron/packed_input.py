@@ -57,7 +57,7 @@ class PackedInput(PackedSeqParams):
     """Whether to stop before the output layer and return the hidden states of the positions to read, for this rank's
     tokens."""
     entering: Tensor | None = None
-    """[N 1 hidden] hidden states after the frozen trunk, for a pass of the layers above it (`branch.Top`)."""
+    """[N 1 hidden] hidden states after the frozen trunk, for a pass of the layers above it (`top.Top`)."""
     rope: RopeTables | None = None
     """Rotation of each token. The model computes it once for all layers."""
     context: ContextShare | None = None

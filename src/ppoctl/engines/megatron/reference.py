@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ppoctl.convert.tensors import trunk_layers
-from ppoctl.engines.megatron.branch import Top, after_trunk, entering_tops
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward
+from ppoctl.engines.megatron.top import Top, after_trunk, entering_tops
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest

@@ -30,6 +30,7 @@ from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
+from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import Part
 
 _EVERYTHING = Trainable()
@@ -190,11 +191,17 @@ def gathered_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the full Hugging Face tensors of these pipeline stages, one at a time: those of a part of the weights if
     only `trainable` trains. Collective over all tensor and expert ranks."""
-    for shard in shards_in(stages, trainable, part):
+    for shard in _shards_in(stages, trainable, part):
         yield shard.name, shard.read(stages[0].pg_collection)
 
 
-def shards_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[ParameterShard]:
+def specs_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[TensorSpec]:
+    """Yield name, dtype and shape of each tensor that `gathered_weights` yields."""
+    for shard in _shards_in(stages, trainable, part):
+        yield TensorSpec(shard.name, shard.view.dtype, shard.shape)
+
+
+def _shards_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[ParameterShard]:
     """Yield the tensors that these pipeline stages send with this part of the weights."""
     constant = constant_names(stages[0].settings.shape, trainable)
     for stage in stages:

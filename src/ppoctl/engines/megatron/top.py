@@ -1,4 +1,5 @@
-"""A second top of the model, which branches off at a layer: the reference's."""
+"""The top of a model: the layers after the frozen trunk. It is computed from the hidden states that another model
+with the same trunk has computed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
