@@ -39,7 +39,7 @@ from ppoctl.loading.load import load
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.engine_calls import call_engines
-from ppoctl.weights.sending import SenderRanks
+from ppoctl.weights.sending import PARTS, SenderRanks
 from ppoctl.weights.sync import BroadcastWay, Sync, hand_over
 from ppoctl.wire.processes import Placed, place
 
@@ -102,11 +102,11 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
 
         def broadcast_and_keep() -> None:
             sync.broadcast([engine], weights, WAY)
-            published[:] = weights.to_keep()
+            published[:] = weights.to_keep(PARTS)
 
         ways: dict[str, Callable[[], object]] = {
             "passing": lambda: hand_over([engine], source._handed_out(groups, passing)),
-            "shared": lambda: hand_over([engine], weights.buckets()),
+            "shared": lambda: hand_over([engine], weights.buckets(PARTS)),
             "store": lambda: hand_over([engine], source.buckets()),
             "driver": lambda: hand_over([engine], through_the_driver(source.buckets())),
             "broadcast": lambda: sync.broadcast([engine], weights, WAY),

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from gpu_parts.models import (
     sequences_of,
     update_flops,
 )
+from ppoctl.weights.sending import PARTS
 
 
 def _timed_update(part, kind, rank, sequences, **extra):
@@ -76,7 +78,7 @@ def rank():
     notify("rank", forward_s=round(forward, 3))
     if CUDA:
         _profiled(one)
-    before = {name: t.detach().cpu() for name, t in one.weights()}
+    before = {name: t.detach().cpu() for name, t in chain.from_iterable(one.weights(PARTS))}
     for turn in range(2):
         free = free_gib() or 0
         sync()
@@ -98,7 +100,12 @@ def rank():
             turn=turn,
             host_gib=gib(one._host.bytes),
         )
-    notify("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+    notify(
+        "rank",
+        same_after=all(
+            torch.equal(t.detach().cpu(), before[name]) for name, t in chain.from_iterable(one.weights(PARTS))
+        ),
+    )
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
         one.begin_save(Path(name), True)
@@ -107,7 +114,12 @@ def rank():
         notify("rank", save_copied_s=round(copied, 2), save_s=round(time.perf_counter() - start, 2))
         one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))
         one.load(Path(name))
-        notify("rank", same_after_load=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+        notify(
+            "rank",
+            same_after_load=all(
+                torch.equal(t.detach().cpu(), before[name]) for name, t in chain.from_iterable(one.weights(PARTS))
+            ),
+        )
     close_rank(one)
 
 

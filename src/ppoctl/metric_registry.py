@@ -206,8 +206,7 @@ POLICY_KL_LOSS = Metric(
     "small, rising slowly",
 )  # fmt: skip
 POLICY_VALUE_LOSS = Metric(
-    "policy/value_loss", "loss", "the term of policy/loss from a value head on the actor's model, with its coefficient",
-    "falling",
+    "policy/value_loss", "loss", "the term of policy/loss from a value head on the actor's model", "falling"
 )  # fmt: skip
 POLICY_NLL_LOSS = Metric(
     "policy/nll_loss", "loss", "the term of policy/loss from good responses (with positive_nll_coef)", "falling"

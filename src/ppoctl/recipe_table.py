@@ -49,17 +49,19 @@ Array = Field(strict=False)
 
 @dataclass(frozen=True)
 class KindOr:
-    """Discriminator that selects an alternative by `kind`; a table without `kind` is the `usual` alternative."""
+    """Discriminator that selects an alternative by the value of a key; a table without the key is the `usual`
+    alternative."""
 
     usual: str
+    key: str = "kind"
     __name__ = "kind"  # pydantic uses this name in errors
 
     def __call__(self, value: Any) -> str | None:
         """Return the name of the alternative that a table, or a mapping of written keys, selects; None for other
         values."""
         if isinstance(value, dict):
-            return str(value.get("kind", self.usual))
-        return getattr(value, "kind", None)
+            return str(value.get(self.key, self.usual))
+        return getattr(value, self.key, self.usual if isinstance(value, BaseModel) else None)
 
 
 class Table(BaseModel):

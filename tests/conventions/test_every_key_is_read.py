@@ -26,7 +26,7 @@ CALLED = {
     Path("algorithm/learning_rate.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/` and `plan/` that engines, wiring and loop call to read a key."""
-BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty")
+BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape")
 """The methods and functions of `recipe/` that build a part of the run from a table."""
 
 
@@ -61,12 +61,14 @@ def read_names() -> frozenset[str]:
 
 def alternatives() -> list[tuple[str, str]]:
     """Return (key, class) of every table with alternatives that does not build its own part; a class without keys is
-    represented by the base class that declares them."""
+    represented by the base class that declares them. An alternative that no value of the tag selects is left out."""
     found: list[tuple[str, str]] = []
     for path, key in tree.walk(tree.of(Recipe)):
         choice = key.node.each if isinstance(key.node, tree.NamedTables) else key.node
         if isinstance(choice, tree.Choice):
-            for table in choice.tables.values():
+            for name, table in choice.tables.items():
+                if choice.tag is not None and name not in choice.tags:
+                    continue
                 written = next(each for each in table.model.__mro__ if get_annotations(each))
                 if any(builder in vars(written) for builder in BUILDERS):
                     continue

@@ -52,6 +52,7 @@ def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]]
         "qwen2",
         "qwen2-tied",
         "llama3-rope",
+        "mistral",
         "qwen3",
         "qwen3-moe",
         "qwen3-moe-mixed",

@@ -18,6 +18,12 @@ from cli.conftest import CliResult, RunCli, cli_runner
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.model_files import companions_digest
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.model.head import SharedValueHead
+from ppoctl.recipe.schema import BySequences
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
@@ -242,6 +248,18 @@ def test_unhealthy_state_is_noted(ask: RunCli, trained: RunPaths) -> None:
     note = "a health rule stopped the run at this state: its last step was not healthy"
     assert json.loads(said.out)["notes"] == [note]
     assert f"note: {note}\n" in said.err
+
+
+def test_value_head_on_the_policy_is_left_out_and_noted(ask: RunCli, trained: RunPaths, model: Model) -> None:
+    head = SharedValueHead("mlp", 1)
+    made = TrainerSettings("actor", str(model("qwen2")), torch.bfloat16, BySequences(1), value_head=head)
+    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
+    actor.start()
+    save(trained, "actor", 6, lambda folder: lab.save(actor, folder))
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
+    note = "the value head on the policy's model is not written: no Hugging Face class has it"
+    assert (said.code, f"note: {note}\n" in said.err) == (0, True)
+    assert load_file("out/model.safetensors").keys() == load_file("base/model.safetensors").keys()
 
 
 def test_step_without_a_saved_state_lists_the_saved_steps(ask: RunCli, trained: RunPaths) -> None:

@@ -33,7 +33,9 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
 
 
 # A family that is restarted for each state, and one that takes weights in place, are tested every day.
-IN_THE_STORY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen2_moe", "qwen3", "qwen3_moe")]
+IN_THE_STORY = [
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "mistral", "qwen2_moe", "qwen3", "qwen3_moe")
+]
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", *IN_THE_STORY])

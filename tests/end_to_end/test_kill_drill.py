@@ -92,6 +92,15 @@ WITH: dict[str, dict[str, object]] = {
         "reward": {"kind": "exact_match", "moments": {"kind": "running", "center": True}},
         "ppo": {**TWO_MINIBATCHES, "advantages": {"kind": "remax"}, "kl": {"place": "none"}},
     },
+    "value head": {
+        "critic": {"on": "actor", "head": "mlp", "layers_copied": 1},
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "truncated": "bootstrap",
+            "value_loss": {"coef": 0.3, "scale": 0.7, "clip": 0.2},
+            "rollout_correction": {"kind": "tis"},
+        },
+    },
     # The run ends after step 2, which it would neither save nor evaluate otherwise.
     "early end": {
         "steps": 5,
@@ -123,6 +132,7 @@ STEP_FUNCTIONS = {
         ("every third", "critic first"),
         ("every third", "remax"),
         ("every third", "pf-ppo"),
+        ("every third", "value head"),
         ("every third", "early end"),
     ],
 )

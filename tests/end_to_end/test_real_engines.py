@@ -91,6 +91,7 @@ def test_full_grid_of_kills_on_real_engines(
 
 ROLLOUT = {"prompts_per_step": 8, "samples_per_prompt": 2, "max_prompt_tokens": 96, "max_new_tokens": 24}
 PPO = {"minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.01}}
+TRAINED = {"optimizer": {"lr": 1e-3}}
 ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
     "rloo": (
         {"critic": None, "rollout": ROLLOUT, "ppo": {**PPO, "advantages": {"kind": "rloo"}}},
@@ -118,6 +119,34 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
     "pf-ppo": (
         {"rollout": ROLLOUT, "ppo": {**PPO, "resample": {"kind": "pow", "order": "before_whitening"}}},
         ["1 resample written", "2 whitening starts", "2 critic_update inside", "3 actor_update inside"],
+    ),
+    "top layers, shared trunk": (
+        {
+            "actor": {**TRAINED, "train": {"top_layers": 2}, "freeze": ["decoder.layers.3.mlp.*"]},
+            "critic": {**TRAINED, "train": {"top_layers": 1}},
+            "ppo": {**PPO, "kl": {"place": "reward", "coef": 0.05}},
+        },
+        [
+            "1 logprobs inside",
+            "1 state/actor written",
+            "2 actor_update inside",
+            "2 state/critic renamed",
+            "3 eval starts",
+        ],
+    ),
+    "value head on the actor": (
+        {
+            "actor": {**TRAINED, "train": {"top_layers": 3}},
+            "critic": {"on": "actor", "head": "mlp", "layers_copied": 1},
+            "ppo": {**PPO, "value_loss": {"coef": 0.3, "clip": 0.2}, "truncated": "bootstrap"},
+        },
+        [
+            "1 logprobs inside",
+            "2 advantages written",
+            "2 actor_update inside",
+            "2 state/actor writing",
+            "3 actor_update renamed",
+        ],
     ),
 }
 """Tables of each algorithm, and the moments at which its run is killed: those of its own stages, and of updates."""

@@ -23,8 +23,10 @@ from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, Recipe
 from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.model import ModelScorer
-from ppoctl.rewards.table import RewardTable
+from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.table import RewardTable, ScorerTable
 from ppoctl.store.journal import read_lines
+from rewards.classifiers import classifier
 from rewards.reward_models import reward_model
 
 RECIPES = ROOT / "recipes"
@@ -66,6 +68,17 @@ def rows_for(table: SingleTable, reward: RewardTable, folder: Path) -> Path:
     return file
 
 
+def scorer_in_small(scorer: ScorerTable, folder: Path) -> dict[str, str]:
+    """Return settings of a scorer that give it a tiny model, or one process."""
+    if isinstance(scorer, ModelScorer):
+        judge = str(reward_model(folder / "judge"))
+        return {"path": judge, "dtype": "float32", "max_tokens": "256", "parallel": "{}"}
+    if isinstance(scorer, PythonScorer):
+        judge = str(classifier(folder / "judge", "NEGATIVE", "POSITIVE"))
+        return {"workers": "1", "options": f'{{classifier="{judge}"}}'}
+    return {"workers": "1"}
+
+
 def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
     """Return settings that change sizes and devices, but not the algorithm."""
     samples = min(recipe.rollout.samples_per_prompt, 2)
@@ -85,17 +98,14 @@ def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
             "{max_tokens_per_microbatch=512}" if isinstance(role.batching, ByTokens) else "{microbatch_seqs=2}"
         )
         small[f"{of}.parallel"] = "{}"
+        if role.train is not None:
+            small[f"{of}.train.top_layers"] = "1"  # of two
         if role.optimizer.lr_warmup_updates:
             small[f"{of}.optimizer.lr_warmup_updates"] = "2"
         if role.optimizer.lr_warmup_frac:
             small[f"{of}.optimizer.lr_warmup_frac"] = "0.5"
     for below, scorer in recipe.reward.scorers.items():
-        key = ("reward", *below)
-        if isinstance(scorer, ModelScorer):
-            judge = {"path": str(reward_model(folder / "judge")), "dtype": "float32", "max_tokens": "256"}
-            small |= {dotted((*key, name)): value for name, value in {**judge, "parallel": "{}"}.items()}
-        else:
-            small[dotted((*key, "workers"))] = "1"
+        small |= {dotted(("reward", *below, key)): value for key, value in scorer_in_small(scorer, folder).items()}
     if recipe.cluster.placement == "apart":
         small["cluster"] = "{}"  # without Ray
     if recipe.ppo.critic_only_steps:

@@ -1,4 +1,5 @@
-"""A trainer whose model is one table: logits of the next token (actor) or the value of the token (critic)."""
+"""A trainer whose model is one table: logits of the next token (actor) or the value of the token (critic). The table
+of an actor with a value head has the values in an additional column."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,11 +27,12 @@ VOCABULARY = 12
 END = 1
 
 
-def initial_table(role: str) -> Tensor:
+def initial_table(role: str, *, value_head: bool = False) -> Tensor:
     if role != "actor":
         return torch.zeros(VOCABULARY, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
+    logits = torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
+    return torch.cat([logits, torch.zeros(VOCABULARY, 1)], dim=1) if value_head else logits
 
 
 def filtered_logs(logits: Tensor, sampled: Tensor | None, request: OutputRequest) -> Tensor:
@@ -117,12 +119,14 @@ class BigramTrainer:
         on_minibatch: RoleCallback = ignore_call,
         on_file: RoleCallback = ignore_call,
         looks: float = 1,
+        value_head: bool = False,
     ) -> None:
         self.role = role
+        self.value_head = value_head
         self.on_minibatch = on_minibatch
         self.on_file = on_file
         self.looks = looks
-        self.table = torch.full_like(initial_table(role), float("nan"))
+        self.table = torch.full_like(initial_table(role, value_head=value_head), float("nan"))
         self.moments = torch.zeros(2, *self.table.shape)
         self.count = 0
         self.starts = 0
@@ -130,7 +134,7 @@ class BigramTrainer:
 
     def start(self) -> None:
         self.starts += 1
-        self.table = initial_table(self.role)
+        self.table = initial_table(self.role, value_head=self.value_head)
         self.moments = torch.zeros(2, *self.table.shape)
         self.count = 0
 
@@ -205,12 +209,15 @@ class BigramTrainer:
         if self.role != "actor":
             return TokenOutputs(packed.to_grid(table[before]))
         early = packed.column < request.min_new_tokens
-        logs = filtered_logs(without_ends(table[before], early, packed.targets, request), packed.targets, request)
+        logits = table[before][:, :VOCABULARY]
+        logs = filtered_logs(without_ends(logits, early, packed.targets, request), packed.targets, request)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if request.entropy else None
         others = torch.log_softmax(initial_table("actor")[before] / request.temperature, -1)
         full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if request.full_kl else None
-        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl)
+        frozen = packed.to_grid(others.gather(1, packed.targets[:, None])[:, 0]) if request.reference else None
+        values = packed.to_grid(table[before][:, VOCABULARY]) if request.values else None
+        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl, values, frozen)
 
 
 def _tensor(path: Path) -> Tensor:

@@ -53,7 +53,7 @@ class BigramGenerator:
         if self.lineage != state.lineage:
             actor = self.actor_at(state)
             assert isinstance(actor, BigramTrainer)
-            self.table = actor.table.clone()
+            self.table = actor.table[:, :VOCABULARY].clone()
             self.lineage = state.lineage
             self.syncs += 1
 
@@ -144,7 +144,8 @@ def fake_components(
 ) -> Components:
     def trainer(role: str) -> BigramTrainer:
         save_looks = looks[role] if isinstance(looks, Mapping) else looks
-        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks)
+        has_head = role == "actor" and recipe.value_head is not None
+        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks, value_head=has_head)
 
     return Components(
         trainers={role: trainer(role) for role in recipe.trained},

@@ -25,7 +25,7 @@ from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.canary import CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.weights.engine_calls import CompletedReply
-from ppoctl.weights.sending import NamedWeights, SenderRanks
+from ppoctl.weights.sending import NamedWeights, Part, SenderRanks
 
 TABLE = "table"
 """Name of the only tensor that is sent."""
@@ -105,7 +105,7 @@ class CountingRank:
     def offload(self) -> None:
         self.device.free(self.role)
 
-    def open_weights(self, max_bytes: int, senders: SenderRanks) -> None:
+    def open_weights(self, max_bytes: int, senders: SenderRanks, parts: Sequence[Part]) -> None:
         self._have("weights")
         self._left, self._shares = list(self.buckets), bool(senders.sharing)
 

@@ -51,7 +51,7 @@ SIZES = {"hidden_size": 96, "num_attention_heads": 6, "num_hidden_layers": 4, "m
     ids=["nothing", "theta", "linear, old", "yarn", "llama3", "experts", "partial", "window off", "window"],
 )
 def test_config_defaults_match_transformers(tmp_path: Path, family: str, said: dict[str, Any]) -> None:
-    if family in ("gemma2", "qwen3_moe") and "num_key_value_heads" in said:
+    if family in ("gemma2", "mistral", "qwen3_moe") and "num_key_value_heads" in said:
         said = {**said, "num_key_value_heads": 6}  # transformers does not accept null for this field
     written = {"model_type": family, **said}
     expected, actual = (

@@ -17,6 +17,11 @@ LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
 }  # fmt: skip
+MISTRAL_NEMO = {
+    "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40,
+    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072,
+    "sliding_window": None,
+}  # fmt: skip
 QWEN3_0_6B = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,
     "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": True,
@@ -68,6 +73,8 @@ def parameters(folder: Path, config: dict[str, object]) -> int | None:
     [
         (QWEN_0_5B, 494_032_768),
         (LLAMA_8B, 8_030_261_248),
+        ({"model_type": "mistral"}, 7_241_732_096),
+        (MISTRAL_NEMO, 12_247_782_400),
         (QWEN3_0_6B, 596_049_920),
         (QWEN3_30B_A3B, 30_532_122_624),
         (QWEN_MOE_A2_7B, 14_315_784_192),

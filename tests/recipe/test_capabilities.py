@@ -14,32 +14,32 @@ from ppoctl.runs.session import prepare
 from recipe.conftest import SMALLEST, Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-FREEZES = 'requires = ["freezing", "tools"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
+ADAPTERS = 'requires = ["lora", "tools"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
 
 
 @pytest.fixture
-def freezes(write: Write) -> Path:
+def adapters(write: Write) -> Path:
     """Write a recipe whose model and rows are not on this machine; required capabilities are checked anyway."""
-    return write(FREEZES)
+    return write(ADAPTERS)
 
 
 @pytest.mark.parametrize("command", ["validate", "plan"])
 def test_recipe_with_planned_capabilities_is_validated_and_planned(
-    freezes: Path, command: str, capsys: pytest.CaptureFixture[str]
+    adapters: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([command, str(freezes)]) == 0
+    assert run([command, str(adapters)]) == 0
     said = capsys.readouterr().err
-    assert "`requires` names `freezing`, which ppoctl cannot do yet: layers of the actor that do not train" in said
+    assert "`requires` names `lora`, which ppoctl cannot do yet: LoRA and other adapters, which train" in said
     assert "training requires `--without tools`" in said
 
 
-def test_training_requires_all_missing_capabilities_accepted(freezes: Path) -> None:
-    recipe = load([freezes], ['without=["tools"]']).recipe
-    assert wanting(recipe) == ("freezing",)
-    with pytest.raises(RecipeError, match="`freezing`") as error:
+def test_training_requires_all_missing_capabilities_accepted(adapters: Path) -> None:
+    recipe = load([adapters], ['without=["tools"]']).recipe
+    assert wanting(recipe) == ("lora",)
+    with pytest.raises(RecipeError, match="`lora`") as error:
         prepare(recipe)
-    assert error.value.hint == "--without freezing  # accepts that the run deviates"
-    require_capable(load([freezes], with_accepted(None, ["tools", "freezing"])).recipe)
+    assert error.value.hint == "--without lora  # accepts that the run deviates"
+    require_capable(load([adapters], with_accepted(None, ["tools", "lora"])).recipe)
 
 
 @pytest.mark.parametrize("command", ["train", "rollout"])
@@ -55,14 +55,14 @@ def test_missing_capability_stops_command_before_run_folder_exists(
     assert not (tmp_path / "runs").exists()
 
 
-def test_accepted_capabilities_are_saved_in_run_recipe(freezes: Path) -> None:
-    loaded = load([freezes], with_accepted(["steps=3"], ["tools", "freezing"]))
-    assert loaded.resolved()["requires"] == ["freezing", "tools"]
-    assert loaded.resolved()["without"] == ["tools", "freezing"]
+def test_accepted_capabilities_are_saved_in_run_recipe(adapters: Path) -> None:
+    loaded = load([adapters], with_accepted(["steps=3"], ["tools", "lora"]))
+    assert loaded.resolved()["requires"] == ["lora", "tools"]
+    assert loaded.resolved()["without"] == ["tools", "lora"]
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize("name", ["async", "critic-free", "freezing", "lora", "sft-start", "tools"])
+@pytest.mark.parametrize("name", ["async", "critic-free", "lora", "sft-start", "tools"])
 def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
@@ -71,7 +71,7 @@ def test_every_planned_capability_can_be_required(write: Write, name: str) -> No
 ESTIMATORS = ("gpg", "optimal_token_baseline")
 
 
-@pytest.mark.parametrize("name", ["dynamic-sampling", "pf-ppo"])
+@pytest.mark.parametrize("name", ["dynamic-sampling", "freezing", "pf-ppo"])
 def test_capability_that_came_since_may_still_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\nwithout = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == ()
@@ -116,7 +116,6 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
         ("model.lora={rank=8, alpha=32}", "model.lora", "LoRA and other adapters"),
         ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
         ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
-        ("actor.freeze=['embedding']", "actor.freeze", "layers of the actor that do not train"),
         ("rollout.tools=['python']", "rollout.tools", "responses of several turns"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),
     ],

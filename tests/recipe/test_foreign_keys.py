@@ -112,6 +112,12 @@ def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write:
             "critic.megatron_cfg.optimizer.lr",
             "NeMo-RL's `value.megatron_cfg.optimizer.lr` is `critic.optimizer.lr` in ppoctl",
         ),
+        ("actor.num_layers_unfrozen", "`num_layers_unfrozen` of other systems is `actor.train.top_layers` in ppoctl"),
+        (
+            "actor.freeze_moe_router",
+            "`freeze_moe_router` of other systems is "
+            '`actor.freeze = ["decoder.layers.*.mlp.router.weight"]` in ppoctl',
+        ),
         ("reward.disable_tqdm", "TRL's `disable_tqdm` has no counterpart in ppoctl"),
     ],
 )

@@ -141,9 +141,8 @@ BROUGHT = [
     ),
     (
         "method.vf_coef=1",
-        "it is a key of trlX; use `ppo.value_loss.scale`: a weight within one loss in trlX; the critic has its own "
-        "optimizer in ppoctl, so it matters only together with `grad_clip`",
-        "ppoctl recipes keys ppo.value_loss.scale",
+        'it is a key of trlX; use `ppo.value_loss.coef`: with `critic.on = "actor"`',
+        "ppoctl recipes keys ppo.value_loss.coef",
     ),
     (
         "algo.kl.init_coef=0.01",

@@ -73,6 +73,7 @@ RECIPES: list[list[str]] = [
     ["actor.batching.microbatch_seqs=1", "critic.batching.microbatch_seqs=1"],
     ["actor.batching.logits_chunk_tokens=8", "health.explained_variance.max=2", "health.kl.min=0"],
     ["actor.parallel={}", "critic.parallel={}"],
+    ["critic={on='actor'}"],
     ["slurm.container={kind='pyxis', image='x'}"],
     ["slurm.container={kind='apptainer', image='x.sif'}"],
 ]

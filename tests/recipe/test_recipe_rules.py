@@ -788,8 +788,8 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, freezing, lora, sft-start, "
-        'tools: `requires` = `["tools", "magic"]` (--set)',
+        "--set: unknown capability `magic`; known are async, critic-free, lora, sft-start, tools: "
+        '`requires` = `["tools", "magic"]` (--set)',
     ),
     (
         "check_without",

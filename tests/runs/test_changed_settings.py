@@ -19,6 +19,7 @@ from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.user_functions import digest_of
+from ppoctl.wire.outlines import as_recorded
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
@@ -300,3 +301,26 @@ def test_fixed_keys_are_refused_before_libraries_load(
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
     monkeypatch.delattr("ppoctl.cli.resume.loading")
     assert app(["resume", str(layout.root), "--set", key]) == code
+
+
+TOP = {"optimizer": {"lr": 0.05}, "train": {"top_layers": 1}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ({}, {"actor": TOP}, "`actor.train.top_layers` is `1`, but the run was started with"),
+        ({"actor": TOP}, {"actor": {**TOP, "train": {"top_layers": 2}}}, "`actor.train.top_layers` is `2`"),
+        ({"actor": TOP}, {"actor": {**TOP, "freeze": ["*.bias"]}}, "`actor.freeze` is"),
+        ({}, {"critic": {"optimizer": {"lr": 0.1}, "freeze": ["*.bias"]}}, "`critic.freeze` is"),
+    ],
+)
+def test_resume_keeps_the_parameters_that_train(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], says: str
+) -> None:
+    layout = RunPaths(tmp_path / "run")
+    run_dir.create(layout, recipe_toml="", resolved=as_recorded(fake_recipe(**before)), facts={})
+    with pytest.raises(RecipeError, match="the run was started with") as caught:
+        change(layout, fake_recipe(**after))
+    assert says in str(caught.value)
+    assert "another `name`" in str(caught.value.hint)

@@ -65,7 +65,7 @@ class Engine:
 
     def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         self.calls["actor"] = request
-        return TokenOutputs(self.outputs, torch.zeros(2, 3))
+        return TokenOutputs(self.outputs, torch.zeros(2, 3), reference=self.reference if request.reference else None)
 
     def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> torch.Tensor:
         self.calls["reference"] = request

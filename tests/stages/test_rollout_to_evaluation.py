@@ -197,6 +197,26 @@ def test_logprobs_use_rollout_temperature_for_actor_and_reference() -> None:
     assert without.run(ACTOR, stub_models.rollouts()).reference is None
 
 
+def test_one_call_computes_logprobs_of_actor_and_reference() -> None:
+    models = stub_models.Models()
+    stage = LogprobsStage(
+        cast(Any, models),
+        scored=OutputRequest(temperature=0.7, top_p=0.9),
+        with_reference=True,
+        in_one_pass=True,
+        fingerprint="",
+    )
+    models.engine.reference[0, 2] = math.nan  # not in the mask
+    found = stage.run(ACTOR, stub_models.rollouts())
+    assert models.engine.calls == {"actor": OutputRequest(temperature=0.7, top_p=0.9, entropy=True, reference=True)}
+    EXACT.check(found.actor, stub_models.ACTOR)
+    assert found.reference is not None
+    EXACT.check(found.reference, stub_models.REFERENCE)
+    models.engine.reference[1, 2] = math.inf
+    with pytest.raises(NonFiniteError, match=r"log-prob of the reference .*sequence 1, response token 2"):
+        stage.run(ACTOR, stub_models.rollouts())
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_outputs_raise_unless_masked(bad: float) -> None:
     engine = stub_models.Engine()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ppoctl.errors import WeightSyncError
 from ppoctl.weights import sending
 from ppoctl.weights.bucket import FlatTensors, TensorSpec
-from ppoctl.weights.sending import RankSource, SendingRank
+from ppoctl.weights.sending import PARTS, Part, RankSource, SendingRank
 from ppoctl.weights.sharing import Shared
 
 NODES = ["a", "b"]
@@ -24,11 +24,13 @@ class HoldingRank(SendingRank):
     def __init__(self, value: float) -> None:
         super().__init__()
         self.value = value
+        self.constant: list[tuple[str, Tensor]] = []
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield "a", torch.full((3,), self.value)
+    def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
+        named = {"changing": [("a", torch.full((3,), self.value))], "constant": self.constant}
+        return [iter(named[part]) for part in parts]
 
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         return [TensorSpec("a", torch.float32, (3,))]
 
 
@@ -80,6 +82,20 @@ def test_lasting_weights_outlive_rank_work_and_driver_buckets(monkeypatch) -> No
     [again] = ranks.buckets_to_keep()
     assert again.contents == bucket.contents
     assert bucket.tensors()[0][1].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_constant_part_outlives_transfers_of_the_changing_part(monkeypatch) -> None:
+    """The parts are in different buckets, and in different memory of the rank."""
+    ranks = source(monkeypatch, ["a"], 1.0)
+    calls: Any = ranks.executor
+    [rank] = calls.ranks
+    rank.constant = [("f", torch.full((2,), 7.0)), ("g", torch.full((5,), 8.0))]
+    constant, changing = ranks.buckets_for_engines()
+    assert [list(bucket.checksums) for bucket in (constant, changing)] == [["f", "g"], ["a"]]
+    rank.value, rank.constant = 2.0, []
+    [again] = ranks.buckets_for_engines(("changing",))
+    assert (again.tensors()[0][1].tolist(), again.contents) == ([2.0] * 3, changing.contents)
+    assert [tensor.tolist() for _, tensor in constant.lasting().tensors()] == [[7.0] * 2, [8.0] * 5]
 
 
 def test_exactly_one_weight_copy_lasts_for_any_engine_nodes(monkeypatch) -> None:

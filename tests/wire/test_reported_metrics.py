@@ -74,6 +74,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "returns that go on": {"ppo": {**PPO, "truncated": "bootstrap"}},
     "truncated responses left out": {"ppo": {**PPO, "truncated": "filter"}},
     "lambda by length": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
+    "a value head on the actor": {
+        "critic": {"on": "actor"},
+        "ppo": {**PPO, "truncated": "bootstrap", "value_loss": {"coef": 0.3}},
+    },
     "remax": {"ppo": {**PPO, "advantages": {"kind": "remax"}}, "critic": None},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},

@@ -24,7 +24,7 @@ from ppoctl.runs.changed_settings import change
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.engines import build_engines, place_roles
+from ppoctl.wire.engines import build_engines, place_roles, source_digest
 from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import COMPANIONS, model_digests
 
@@ -126,7 +126,7 @@ def test_differences_list_the_keys_of_an_added_critic() -> None:
     with_critic, without = fake_recipe(), fake_recipe(critic=None)
     found = {key: (old, new) for key, old, new in result_differences(without, with_critic)}
     assert found["critic.optimizer.lr"] == (None, 0.1)
-    assert all(key.startswith("critic.optimizer.") for key in found)
+    assert all(key.startswith(("critic.optimizer.", "critic.train", "critic.freeze")) for key in found)
     assert fingerprint(without, ("critic.optimizer",)) != fingerprint(with_critic, ("critic.optimizer",))
     assert fingerprint(without, ("seed", "model", "actor")) == fingerprint(with_critic, ("seed", "model", "actor"))
 
@@ -145,6 +145,48 @@ def test_resume_neither_adds_nor_removes_the_critic(tmp_path: Path, begins_with:
         f"the recipe trains {asks}, but the run trains {has}: a run cannot switch between with and without a critic"
     )
     assert caught.value.hint == "start a new run with another `name`"
+
+
+HEAD = {"on": "actor", "head": "linear", "layers_copied": 1}
+OTHER_CRITICS = {
+    "none": ({}, "no value head on the actor's model"),
+    "mlp": ({**HEAD, "head": "mlp"}, "a value head on the actor's model (head `mlp`, layers_copied `1`)"),
+    "no copies": (
+        {**HEAD, "layers_copied": 0},
+        "a value head on the actor's model (head `linear`, layers_copied `0`)",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_CRITICS)
+def test_resume_keeps_the_value_head(tmp_path: Path, other: str) -> None:
+    table, described = OTHER_CRITICS[other]
+    kind = {} if table else {"advantages": {"kind": "grpo"}}
+    wanted = fake_recipe(critic=table or None, ppo={"minibatch_seqs": 4, **kind})
+    recorded, paths = fake_recipe(critic=HEAD), RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml="", resolved=as_recorded(recorded), facts={})
+    assert change(paths, recorded) is None
+    with pytest.raises(RecipeError) as caught:
+        change(paths, wanted)
+    assert caught.value.message == (
+        f"the recipe has {described}, but the run has a value head on the actor's model (head `linear`, "
+        "layers_copied `1`): a run cannot change its value head"
+    )
+    assert caught.value.hint == "start a new run with another `name`"
+
+
+def test_run_cannot_replace_its_critic_by_a_value_head(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml="", resolved=as_recorded(fake_recipe()), facts={})
+    with pytest.raises(RecipeError, match="a run cannot switch between with and without a critic"):
+        change(paths, fake_recipe(critic=HEAD))
+
+
+def test_value_head_is_part_of_the_source_of_the_actor_only() -> None:
+    heads: list[dict[str, Any]] = [HEAD, {**HEAD, "head": "mlp"}, {**HEAD, "layers_copied": 0}]
+    digests = [source_digest(fake_recipe(critic=head), "actor", "abc") for head in heads]
+    assert len(set(digests)) == 3
+    assert {source_digest(fake_recipe(), role, "abc") for role in ("actor", "critic")} == {"abc:float32"}
 
 
 def test_setting_of_the_critic_is_refused_for_a_run_without_one(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """How weights leave the process of a job without Ray, according to `cluster.weights`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory.estimate import estimate
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.weights.bucket import TensorSpec
-from ppoctl.weights.sending import SendingRank
+from ppoctl.weights.sending import PARTS, Part, SendingRank
 from ppoctl.weights.sharing import OpenFile, Shared
 from ppoctl.wire.engines import place_roles
 
@@ -25,10 +25,11 @@ class RankOnGpu(SendingRank):
 
     device = torch.device("cuda")
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from (("a", torch.arange(3.0)), ("b", torch.arange(4.0)))
+    def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
+        tensors = [("a", torch.arange(3.0)), ("b", torch.arange(4.0))]
+        return [iter(tensors if part == "changing" else []) for part in parts]
 
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         return [TensorSpec("a", torch.float32, (3,)), TensorSpec("b", torch.float32, (4,))]
 
 

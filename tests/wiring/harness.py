@@ -176,11 +176,13 @@ def with_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 class MovedTrainer(BigramTrainer):
     """A trainer that does not start at the reference: each logit of the actor is nudged differently, and the critic
-    is not 0."""
+    or the value head is not 0."""
 
     def start(self) -> None:
         super().start()
         self.table = moved_table(self.role)
+        if self.value_head:
+            self.table = torch.cat([self.table, moved_table("critic")[:, None]], dim=1)
 
 
 def moved_table(role: str) -> Tensor:
@@ -320,7 +322,7 @@ def open_harness(
     folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
 ) -> Harness:
     recipe = Recipe.model_validate(tables)
-    actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
+    actor, critic = MovedTrainer("actor", value_head=recipe.value_head is not None), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
     scorer = RiddleScorer(lost, weights_of(tables))
     prompt_source = Riddles(recipe.rollout.prompts_per_round)
@@ -377,7 +379,7 @@ def play_step(harness: Harness) -> Played:
     prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
     rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
     rewards: Any = stages.reward.run(prompts, rollouts)
-    has_critic = harness.job.recipe.ppo.advantages.trains_critic
+    has_critic = "critic" in harness.job.recipe.trained
     critic: Any = harness.state("critic") if has_critic else None
     values: Any = stages.values.run(critic, rollouts) if has_critic else None
     logprobs: Any = stages.logprobs.run(actor, rollouts)
@@ -435,6 +437,9 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
     if played.values is not None:
         found |= {"values": played.values.values * played.rollouts.mask, "returns": advantages.returns}
         found |= {} if played.values.behind is None else {"behind": played.values.behind}
+    if played.logprobs.values is not None:
+        found |= {"values": played.logprobs.values * played.rollouts.mask, "returns": advantages.returns}
+        found |= {} if played.logprobs.behind is None else {"behind": played.logprobs.behind}
     token_fields = {name: getattr(played.logprobs, field) for name, field in TOKEN_FIELDS.items()}
     found |= {name: grid * played.rollouts.mask for name, grid in token_fields.items() if grid is not None}
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):

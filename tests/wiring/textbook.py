@@ -4,7 +4,8 @@ table.
 Written from the papers alone, without imports from ppoctl. `tables` is a recipe as a user writes it, with every key
 given: this file has no defaults, which could agree with those of ppoctl by chance.
 
-An actor's table has one row of logits per token (of the next token), a critic's table one value per token.
+An actor's table has one row of logits per token (of the next token), a critic's table one value per token. If the
+critic is a value head on the actor, its table is the last column of the actor's.
 """
 
 import hashlib
@@ -176,7 +177,8 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         valid, shaped = valid[rows], shaped[rows]
         advantages = whitened(advantages, mask) if whitens_last else advantages
         numbers["taken advantages"] = advantages
-    if has_critic:
+    has_head = has_critic and "on" in tables["critic"]
+    if has_critic and not has_head:
         numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
@@ -185,7 +187,14 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     if numbers.get("policy/trained", 1.0):
         is_good = valid & (shaped > 0)
         numbers |= actor_update(
-            with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=is_good
+            with_coef,
+            rollout,
+            mask & kept,
+            old=old,
+            reference=reference,
+            advantages=gains,
+            is_good=is_good,
+            head=(values, returns, mask) if has_head else None,
         )
         numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in numbers.items()}
@@ -483,27 +492,51 @@ def critic_update(
 ) -> dict[str, Any]:
     """Update the critic with Schulman's PPO2 loss: half of the larger of the two squared errors, averaged over
     tokens."""
-    keys = tables["ppo"]["value_loss"]
-    clip, scale = keys["clip"], keys["scale"]
     learned, last_seen = Learned(rollout.critic.copy(), np.zeros((2, *rollout.critic.shape))), old.copy()
     for rows, lr in minibatches(tables, rollout, mask, role="critic"):
-        loss, gradient = 0.0, np.zeros_like(learned.table)
+        loss, gradient, seen, _ = value_loss(tables, rollout, learned.table, old, returns, mask, rows)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        fractions = token_fractions(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
-        errors = []
-        for row, column in places:
-            value, goal = learned.table[rollout.before[row, column]], returns[row, column]
-            last_seen[row, column] = value
-            bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
-            plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
-            loss += scale * fractions[row] * max(plain, clipped) / 2
-            if plain >= clipped:
-                gradient[rollout.before[row, column]] += scale * fractions[row] * (value - goal)
-            errors.append((value, abs(value - goal)))
-        learned.note(value_mean=float(np.mean([v for v, _ in errors])))
-        learned.note(value_error=float(np.mean([e for _, e in errors])))
+        for place in places:
+            last_seen[place] = seen[place]
+        learned.note(value_mean=float(np.mean([seen[place] for place in places])))
+        learned.note(value_error=float(np.mean([abs(seen[place] - returns[place]) for place in places])))
         adamw(learned, gradient, tables["critic"]["optimizer"], lr=lr, loss=loss)
     numbers = update_metrics("critic", "value", learned, rollout)
+    return numbers | value_metrics(old, returns, last_seen, mask)
+
+
+def value_loss(
+    tables: Tables,
+    rollout: TextbookRollout,
+    table: Array,
+    old: Array,
+    returns: Array,
+    mask: Array,
+    rows: Sequence[int],
+) -> tuple[float, Array, Array, float]:
+    """Return the loss of a minibatch, its gradient for the table of values, the values, and the fraction of tokens
+    whose clipped error is the larger one."""
+    keys = tables["ppo"]["value_loss"]
+    clip, scale = keys["clip"], keys["scale"]
+    loss, gradient, seen = 0.0, np.zeros_like(table), np.zeros(mask.shape)
+    fractions = token_fractions(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
+    is_clipped = []
+    places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+    for row, column in places:
+        value, goal = table[rollout.before[row, column]], returns[row, column]
+        seen[row, column] = value
+        bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
+        plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
+        loss += scale * fractions[row] * max(plain, clipped) / 2
+        if plain >= clipped:
+            gradient[rollout.before[row, column]] += scale * fractions[row] * (value - goal)
+        is_clipped.append(clipped > plain)
+    return loss, gradient, seen, float(np.mean(is_clipped))
+
+
+def value_metrics(old: Array, returns: Array, last_seen: Array, mask: Array) -> dict[str, Any]:
+    """Return the metrics of all values of a step: `old` before the update, `last_seen` in its last epoch."""
+    numbers: dict[str, Any] = {}
     target, unexplained = returns[mask], (returns - old)[mask]
     numbers["value/explained_variance"] = 1 - unexplained.var() / target.var()
     numbers["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
@@ -603,28 +636,33 @@ def actor_update(
     reference: Array,
     advantages: tuple[Array, Array],
     is_good: Array,
+    head: tuple[Array, Array, Array] | None = None,
 ) -> dict[str, Any]:
     """Update the actor with a loss of `textbook_losses`, an entropy bonus, KL to the reference, and VAPO's NLL of
-    good responses. `advantages` are given without and with their correction weights."""
+    good responses. `advantages` are given without and with their correction weights. `head` has old values, returns
+    and their mask, if the joint loss trains a value head too (Schulman et al. 2017, eq. 9)."""
     ppo, sampling = tables["ppo"], tables["rollout"]
     temperature = sampling["temperature"]
     keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
-    learned = Learned(rollout.actor.copy(), np.zeros((2, *rollout.actor.shape)))
+    table = rollout.actor if head is None else np.hstack([rollout.actor, rollout.critic[:, None]])
+    learned, size = Learned(table.copy(), np.zeros((2, *table.shape))), len(rollout.actor)
     parts: dict[str, list[float]] = {}
-    for rows, lr in minibatches(tables, rollout, mask, role="actor"):
-        part, gradient = dict.fromkeys(("surrogate", "entropy", "kl", "nll"), 0.0), np.zeros_like(learned.table)
-        now, _ = token_outputs(learned.table, rollout, sampling)
+    last_seen, clipped = (None if head is None else head[0].copy()), []
+    for rows, lr in minibatches(tables, rollout, mask if head is None else head[2], role="actor"):
+        part, whole = dict.fromkeys(("surrogate", "entropy", "kl", "nll", "value"), 0.0), np.zeros_like(table)
+        gradient, logits = whole[:, :size], learned.table[:, :size]
+        now, _ = token_outputs(logits, rollout, sampling)
         was = now.copy() if ppo["old_logprobs"] == "current" else old
         surrogates, slopes, ratios = np.zeros((3, *mask.shape))
         for row in (row for row in rows if mask[row].any()):
             at = row, mask[row]
             surrogates[at], slopes[at], ratios[at] = textbook_losses.response_loss(keys, now[at], was[at], gains[at])
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        fractions = token_fractions(keys["aggregation"], mask[rows].sum(1), rows, tables)
+        fractions = token_fractions(keys["aggregation"], mask[rows].sum(1), rows, tables) if places else {}
         good_tokens = mask[rows].sum(1) @ is_good[rows]
         for row, column in places:
             state, token = rollout.before[row, column], rollout.tokens[row, column]
-            logs = filtered_logprobs(learned.table[state], token, sampling)
+            logs = filtered_logprobs(logits[state], token, sampling)
             fraction, chances = fractions[row], np.exp(logs)
             log_prob = logs[token]
             surrogate, slope = surrogates[row, column], slopes[row, column]
@@ -647,9 +685,17 @@ def actor_update(
             # d entropy / d logit k = -p_k (log p_k + entropy)
             gradient[state] += fraction * keys["entropy_coef"] * chances * (logs + entropy) / temperature
         unmasked = mask & np.isin(np.arange(len(mask)), rows)[:, None]
-        learned.note(**textbook_losses.clip_metrics(keys, ratios[unmasked], plain_advantages[unmasked]))
-        learned.note(**ratio_metrics(ratios[unmasked], (now - was)[unmasked]))
-        adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=sum(part.values()))
+        if places:
+            learned.note(**textbook_losses.clip_metrics(keys, ratios[unmasked], plain_advantages[unmasked]))
+            learned.note(**ratio_metrics(ratios[unmasked], (now - was)[unmasked]))
+        if head is not None:
+            coef = ppo["value_loss"]["coef"]
+            loss, of_values, seen, share = value_loss(tables, rollout, learned.table[:, size], *head, rows)
+            part["value"], whole[:, size] = coef * loss, coef * of_values
+            in_rows = head[2] & np.isin(np.arange(len(mask)), rows)[:, None]
+            last_seen = np.where(in_rows, seen, last_seen)
+            clipped.append(share)
+        adamw(learned, whole, tables["actor"]["optimizer"], lr=lr, loss=sum(part.values()))
         for name, fraction in part.items():
             parts.setdefault(name, []).append(fraction)
     is_there = {
@@ -657,10 +703,16 @@ def actor_update(
         "entropy": keys["entropy_coef"] > 0,
         "kl": penalty["place"] == "loss",
         "nll": keys["positive_nll_coef"] > 0,
+        "value": head is not None,
     }
     of_terms = {f"policy/{name}_loss": np.mean(fractions) for name, fractions in parts.items() if is_there[name]}
     of_nll = {"policy/nll_tokens": (mask & is_good[:, None]).sum()} if is_there["nll"] else {}
-    return update_metrics("actor", "policy", learned, rollout) | of_terms | of_nll
+    numbers = update_metrics("actor", "policy", learned, rollout) | of_terms | of_nll
+    if head is None or last_seen is None:
+        return numbers
+    numbers["value/loss"] = np.mean(parts["value"]) / ppo["value_loss"]["coef"]
+    numbers["value/clip_frac"] = np.mean(clipped)
+    return numbers | value_metrics(head[0], head[1], last_seen, head[2])
 
 
 def ratio_metrics(ratio: Array, log_r: Array) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
+from ppoctl.algorithm.shared_reference import shared_layers
 from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ModelPass, ReportedMetric, StageParts, StageSpec
 from ppoctl.recipe.roles import REFERENCE
 from ppoctl.recipe.schema import Recipe
@@ -72,9 +73,10 @@ class LogprobsSpec(StageSpec["Logprobs"]):
                 yield "bootstrap"
 
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
-        use, is_computed = kl_use(recipe), recipe.ppo.old_logprobs == "trainer"
-        own = (ModelPass("forward", self.role, with_reference=use.is_full_before),) if is_computed else ()
-        return (*own, ModelPass("forward", REFERENCE)) if use.is_estimated else own
+        use, in_one_pass = kl_use(recipe), _in_one_pass(recipe)
+        own = ModelPass("forward", self.role, with_reference=use.is_full_before or in_one_pass)
+        passes = (own,) if recipe.ppo.old_logprobs == "trainer" else ()
+        return (*passes, ModelPass("forward", REFERENCE)) if use.is_estimated and not in_one_pass else passes
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
         return tuple(ReportedMetric(metric, recipe.ppo.old_logprobs == "trainer") for metric in SAMPLER_GAP)
@@ -105,10 +107,17 @@ class LogprobsSpec(StageSpec["Logprobs"]):
             scored=scored_distribution(recipe),
             with_reference=use.is_estimated,
             with_full_kl=use.is_full_before,
+            in_one_pass=_in_one_pass(recipe),
             source=recipe.ppo.old_logprobs,
             fingerprint=self.fingerprint(recipe),
             name=self.name,
         )
+
+
+def _in_one_pass(recipe: Recipe) -> bool:
+    """Return whether the pass that computes the old log-probs computes those of the reference too."""
+    is_wanted = kl_use(recipe).is_estimated and recipe.ppo.old_logprobs == "trainer"
+    return is_wanted and shared_layers(recipe) > 0
 
 
 _KIND = ("ppo", "rollout_correction", "kind")

@@ -14,7 +14,7 @@ class KlUse:
     is_on: bool = False
     """Whether a reference is loaded."""
     is_estimated: bool = False
-    """Whether the KL is estimated from log-probs of the reference, which a separate forward pass computes."""
+    """Whether the KL is estimated from log-probs of the reference."""
     is_read_by_update: bool = False
     """Whether the policy update receives the log-probs of the reference."""
     is_full_before: bool = False

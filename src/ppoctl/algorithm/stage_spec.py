@@ -51,7 +51,8 @@ class ModelPass:
     model: str = ""
     """Role whose model is used, or `reference`; empty: the reward models."""
     with_reference: bool = False
-    """Whether the same pass also reads the reference, to compute the KL over the whole vocabulary."""
+    """Whether the same pass also reads the reference: for the KL over the whole vocabulary, or for the log-probs of a
+    reference that shares the frozen trunk."""
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ TABLES: dict[str, LayerRows] = {
     "deepseek_v3": LayerRows(_DEEPSEEK, experts=_DEEPSEEK_EXPERTS),
     "gemma2": LayerRows(_GEMMA2, _GEMMA2_MLP),
     "llama": LayerRows(_LLAMA),
+    "mistral": LayerRows(_LLAMA),
     "qwen2": LayerRows(_QWEN2),
     "qwen2_moe": LayerRows(_QWEN2, experts=_QWEN2_EXPERTS),
     "qwen3": LayerRows(_QWEN3),

@@ -1,7 +1,7 @@
 """Digest of the frozen weights of a role: does the model that completes a saved state still have the same weights?
 
-The digest is computed from full tensors under Hugging Face names, in the dtype of the role, so that it depends neither
-on the layout nor on the format of the model.
+The digest is computed from full tensors under Hugging Face names, in the dtype of the role, so that it depends
+neither on the layout nor on the format of the model.
 """
 
 import hashlib

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import Spec, Weights
-from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, placements
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROUTER_BIAS, Placement, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.errors import EnvironmentProblemError
@@ -105,21 +105,27 @@ class MegatronWeights:
     shape.
     """
 
-    def __init__(self, state: TorchDist, shape: ModelShape, head: Head) -> None:
-        self._state, self._shape = state, shape
+    def __init__(self, state: TorchDist, shape: ModelShape, head: Head, base: Weights | None = None) -> None:
+        """`base`: weights for parameters that are not in the folder. They are cast to the dtype of the folder. None:
+        the folder must be complete."""
+        self.state, self._shape, self._base = state, shape, base
         self.parameters = parameters(shape, head)
-        first = next(iter(parameter for parameter in self.parameters if parameter.parts[0].layer is not None))
+        in_layers = [parameter for parameter in self.parameters if parameter.parts[0].layer is not None]
         self.layers_alike = any(
-            first.key(shape, layers_alike=True, transformer_engine=fused).name in state.tensors
+            parameter.key(shape, layers_alike=True, transformer_engine=fused).name in state.tensors
+            for parameter in in_layers
             for fused in (False, True)
         )
         """Whether the layers are slices of one tensor."""
-        self.keys = {parameter.name: self._find(parameter) for parameter in self.parameters}
-        """Location of each parameter, by its name."""
+        found = {parameter.name: self._find(parameter) for parameter in self.parameters}
+        self.keys = {name: key for name, key in found.items() if key is not None}
+        """Location of each parameter in the folder, by its name."""
+        self.completed = [part.name for each in self.parameters if found[each.name] is None for part in each.parts]
+        """Hugging Face names of the tensors that are read from the base."""
         self._by_tensor = {part.name: parameter for parameter in self.parameters for part in parameter.parts}
         self._require_nothing_else()
         self.specs = {
-            part.name: Spec(part.shape, state.tensors[self.keys[parameter.name].name].properties.dtype)
+            part.name: Spec(part.shape, self._dtype(parameter))
             for parameter in self.parameters
             for part in parameter.parts
         }
@@ -131,43 +137,57 @@ class MegatronWeights:
         if self._last is not None and self._last[0] == parameter.name:
             return self._last[1]
         self._last = None  # released before the next read, so that only one parameter is in memory
-        key = self.keys[parameter.name]
-        tensor = self._state.read(key.name, key.index)
+        key = self.keys.get(parameter.name)
+        tensor = assembled(parameter, self, self._shape) if key is None else self.state.read(key.name, key.index)
         if len(parameter.parts) > 1:
             self._last = parameter.name, tensor
         return tensor
 
     def tensor(self, name: str) -> Tensor:
         parameter = self._by_tensor[name]
+        if parameter.name not in self.keys:
+            assert self._base is not None
+            return self._base.tensor(name).to(self.specs[name].dtype)
         views = _views(self.parameter(parameter), parameter, self._shape)
         [(placement, view)] = [entry for entry in views if entry[0].name == name]
         return view.reshape(placement.shape)
 
-    def _find(self, parameter: Parameter) -> ParameterKey:
+    def _dtype(self, parameter: Parameter) -> torch.dtype:
+        key = self.keys.get(parameter.name)
+        if key is None and parameter.name.endswith(ROUTER_BIAS):
+            return torch.float32
+        stored = self.state.tensors
+        keys = [each for name, each in self.keys.items() if not name.endswith(ROUTER_BIAS)]
+        return stored[(key or keys[0]).name].properties.dtype
+
+    def _find(self, parameter: Parameter) -> ParameterKey | None:
+        """Return the location of the parameter in the folder; None: it is read from the base."""
         candidates = [
             parameter.key(self._shape, layers_alike=self.layers_alike, transformer_engine=fused)
             for fused in (False, True)
         ]
         for key in candidates:
-            stored = self._state.tensors.get(key.name)
+            stored = self.state.tensors.get(key.name)
             if stored is None:
                 continue
             expected = (*(size for _, size in key.leading), *parameter.shape)
             if stored.size != expected:
                 mismatch = f"has shape {list(stored.size)}; config.json implies {list(expected)}"
-                raise EnvironmentProblemError(f"tensor `{key.name}` in `{self._state.folder}` {mismatch}")
+                raise EnvironmentProblemError(f"tensor `{key.name}` in `{self.state.folder}` {mismatch}")
             return key
+        if self._base is not None:
+            return None
         raise EnvironmentProblemError(
-            f"tensor `{candidates[0].name}` is missing from `{self._state.folder}`",
+            f"tensor `{candidates[0].name}` is missing from `{self.state.folder}`",
             hint="does the configuration belong to this checkpoint? name another with --like",
         )
 
     def _require_nothing_else(self) -> None:
         known = {key.name for key in self.keys.values()}
-        for name in sorted(self._state.tensors.keys() - known):
+        for name in sorted(self.state.tensors.keys() - known):
             if not name.startswith(_NOT_WEIGHTS):
                 raise EnvironmentProblemError(
-                    f"tensor `{name}` in `{self._state.folder}` is not part of the model",
+                    f"tensor `{name}` in `{self.state.folder}` is not part of the model",
                     hint="does the configuration belong to this checkpoint? name another with --like",
                 )
 

@@ -15,20 +15,18 @@ from ppoctl.recipe.schema import Recipe
 NOT_YET = {
     "async": "asynchronous training, in which a step learns from responses of an earlier actor",
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
-    "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
     "tools": "responses of several turns, with tools or an environment",
 }
 """Capability that a recipe may require -> its description."""
 
-AVAILABLE = ("dynamic-sampling", "pf-ppo")
+AVAILABLE = ("dynamic-sampling", "freezing", "pf-ppo")
 """Capabilities that an earlier version did not have: the recipe of a run may still require them."""
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
     "critic-free": ("critic_free",),
-    "freezing": ("freeze", "freezing", "frozen", "num_layers_unfrozen", "freeze_moe_router"),
     "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
     "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
 }

@@ -56,6 +56,7 @@ EXAMPLES = {
     "high": "10",
     "buffer_tokens": "512",
     "per_token": "0.001",
+    "top_layers": "2",
     "microbatch_seqs": "4",
     "max_tokens_per_microbatch": "16384",
 }
@@ -186,9 +187,8 @@ def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
 
 def _foreign_keys_of_unknown_kind(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
     """Return problems for keys of other systems in a table of unknown kind, whose keys pydantic does not check."""
-    known = (
-        {name for table in choice.tables.values() for name in table.keys} if isinstance(choice, tree.Choice) else {}
-    )
+    tables = choice.tables.values() if isinstance(choice, tree.Choice) else ()
+    known = {name for table in tables for name in table.keys}
     keys = [((*path, name), value) for name, value in _written(path, layers).items() if name not in known]
     return [problem for key, value in keys for problem in _foreign_keys(key, value, layers)]
 
@@ -256,12 +256,12 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     if planned := planned_value((*path, choice.tag), written):
         return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
     known = known_elsewhere(choice, written) if isinstance(written, str) else ""
-    return f"{_not_one_of((*path, choice.tag), written, list(choice.tables))}{known}"
+    return f"{_not_one_of((*path, choice.tag), written, choice.tags)}{known}"
 
 
 def _no_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     choice = tree.at(ROOT, path, layers.written)
-    if not isinstance(choice, tree.Choice) or choice.tag is None:
+    if not isinstance(choice, tree.Choice) or choice.tag is None or len(choice.tags) == 1:
         return _wrong_value(path, details)
     return f"{section(path)} needs `{choice.tag}`: {_one_of(list(choice.tables))}"
 
@@ -329,9 +329,13 @@ def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
         compatible = {key for owner in owners for key in choice.tables[owner].keys}
         excluded = [key for key in _written(table, layers) if key not in compatible and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(excluded)}`: keep one of them"
+    tag = dotted((*table, choice.tag))
+    if not {*owners} & {*choice.tags}:
+        return f"`{dotted((*table, name))}` excludes `{tag}`: keep one of them"
     chosen = choice.chosen(_written(table, layers)) or choice.usual
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
-    return f'`{dotted((*table, name))}` requires {needed}, but `{dotted((*table, choice.tag))}` is `"{chosen}"`'
+    value = f'is `"{chosen}"`' if chosen in choice.tags else "is not written"
+    return f"`{dotted((*table, name))}` requires {needed}, but `{tag}` {value}"
 
 
 def _is_own(key: str, choice: tree.Choice) -> bool:

@@ -29,11 +29,8 @@ Rule = Callable[[Recipe], Iterator[Conflict]]
 def rules_of(module: Mapping[str, Any]) -> tuple[Rule, ...]:
     """Return the rules of a module, in the order of their definition: the public functions whose return type is
     `Iterator[Conflict]`."""
-    return tuple(
-        member
-        for name, member in module.items()
-        if isfunction(member) and not name.startswith("_") and member.__annotations__["return"] == Iterator[Conflict]
-    )
+    functions = [member for name, member in module.items() if isfunction(member) and not name.startswith("_")]
+    return tuple(member for member in functions if member.__annotations__.get("return") == Iterator[Conflict])
 
 
 @dataclass(frozen=True)

@@ -66,18 +66,20 @@ def _of_shape(node: tree.Node, path: KeyPath, default: BaseModel | None) -> Iter
 
 def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
     """Yield the lines of all alternatives; a line that all alternatives share is yielded once, without the name of an
-    alternative."""
-    if choice.tag is not None:
+    alternative, and so is a line of an alternative that no value of the tag selects."""
+    untagged = {*choice.tables} - {*choice.tags} if choice.tag is not None else set()
+    if choice.tag is not None and not untagged:
         yield _tag_line(choice, (*path, choice.tag), default)
     # Keys of the same name may differ between alternatives in range or meaning: each variant is a separate line.
     owners: dict[KeyLine, list[str]] = {}
     for name, table in choice.tables.items():
         for line in _of_table(table, path, default if isinstance(default, table.model) else None):
-            if line.key != ".".join((*path, choice.tag or "")):  # the tag has its own line, from `_tag_line`
+            # The tag has its own line, from `_tag_line`.
+            if untagged or line.key != ".".join((*path, choice.tag or "")):
                 owners.setdefault(line, []).append(name)
     usual = [name for name, table in choice.tables.items() if isinstance(default, table.model)]
     for line, names in owners.items():
-        is_in_all = len(names) == len(choice.tables)
+        is_in_all = len(names) == len(choice.tables) or {*names} == untagged
         yield line if is_in_all or line.only else replace(line, only=_alternatives(choice.tag, names, usual))
 
 

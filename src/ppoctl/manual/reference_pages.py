@@ -170,13 +170,18 @@ _LIKE = {
 """Tables that have (nearly) all keys of another table, such as the parts of a reward."""
 
 
+_VALUE_HEAD = 'on = "actor"'
+"""The alternative of `[critic]` that the page documents apart from the keys of `[actor]` and `[critic]`."""
+
+
 def _groups() -> Iterator[_Group]:
     """Yield the tables in schema order, grouped by equal keys, without the tables below those in `_LIKE`."""
-    tables: dict[str, list[KeyLine]] = {}
+    tables: dict[tuple[str, str], list[KeyLine]] = {}
     for line in key_lines():
-        tables.setdefault(line.key.rpartition(".")[0], []).append(line)
+        part = line.only if line.only == _VALUE_HEAD else ""
+        tables.setdefault((line.key.rpartition(".")[0], part), []).append(line)
     groups: dict[Sequence[object], dict[str, list[KeyLine]]] = {}
-    for table, lines in tables.items():
+    for (table, _), lines in tables.items():
         if not any(table.startswith(f"{inner}.") for inner in (*_LIKE, "data.eval.*")):
             same = tuple(
                 replace(line, key=line.key.rpartition(".")[2], only=_only(line), default="") for line in lines

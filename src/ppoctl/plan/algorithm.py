@@ -34,12 +34,13 @@ OLD_LOGPROBS = {
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
     """Return choice -> description of the choice."""
     ppo = recipe.ppo
-    losses: Mapping[Head, Table] = {"token": ppo.policy_loss, "value": ppo.value_loss}
+    losses: Mapping[Head, str] = {"token": _describe(ppo.policy_loss), "value": _value_loss(recipe)}
     groups = recipe.rollout.groups
     choices = {
         **({} if groups is None else {"dynamic sampling": _describe(groups)}),
         "advantages": _describe(ppo.advantages),
-        **{f"{role}'s loss": _describe(losses[head_of(role)]) for role in recipe.trained},
+        **{f"{role}'s loss": losses[head_of(role)] for role in recipe.trained},
+        **_of_value_head(recipe),
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
         "KL": _kl(recipe),
     }
@@ -61,6 +62,23 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     return choices | {"correction": "; ".join(tables)}
 
 
+def _of_value_head(recipe: Recipe) -> Mapping[str, str]:
+    head = recipe.value_head
+    if head is None:
+        return {}
+    copied = f", with copies of the last {head.layers_copied} layers" if head.layers_copied else ""
+    return {
+        "value head": f"{head.kind}, on the actor's model{copied}",
+        "joint loss": f"the actor's loss + {recipe.ppo.value_loss.coef:g} x the value loss",
+        "value loss": _value_loss(recipe),
+    }
+
+
+def _value_loss(recipe: Recipe) -> str:
+    """Return the value loss without its factor in a joint loss."""
+    return _describe(recipe.ppo.value_loss, hidden=("coef",))
+
+
 def _kl(recipe: Recipe) -> str:
     kl, own = recipe.ppo.kl, recipe.model.reference
     if isinstance(kl, NoKl):
@@ -68,13 +86,17 @@ def _kl(recipe: Recipe) -> str:
     return f"in the {kl.place}: {_describe(kl)}" + (f"; reference `{own.path}`" if own is not None else "")
 
 
-def _describe(table: Table) -> str:
+def _describe(table: Table, *, hidden: tuple[str, ...] = ()) -> str:
     """Return the kind of a table and its settings. A setting that is off is left out if it is off by default, too.
     Settings of a switch that is off, such as `normalize_over` of `normalize`, are left out."""
     defaults = {name: field.default for name, field in type(table).model_fields.items()}
     off = [name for name, value in table if value in (None, False, 0) and value == defaults[name]]
     switched_off = tuple(f"{name}_" for name, value in table if value is False)
-    shown = (name for name, _ in table if name not in ("kind", "place", *off) and not name.startswith(switched_off))
+    shown = (
+        name
+        for name, _ in table
+        if name not in ("kind", "place", *off, *hidden) and not name.startswith(switched_off)
+    )
     words = [_setting(name, getattr(table, name)) for name in shown]
     kind = getattr(table, "kind", None)
     return f"{kind}: {', '.join(words)}" if kind and words else kind or ", ".join(words)

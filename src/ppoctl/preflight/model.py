@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
 from ppoctl.convert.tensor_accounting import account, not_part_of, not_tied
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
@@ -93,6 +94,8 @@ def require_own_model(name: str, path: str, base: str) -> list[str]:
     key = f"model.{name}.path"
     folder, base_folder = find_model(path, key), local_folder(base)
     is_megatron = (folder / ".metadata").is_file()
+    if (frozen := read_frozen_base(folder)) is not None:
+        completing_folder(folder, frozen)
     if is_megatron and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{key}` is `{path}`: the folder has no config.json, so its model is unknown",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import Recipe, TrainedTable
+from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)
 FOLDER = Path(__file__).parent / "other_systems"
@@ -138,8 +138,7 @@ def nearest(path: KeyPath) -> KeyAnswer | None:
 
 def _is_role(name: str) -> bool:
     """Whether the name is the table of a trained role."""
-    key = ROOT.keys.get(name)
-    return key is not None and isinstance(key.node, tree.TableNode) and issubclass(key.node.model, TrainedTable)
+    return bool(tree.keys_at(ROOT, (name, "optimizer")))
 
 
 def matches(written: str, pattern: str) -> bool:

@@ -26,6 +26,16 @@ def layouts(recipe: Recipe) -> dict[str, ParallelTable]:
     return {role: table.parallel or actor for role, table in recipe.trained.items()}
 
 
+def layers_of_last_stage(layout: ParallelTable, num_layers: int) -> int:
+    """Return the number of layers of the last pipeline stage: with interleaved stages, of the last of them."""
+    count = layout.last_stage_layers
+    if count is None:
+        first = layout.first_stage_layers
+        rest = max(1, layout.pipeline - (first is not None))
+        count = (num_layers - (first or 0)) // rest
+    return count // layout.stages_per_rank
+
+
 def reward_models(recipe: Recipe) -> dict[KeyPath, ModelScorer]:
     """Return the reward tables that have a model, by key path. The dotted form of the path is the role name of the
     reward model."""

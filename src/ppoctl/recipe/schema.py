@@ -6,7 +6,7 @@ between keys are errors (`loading.rules`) and are never corrected. Every key dec
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
 from ppoctl.model.head import SharedValueHead
@@ -57,9 +57,9 @@ from ppoctl.recipe.rows import PythonRows as PythonRows
 from ppoctl.recipe.rows import SingleTable as SingleTable
 from ppoctl.recipe.rows import VerlRows as VerlRows
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
+from ppoctl.recipe.trained_part import BY_ON
 from ppoctl.recipe.trained_part import TopLayersTable as TopLayersTable
 from ppoctl.recipe.trained_part import ValueHeadTable as ValueHeadTable
-from ppoctl.recipe.trained_part import critic_kind
 from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.recipe_table import Table as Table
 from ppoctl.rewards.reward import Reward
@@ -260,9 +260,7 @@ class NoTracking(Table):
 Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
-CriticTable = Annotated[
-    Annotated[TrainedTable, Tag("model")] | Annotated[ValueHeadTable, Tag("head")], Discriminator(critic_kind)
-]
+CriticTable = Annotated[Annotated[TrainedTable, Tag("own model")] | Annotated[ValueHeadTable, Tag("actor")], BY_ON]
 
 
 AllOrNone = BeforeValidator(

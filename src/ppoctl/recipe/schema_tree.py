@@ -85,6 +85,11 @@ class Choice:
     usual: str | None = None
     """The alternative of a table in which `tag` is not written; None: `tag` is required."""
 
+    @property
+    def tags(self) -> list[str]:
+        """The values of `tag` in the schema. The usual alternative has none if its table lacks the key."""
+        return [name for name, table in self.tables.items() if self.tag in table.keys]
+
     def chosen(self, written: Mapping[str, Any]) -> str | None:
         """Return the name of the alternative that the written keys select; None if they do not select any."""
         if self.tag is not None:
@@ -140,10 +145,9 @@ def _node(annotation: Any, discriminator: Discriminator | str | None) -> Node:
             return _node(members[0], discriminator)
         if discriminator is not None:
             key = discriminator if isinstance(discriminator, str) else discriminator.discriminator
-            usual = key.usual if isinstance(key, KindOr) else None
             tag = key if isinstance(key, str) else None
             tables = {name: of(table) for member in members for name, table in _named(member, tag)}
-            return Choice("kind" if usual else tag, tables, usual)
+            return Choice(key.key, tables, key.usual) if isinstance(key, KindOr) else Choice(tag, tables)
     return Leaf(annotation)
 
 

@@ -1,11 +1,11 @@
 """Recipe tables about the part of a model that trains, and about a value head on the actor's model."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Discriminator
 
 from ppoctl.model.head import SharedValueHead, ValueHeadKind
-from ppoctl.recipe_table import RESULTS, AtLeastOne, NotNegative, OrAll, Table
+from ppoctl.recipe_table import RESULTS, AtLeastOne, KindOr, NotNegative, OrAll, Table
 
 
 class TopLayersTable(Table):
@@ -46,11 +46,8 @@ class ValueHeadTable(Table):
         return SharedValueHead(self.head, self.layers_copied)
 
 
-def critic_kind(value: Any) -> str | None:
-    """Return the alternative of `[critic]` that the keys of a table select: one with `on` is a value head."""
-    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", None)
-    return None if keys is None else "head" if "on" in keys else "model"
-
+BY_ON = Discriminator(KindOr("own model", "on"))
+"""Discriminator of the tables of `[critic]`: a table without `on` is a role with a model of its own."""
 
 Train = Annotated[TopLayersTable | None, OrAll]
 """Layers that train; None, which is written "all": every layer."""

@@ -7,6 +7,7 @@ from ppoctl.loop.early_end import early_end, metrics_by_step
 from ppoctl.recipe.fingerprint import differences
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
+from ppoctl.recipe.role_model import trainable_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import recorded_recipes, require_same_roles
 from ppoctl.store import manifest as manifests
@@ -34,6 +35,7 @@ def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None
     """Raise RecipeError if a recipe changes the run's name, trained roles or models, or ends the run before a step
     that is done."""
     require_same_roles(recorded, recipe)
+    _require_same_trained_part(recorded, recipe)
     if recipe.model != recorded.model:
         problems = [
             f"`{key}` is `{shown(new)}`, but the run was made from `{shown(old)}`"
@@ -67,6 +69,19 @@ def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None
             f"`steps` is `{recipe.steps}`, but {done} steps of the run are done",
             hint=f"ppoctl resume {quoted(paths.root)} --set steps={done}",
         )
+
+
+def _require_same_trained_part(recorded: Recipe, recipe: Recipe) -> None:
+    """Raise RecipeError if other parameters of a role train than before: its states contain only those that train."""
+    for role in recipe.trained:
+        if trainable_of(recorded, role) == trainable_of(recipe, role):
+            continue
+        problems = [
+            f"`{key}` is `{shown(new)}`, but the run was started with `{shown(old)}`"
+            for key, old, new in differences(recorded, recipe)
+            if key.startswith((f"{role}.train", f"{role}.freeze"))
+        ]
+        raise RecipeError("\n".join(problems), hint="start a new run with another `name`")
 
 
 def ended_early(paths: RunPaths, recipe: Recipe) -> str | None:

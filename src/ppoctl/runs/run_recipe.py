@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.load import Loaded, examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
+from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.run_paths import RunPaths
@@ -41,7 +42,7 @@ def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
 
 
 def require_same_roles(recorded: Recipe, recipe: Recipe) -> None:
-    """Raise RecipeError if the recipe trains other roles than the run."""
+    """Raise RecipeError if the recipe trains other roles than the run, or has another value head on the actor."""
     changed = recorded.trained.keys() ^ recipe.trained.keys()
     if changed:
         wanted, kept = (" and ".join(f"`{role}`" for role in each.trained) for each in (recipe, recorded))
@@ -50,6 +51,18 @@ def require_same_roles(recorded: Recipe, recipe: Recipe) -> None:
             + " and ".join(f"a {role}" for role in sorted(changed)),
             hint="start a new run with another `name`",
         )
+    if recorded.value_head != recipe.value_head:
+        wanted, kept = (_described(each.value_head) for each in (recipe, recorded))
+        raise RecipeError(
+            f"the recipe has {wanted}, but the run has {kept}: a run cannot change its value head",
+            hint="start a new run with another `name`",
+        )
+
+
+def _described(head: SharedValueHead | None) -> str:
+    if head is None:
+        return "no value head on the actor's model"
+    return f"a value head on the actor's model (head `{head.kind}`, layers_copied `{head.layers_copied}`)"
 
 
 def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:

@@ -119,6 +119,8 @@ class LogprobsStage:
     fingerprint: str
     with_full_kl: bool = False
     """Whether the actor's forward pass also computes the full KL from the reference."""
+    in_one_pass: bool = False
+    """Whether the actor's forward pass also computes the reference's log-probs, because both share a frozen trunk."""
     source: Literal["trainer", "sampler", "current"] = "trainer"
     """Source of the old log-probs: a forward pass of the trainer, the sampler, or the update itself."""
     name: str = "logprobs"
@@ -127,16 +129,15 @@ class LogprobsStage:
         logprobs = (
             self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without_trainer(actor, rollouts)
         )
-        if not self.with_reference:
+        if not self.with_reference or logprobs.reference is not None:
             return logprobs
         trainer, unfiltered = self.models.actor_at(actor), OutputRequest(temperature=self.scored.temperature)
         reference = trainer.reference_logprobs(rollouts.sequences, unfiltered)
-        require_finite(reference, rollouts.mask, "a log-prob of the reference")
-        return replace(logprobs, reference=reference.where(rollouts.mask, 0.0))
+        return replace(logprobs, reference=_checked_reference(reference, rollouts.mask))
 
     @property
     def _request(self) -> OutputRequest:
-        return replace(self.scored, entropy=True, full_kl=self.with_full_kl)
+        return replace(self.scored, entropy=True, full_kl=self.with_full_kl, reference=self.in_one_pass)
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         outputs = self.models.actor_at(actor).logprobs(rollouts.sequences, self._request)
@@ -150,11 +151,13 @@ class LogprobsStage:
         if full_kl is not None:
             require_finite(full_kl, rollouts.mask, "a divergence from the reference")
             full_kl = full_kl.where(rollouts.mask, 0.0)
+        reference = outputs.reference
         return Logprobs(
             actor=logprobs.where(rollouts.mask, 0.0),
             entropy=entropy.where(rollouts.mask, 0.0),
             stamp=actor.stamp,
             gap=sampler_gap(logprobs, rollouts.sampler_logprobs, rollouts.mask),
+            reference=None if reference is None else _checked_reference(reference, rollouts.mask),
             full_kl=full_kl,
         )
 
@@ -163,6 +166,11 @@ class LogprobsStage:
         if sampler is not None:
             require_finite(sampler, rollouts.mask, "a log-prob of the sampler")
         return Logprobs(actor.stamp, {}, sampler)
+
+
+def _checked_reference(logprobs: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    require_finite(logprobs, mask, "a log-prob of the reference")
+    return logprobs.where(mask, 0.0)
 
 
 def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:

@@ -1,6 +1,7 @@
 """The engines' side of a transfer: the methods of each engine process that `sync` calls. Engines load one bucket at a
 time.
 
+    holds_weights()                      -> bool             whether a transfer may omit what has not changed
     begin_weights()                                          prepare to load
     take_weights(Bucket)                                     load tensors from any location, or
     receive_weights(BroadcastGroup, first_rank, plan)        load tensors as they arrive in a broadcast
@@ -28,8 +29,13 @@ class ReceivingEngine(ABC):
         """Whether new weights can be loaded in place."""
 
     @abstractmethod
+    def holds_weights(self) -> bool:
+        """Whether the engine has loaded all weights of a transfer, and has not discarded them since."""
+
+    @abstractmethod
     def begin_weights(self) -> None:
-        """Prepare to load weights. Raises WeightSyncError while requests are running."""
+        """Prepare to load weights. Weights that are not loaded remain as they are. Raises WeightSyncError while
+        requests are running."""
 
     @abstractmethod
     def load(self, tensors: NamedTensors) -> None:

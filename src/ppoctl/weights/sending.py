@@ -2,7 +2,7 @@
 driver merges the results.
 
     driver: RankSource                  each rank: SendingRank
-    open_weights(senders)          -->  begin to gather
+    open_weights(senders, parts)   -->  begin to gather
     next_weights()                 -->  gather a bucket; copy it to shared memory or for the object store
         merged bucket              <--  checksums and locations of the bytes    (ranks that only gather: None)
 
@@ -13,11 +13,16 @@ driver merges the results.
 All tensor and expert ranks of a pipeline rank gather together: gathering is collective, so if one rank were not
 called, the others would wait forever. Other data or context ranks hold the same weights. They are called only if
 engines on their node can read from them.
+
+Weights have two parts: tensors that never change (frozen parameters), and tensors that training changes. If engines
+hold the constant part already, only the other part is gathered and sent.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +34,12 @@ from ppoctl.weights.bucket import Bucket, BucketLocation, TensorSpec, bucket_of,
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 from ppoctl.weights.engine_calls import Executor, Reply
 from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
+
+Part = Literal["constant", "changing"]
+"""Part of the weights. constant: tensors that never change. changing: all others; all tensors if everything
+trains."""
+PARTS: tuple[Part, ...] = ("constant", "changing")
+"""Parts of a complete transfer, in order."""
 
 
 @dataclass(frozen=True)
@@ -82,57 +93,63 @@ class SendingRank(ABC):
     device: torch.device
 
     def __init__(self) -> None:
-        self._gathered: Iterator[list[tuple[str, Tensor]]] = iter(())
-        self._places: list[SharedBuffers | RetainedBuffers] = []
+        self._gathered: Iterator[tuple[Part, list[tuple[str, Tensor]]]] = iter(())
+        self._shared: SharedBuffers | None = None
         """Buffers into which this rank copies buckets for other processes."""
-        self._kept: RetainedBuffers | None = None
-        self._stores = False
+        self._kept: dict[Part, RetainedBuffers] = {}
+        """Copy of each part that lasts until the part is sent again."""
+        self._keeps = self._stores = False
 
     @abstractmethod
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield full tensors under Hugging Face names, one at a time. Collective."""
+    def weights(self, parts: Sequence[Part]) -> Sequence[Iterator[tuple[str, Tensor]]]:
+        """Return, for each of these parts, an iterator over full tensors under Hugging Face names, which are gathered
+        one at a time. The iterators must be used in order. Collective."""
 
     @abstractmethod
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         """Return name, dtype and shape of each tensor that `weights` will yield."""
 
-    def open_weights(self, max_bytes: int, senders: SenderRanks) -> None:
-        """Begin to hand out weights in buckets of at most `max_bytes`."""
+    def open_weights(self, max_bytes: int, senders: SenderRanks, parts: Sequence[Part] = PARTS) -> None:
+        """Begin to hand out these parts of the weights in buckets of at most `max_bytes`. A bucket has tensors of
+        only one part."""
         rank = torch.distributed.get_rank()
-        self._gathered = in_buckets(self.weights(), max_bytes)
-        self._places, self._stores = [], rank in senders.storing
+        gathered = zip(parts, self.weights(parts), strict=True)
+        self._gathered = ((part, bucket) for part, tensors in gathered for bucket in in_buckets(tensors, max_bytes))
+        self._keeps, self._stores = rank in senders.keeping, rank in senders.storing
         # On a CPU, retained buffers are already shared memory, and engines read them.
-        if rank in senders.sharing and not (rank in senders.keeping and self.device.type == "cpu"):
-            self._places.append(SharedBuffers(self.device))
-        if rank in senders.keeping:
-            self._kept = self._kept or RetainedBuffers()
-            self._kept.begin()
-            self._places.append(self._kept)
+        is_shared = rank in senders.sharing and not (self._keeps and self.device.type == "cpu")
+        self._shared = SharedBuffers(self.device) if is_shared else None
+        for part in parts if self._keeps else ():
+            self._kept.setdefault(part, RetainedBuffers()).begin()
 
     def next_weights(self) -> Bucket | None:
         """Return the next bucket, copied to the locations from which it is read. None: there are no more buckets, or
         this rank only gathers."""
-        tensors = next(self._gathered, [])
+        part, tensors = next(self._gathered, ("changing", []))
         if not tensors:
             return None  # the buffers stay: engines still read the last two buckets
-        contents: list[BucketLocation] = [place.put(tensors) for place in self._places]
+        contents: list[BucketLocation] = [] if self._shared is None else [self._shared.put(tensors)]
+        contents += [self._kept[part].put(tensors)] if self._keeps else []
         contents += [flatten(tensors)] if self._stores else []
         return bucket_of(tensors, *contents) if contents else None
 
-    def planned_weights(self, max_bytes: int) -> list[list[TensorSpec]]:
+    def planned_weights(self, max_bytes: int, parts: Sequence[Part]) -> list[list[TensorSpec]]:
         """Return the specs of the tensors in each bucket that `broadcast_weights` will send."""
-        return planned_buckets(self.weight_specs(), max_bytes)
+        return planned_buckets(self.weight_specs(parts), max_bytes)
 
     def is_linked(self, group: BroadcastGroup) -> bool:
         """Whether this rank is still in this process group of an earlier broadcast."""
         return is_linked(group)
 
-    def broadcast_weights(self, group: BroadcastGroup, max_bytes: int, sender: int) -> SendReport | None:
-        """Gather all weights in buckets. Rank `sender` broadcasts the buckets: one bucket is in transit while the
-        next is gathered. Returns None on ranks that only gather. Gathering continues if the group breaks."""
+    def broadcast_weights(
+        self, group: BroadcastGroup, max_bytes: int, sender: int, parts: Sequence[Part]
+    ) -> SendReport | None:
+        """Gather these parts of the weights in buckets. Rank `sender` broadcasts the buckets: one bucket is in
+        transit while the next is gathered. Returns None on ranks that only gather. Gathering continues if the group
+        breaks."""
         source = BroadcastSource(group, self.device) if torch.distributed.get_rank() == sender else None
         checksums: dict[str, TensorChecksum] = {}
-        for tensors in in_buckets(self.weights(), max_bytes):
+        for tensors in in_buckets(chain.from_iterable(self.weights(parts)), max_bytes):
             if source is not None:
                 checksums |= {name: checksum_of(tensor) for name, tensor in tensors}
                 source.send(tensors)
@@ -140,7 +157,7 @@ class SendingRank(ABC):
 
     def stop_sharing(self) -> None:
         """Free the memory from which engines could read until now, except for retained buffers."""
-        self._places = []
+        self._shared = None
 
 
 @dataclass(frozen=True)
@@ -163,19 +180,19 @@ class RankSource:
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, SenderRanks(storing=frozenset(groups[0][:1])))
 
-    def buckets_for_engines(self) -> Iterator[Bucket]:
-        """Yield buckets that engines read directly, by pipeline rank. The driver may be unable to read them. Each
-        bucket is on every node that has engines and ranks that can gather. A bucket is valid until two more buckets
-        are requested. The last two buckets are valid until the role is called again. Each bucket has a location that
-        lasts until the next transfer."""
+    def buckets_for_engines(self, parts: Sequence[Part] = PARTS) -> Iterator[Bucket]:
+        """Yield buckets of these parts that engines read directly, by pipeline rank. The driver may be unable to read
+        them. Each bucket is on every node that has engines and ranks that can gather. A bucket is valid until two
+        more buckets are requested. The last two buckets are valid until the role is called again. Each bucket has a
+        location that lasts until its part is sent again."""
         for groups in self.pipeline_ranks:
-            yield from self._handed_out(groups, self._near_engines(groups))
+            yield from self._handed_out(groups, self._near_engines(groups), parts)
 
-    def buckets_to_keep(self) -> Iterator[Bucket]:
-        """Yield buckets with only a location that lasts, by pipeline rank, from one rank of each pipeline rank. After
-        a broadcast, engines that die are restored from these buckets."""
+    def buckets_to_keep(self, parts: Sequence[Part] = PARTS) -> Iterator[Bucket]:
+        """Yield buckets of these parts with only a location that lasts, by pipeline rank, from one rank of each
+        pipeline rank. After a broadcast, engines that die are restored from these buckets."""
         for groups in self.pipeline_ranks:
-            yield from self._handed_out(groups, replace(self._near_engines(groups), sharing=frozenset()))
+            yield from self._handed_out(groups, replace(self._near_engines(groups), sharing=frozenset()), parts)
 
     def _near_engines(self, groups: Sequence[Sequence[int]]) -> SenderRanks:
         if self.engine_nodes is None:
@@ -183,9 +200,11 @@ class RankSource:
         near = SenderRanks.near(groups, self.executor.nodes(), self.engine_nodes())
         return near if self.shares else replace(near, sharing=frozenset())
 
-    def _handed_out(self, groups: Sequence[Sequence[int]], senders: SenderRanks) -> Iterator[Bucket]:
+    def _handed_out(
+        self, groups: Sequence[Sequence[int]], senders: SenderRanks, parts: Sequence[Part] = PARTS
+    ) -> Iterator[Bucket]:
         ranks = [rank for group in groups if senders.has(group[0]) for rank in group]
-        self.executor.call_ranks(ranks, "open_weights", self.bucket_bytes, senders)
+        self.executor.call_ranks(ranks, "open_weights", self.bucket_bytes, senders, parts)
         while buckets := [bucket for bucket in self.executor.call_ranks(ranks, "next_weights") if bucket is not None]:
             yield _merged(buckets)
 
@@ -204,9 +223,9 @@ class PipelineRankSender:
     """The ranks that gather. The first rank sends."""
     bucket_bytes: int
 
-    def plan(self) -> list[list[TensorSpec]]:
+    def plan(self, parts: Sequence[Part]) -> list[list[TensorSpec]]:
         """Return the specs of the tensors that will be sent, bucket by bucket."""
-        [planned] = self.executor.call_ranks(self.ranks[:1], "planned_weights", self.bucket_bytes)
+        [planned] = self.executor.call_ranks(self.ranks[:1], "planned_weights", self.bucket_bytes, parts)
         buckets: list[list[TensorSpec]] = planned
         return buckets
 
@@ -215,9 +234,10 @@ class PipelineRankSender:
         [answer] = self.executor.call_ranks(self.ranks[:1], "is_linked", group)
         return bool(answer)
 
-    def begin(self, group: BroadcastGroup) -> Reply:
+    def begin(self, group: BroadcastGroup, parts: Sequence[Part]) -> Reply:
         """Begin to send. The first result of the reply is a `SendReport`."""
-        return self.executor.begin("broadcast_weights", group, self.bucket_bytes, self.ranks[0], ranks=self.ranks)
+        arguments = (group, self.bucket_bytes, self.ranks[0], parts)
+        return self.executor.begin("broadcast_weights", *arguments, ranks=self.ranks)
 
 
 @dataclass(frozen=True)
@@ -226,13 +246,15 @@ class NamedWeights:
 
     state: State
     names: tuple[str, ...]
-    """Hugging Face names of all weights. All of them must be sent to the engines."""
-    buckets: Callable[[], Iterator[Bucket]]
-    """Returns a new iterator (`RankSource.buckets_for_engines`)."""
+    """Hugging Face names of all weights. The engines must hold all of them."""
+    buckets: Callable[[Sequence[Part]], Iterator[Bucket]]
+    """Returns a new iterator over these parts (`RankSource.buckets_for_engines`)."""
     senders: Callable[[], Sequence[PipelineRankSender]]
     """`RankSource.senders`."""
-    to_keep: Callable[[], Iterator[Bucket]]
+    to_keep: Callable[[Sequence[Part]], Iterator[Bucket]]
     """`RankSource.buckets_to_keep`."""
+    constant: frozenset[str] = frozenset()
+    """Names of the weights of the constant part. All states of the run have the same."""
 
 
 def _merged(copies: Sequence[Bucket]) -> Bucket:

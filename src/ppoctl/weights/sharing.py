@@ -75,7 +75,8 @@ class SharedBuffers:
 
 
 class RetainedBuffers:
-    """Host memory of the sender for all buckets of one transfer. The next transfer overwrites it."""
+    """Host memory of the sender for all buckets of one part of the weights. The next transfer of this part overwrites
+    it."""
 
     def __init__(self) -> None:
         self._file = _MemoryFile()
@@ -84,11 +85,11 @@ class RetainedBuffers:
         self._current = self._used = 0
 
     def begin(self) -> None:
-        """Begin another transfer. The caller guarantees that nothing reads the last transfer's buckets any more."""
+        """Begin another transfer of the part. The caller guarantees that nothing reads the last buckets any more."""
         self._current = self._used = 0
 
     def put(self, tensors: NamedTensors) -> Shared:
-        """Copy tensors to where other processes can read them until the next transfer."""
+        """Copy tensors to where other processes can read them until the part is sent again."""
         specs = specs_of(tensors)
         start, memory = self._reserve(packed_bytes(specs))
         pack(tensors, specs, memory)

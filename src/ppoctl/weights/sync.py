@@ -7,6 +7,10 @@ verified against them.
          log-probs               -------- Canary.check ---------     log-probs
 
     Published: checksums, log-probs, and locations of the bytes  -->     an engine that is restarted
+
+Frozen weights (`sending.Part`) are sent once. Later transfers omit them if all engines still hold the weights of an
+earlier transfer (`holds_weights`). The checksums and the locations of the first transfer (`_ConstantPart`) complete
+the verification and `Published`. After any error, the next transfer sends everything.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +28,7 @@ from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
 from ppoctl.weights.engine_calls import EngineHandle, EngineLostError, Reply, call_engines, wait
-from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
+from ppoctl.weights.sending import PARTS, NamedWeights, Part, PipelineRankSender, SendReport
 
 GENERATOR = "generator"
 """Role of the engines if roles share devices (`engines.device_sharing`)."""
@@ -82,7 +86,8 @@ class Published:
     expected: CanaryScores
     """The trainer's log-probs of the prompt and of the tokens that an engine generated after it."""
     buckets: Sequence[Bucket]
-    """Buckets with locations that last until the next transfer. Empty if engines start from a folder."""
+    """Buckets of all weights, with locations that last until the next transfer. Empty if engines start from a
+    folder."""
     folder: Path | None
     """Export folder, for engines that cannot change weights in place."""
     drop: Callable[[], None]
@@ -94,6 +99,15 @@ class Published:
         return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 
+@dataclass(frozen=True)
+class _ConstantPart:
+    """The weights that never change, as a verified transfer sent them."""
+
+    sent: SentChecksums
+    buckets: Sequence[Bucket]
+    """Buckets with locations that last until these weights are sent again."""
+
+
 @dataclass
 class Sync:
     """Transfer of weights to engines with verification, and restoration of engines without the trainer."""
@@ -102,6 +116,8 @@ class Sync:
     side: EngineSide
     canary: Canary
     _links: Links = field(default_factory=Links, init=False)
+    _constant: _ConstantPart | None = field(default=None, init=False)
+    """The constant part of the weights, if no transfer or restoration has failed since it was sent."""
 
     def close(self) -> None:
         """Close the process groups, before the engines end."""
@@ -116,42 +132,64 @@ class Sync:
             raise WeightSyncError(f"the trainer returned weights of `{weights.state.stamp}`, not of `{state.stamp}`")
         with ExitStack() as kept:
             buckets, folder = list[Bucket](), None
-            if in_place:
-                sent, buckets = self._send(engines, weights)
-            else:
-                sent, folder = self._export(engines, trainer, weights, kept)
-            (vocab_size, *_) = call_engines(engines, "vocab_size")
-            tokens = self.canary.tokens(vocab_size)
-            expected = self._checked(engines, trainer, tokens)
+            with self._constant_if_it_succeeds() as constant:
+                if in_place:
+                    sent, buckets = self._send(engines, weights, constant)
+                else:
+                    sent, folder = self._export(engines, trainer, weights, kept)
+                (vocab_size, *_) = call_engines(engines, "vocab_size")
+                tokens = self.canary.tokens(vocab_size)
+                expected = self._checked(engines, trainer, tokens)
+            is_kept = in_place and weights.constant
+            self._constant = _constant_part(weights.constant, sent, buckets) if is_kept else None
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
         """Load the published weights into these restarted engines. The trainer is not called. Raises WeightSyncError,
         EngineLostError, and SenderLostError if the bytes no longer exist."""
-        if published.folder is not None:
-            loaded = self._restarted(engines, published.folder)
-        else:
-            with _closed_if_it_fails(engines):
-                hand_over(engines, published.buckets)
-                loaded = call_engines(engines, "end_weights")
-        _require_all_equal(published.names, published.sent, loaded)
-        for scores in call_engines(engines, "score", published.canary, self.canary.num_drawn):
-            self.canary.check(scores, published.expected)
+        with self._constant_if_it_succeeds():
+            if published.folder is not None:
+                loaded = self._restarted(engines, published.folder)
+            else:
+                with _closed_if_it_fails(engines):
+                    hand_over(engines, published.buckets)
+                    loaded = call_engines(engines, "end_weights")
+            _require_all_equal(published.names, published.sent, loaded)
+            for scores in call_engines(engines, "score", published.canary, self.canary.num_drawn):
+                self.canary.check(scores, published.expected)
 
-    def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
-        """Change weights in place, and verify the weights that each engine then holds. Returns the checksums, and the
-        buckets with only the locations that last."""
+    @contextmanager
+    def _constant_if_it_succeeds(self) -> Iterator[_ConstantPart | None]:
+        """Context with the constant part of the weights. After an error, an engine may hold wrong weights, so the
+        next transfer must send everything."""
+        constant, self._constant = self._constant, None
+        yield constant
+        self._constant = constant
+
+    def _send(
+        self, engines: Sequence[EngineHandle], weights: NamedWeights, constant: _ConstantPart | None
+    ) -> tuple[SentChecksums, list[Bucket]]:
+        """Change weights in place, and verify the weights that each engine then holds. `constant`: the constant part
+        of an earlier transfer; it is not sent again if all engines still hold it. Returns the checksums of all
+        weights, and the buckets with only the locations that last."""
+        parts, sent, kept = PARTS, SentChecksums(), list[Bucket]()
+        is_same = constant is not None and constant.sent.keys() == weights.constant
+        if constant is not None and is_same and all(call_engines(engines, "holds_weights")):
+            parts = ("changing",)
+            sent.add(constant.sent)
+            kept += constant.buckets
         with _closed_if_it_fails(engines):
             if self.side.broadcast is None:
-                sent, buckets = hand_over(engines, weights.buckets())
+                checksums, buckets = hand_over(engines, weights.buckets(parts))
                 loaded = call_engines(engines, "end_weights")
             else:
-                sent = self.broadcast(engines, weights, self.side.broadcast)
+                checksums = self.broadcast(engines, weights, self.side.broadcast, parts)
                 reading_back = [engine.begin("end_weights") for engine in engines]
-                buckets = [bucket.lasting() for bucket in weights.to_keep()]
+                buckets = [bucket.lasting() for bucket in weights.to_keep(parts)]
                 loaded = wait(reading_back)
+        sent.add(checksums)
         _require_all_equal(weights.names, sent, loaded)
-        return sent, buckets
+        return sent, kept + buckets
 
     def _export(
         self, engines: Sequence[EngineHandle], trainer: TrainerSide, weights: NamedWeights, kept: ExitStack
@@ -177,21 +215,25 @@ class Sync:
                 self.side.begin_on(engine, str(folder))
         return call_engines(engines, "restart", str(folder))
 
-    def broadcast(self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay) -> SentChecksums:
+    def broadcast(
+        self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay, parts: Sequence[Part] = PARTS
+    ) -> SentChecksums:
         """Send directly from processes of the trainer to processes of the engines, one sender after the other."""
         call_engines(engines, "begin_weights")
         sent = SentChecksums()
         for sender in weights.senders():
-            sent.add(self._broadcast_from(sender, engines, way).checksums)
+            sent.add(self._broadcast_from(sender, engines, way, parts).checksums)
         return sent
 
     def _broadcast_from(
-        self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay
+        self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay, parts: Sequence[Part]
     ) -> SendReport:
-        plan, ranks = sender.plan(), way.engine_ranks
+        plan, ranks = sender.plan(parts), way.engine_ranks
+        if not plan:
+            return SendReport({}, arrived=True)  # a pipeline rank without tensors of these parts
         group = self._links.group(sender, engines, way)
         try:
-            sending = sender.begin(group)
+            sending = sender.begin(group, parts)
             receiving = [
                 engine.begin("receive_weights", group, 1 + ranks * number, plan)
                 for number, engine in enumerate(engines)
@@ -237,6 +279,12 @@ class Sync:
                 expected[scores.sampled] = CanaryScores(scored[:last], scores.sampled, scored[last:])
             self.canary.check(scores, expected[scores.sampled])
         return next(iter(expected.values()))
+
+
+def _constant_part(names: frozenset[str], sent: SentChecksums, buckets: Sequence[Bucket]) -> _ConstantPart:
+    """Return the part of a transfer with these names. No bucket has tensors of both parts."""
+    checksums = SentChecksums({name: checksum for name, checksum in sent.items() if name in names})
+    return _ConstantPart(checksums, [bucket for bucket in buckets if bucket.checksums.keys() <= names])
 
 
 @contextmanager

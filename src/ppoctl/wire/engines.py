@@ -153,12 +153,18 @@ def build_engines(
         scorer=scorer,
         prompts=prompt_source,
         # One digest covers the files of all models; each role has its own dtype.
-        source_digests={role: f"{digests['model']}:{model_of(recipe, role).dtype}" for role in recipe.trained},
+        source_digests={role: source_digest(recipe, role, digests["model"]) for role in recipe.trained},
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in prompt_source.counts.items()},
         close_trainers=placed.close,
         prestart=placed.prestart,
     )
+
+
+def source_digest(recipe: Recipe, role: str, of_model: str) -> str:
+    """Return the digest of the first weights of a role: of the model, and of a value head on the policy's model."""
+    digest, head = f"{of_model}:{model_of(recipe, role).dtype}", recipe.value_head
+    return digest if head is None or role != POLICY else f"{digest}:{head.kind} head, {head.layers_copied} layers"
 
 
 def _generator(settings: "VllmSettings", placed: Placed, trainer_at: "TrainerAt", notify: Say) -> Generator:

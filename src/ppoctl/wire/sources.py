@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ppoctl.batch.digest import FileDigest, file_digest
+from ppoctl.convert.frozen_base import FROZEN_FILE
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
 from ppoctl.recipe.origins import dotted
@@ -16,7 +17,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import state_manifest
 
-CONFIGS = ("config.json", "generation_config.json")
+CONFIGS = ("config.json", "generation_config.json", FROZEN_FILE)
 """Files of a model folder that affect results, in addition to the weights."""
 
 COMPANIONS = "model.companions"

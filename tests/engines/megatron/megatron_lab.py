@@ -19,6 +19,8 @@ from transformers import (
     Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -32,8 +34,9 @@ from transformers import (
 
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.factory import DTYPES
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
@@ -167,6 +170,8 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
         LlamaConfig,
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     ),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 4, "head_dim": 12}),
+    "mistral-full": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
 }
 

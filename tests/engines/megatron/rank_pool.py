@@ -25,8 +25,9 @@ from torch import Tensor
 from ppoctl.engines.loopback import environment
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ManyProcesses
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights.bucket import tensors_of
@@ -68,11 +69,15 @@ class RankServer:
         return look(self.rank, *arguments)
 
     def gradients(self) -> list[tuple[str, Tensor]]:
-        """Return the contents of the gradient buffers after the last update, under Hugging Face names."""
+        """Return the contents of the gradient buffers after the last update, under Hugging Face names. A frozen
+        parameter has no buffer; its gradient is shown as zeros."""
         assert self.rank is not None
         found = []
         for model in self.rank.models:
-            buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
+            buffers = {
+                name: parameter.main_grad if parameter.requires_grad else torch.zeros_like(parameter)
+                for name, parameter in model.named_parameters()
+            }
             found += [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
         return found if self._is_first() else []
 
@@ -87,7 +92,7 @@ class RankServer:
 
             def dropping(*arguments: Any, _stage: Any = stage, _reduce: Any = reduce, **settings: Any) -> None:
                 for name, parameter in _stage.named_parameters():
-                    if only in name:
+                    if only in name and parameter.requires_grad:
                         parameter.main_grad.zero_()
                 _reduce(*arguments, **settings)
 

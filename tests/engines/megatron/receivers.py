@@ -47,12 +47,17 @@ class Receiver(ReceivingEngine):
         self.defect = defect
         self.held: dict[str, Tensor] = {}
         self.buckets = 0
+        self.received: list[str] = []
+        """Names of the tensors of the last transfer."""
 
     def takes_weights(self) -> bool:
         return True
 
+    def holds_weights(self) -> bool:
+        return bool(self.held)
+
     def begin_weights(self) -> None:
-        self.held, self.buckets = {}, 0
+        self.buckets, self.received = 0, []
 
     def receive_weights(self, *arguments: Any) -> None:
         self._plant([])
@@ -66,6 +71,7 @@ class Receiver(ReceivingEngine):
     def load(self, tensors: NamedTensors) -> None:
         self.buckets += 1
         self._plant(tensors)
+        self.received += dict(tensors)
         self.held |= {name: tensor.clone() for name, tensor in tensors}
 
     def end_weights(self) -> list[LoadedWeight]:
@@ -85,6 +91,9 @@ class Receiver(ReceivingEngine):
 
     def tensors(self) -> dict[str, Any]:
         return {name: tensor.numpy() for name, tensor in self.held.items()}
+
+    def last_received(self) -> list[str]:
+        return self.received
 
     def _plant(self, tensors: NamedTensors) -> None:
         if self.defect is not None and self.defect.bucket == self.buckets:

@@ -11,7 +11,17 @@ import pytest
 import torch
 from export_lab import check_export
 
-FAMILIES = ["gemma2", "llama", "llama-linear-rope", "qwen2", "qwen2-yarn", "qwen2-moe", "qwen3", "qwen3-moe"]
+FAMILIES = [
+    "gemma2",
+    "llama",
+    "llama-linear-rope",
+    "mistral",
+    "qwen2",
+    "qwen2-yarn",
+    "qwen2-moe",
+    "qwen3",
+    "qwen3-moe",
+]
 
 
 def peaked_model(kind: str, folder: Path) -> Path:

@@ -38,6 +38,8 @@ CASES = [
     ("gemma2", "critic", DENSE["TP2 PP2"]),
     *(("qwen2-moe", "actor", layout) for layout in MIXTURE.values()),
     ("qwen2-moe", "critic", MIXTURE["TP2 EP2"]),
+    ("mistral", "actor", DENSE["TP2 PP2"]),
+    ("mistral", "actor", DENSE["CP2 TP2"]),
 ]
 NAMES = {id(layout): name for layouts in (DENSE, INTERLEAVED, MIXTURE) for name, layout in layouts.items()}
 
@@ -56,6 +58,7 @@ EXPORTS = [
     ("gemma2", DENSE["TP2"]),
     ("gemma2", DENSE["PP2"]),
     ("gemma2", DENSE["TP2 PP2"]),
+    ("mistral", DENSE["TP2 PP2"]),
     *(("qwen3-moe", MIXTURE[layout]) for layout in ("EP2", "PP2 EP2", "TP2 PP2")),
     ("qwen2-moe", MIXTURE["EP2"]),
     ("qwen2-moe", MIXTURE["TP2 EP2"]),

@@ -40,6 +40,15 @@ def test_reads_llama3_config(model):
     assert (shape.head_dim, shape.rope) == (16, LLAMA3)
 
 
+def test_reads_mistral_config(model):
+    """Version 0.1 has a window in every layer, 0.3 in none; the heads of Nemo are not hidden size / heads."""
+    shape = read_shape(model("mistral"))
+    assert (shape.family, shape.qkv_bias, shape.tied_embeddings) == ("mistral", False, False)
+    assert (shape.windows, shape.head_dim, shape.hidden_size // shape.num_heads) == ((4, 4), 12, 8)
+    full = read_shape(model("mistral-full"))
+    assert (full.windows, full.head_dim) == ((), 8)
+
+
 def test_reads_qwen3_config(model):
     shape = read_shape(model("qwen3"))
     assert (shape.family, shape.qkv_bias, shape.qk_norm, shape.head_dim) == ("qwen3", False, True, 12)
@@ -355,6 +364,9 @@ def test_config_uses_recipe_dtype_and_no_dropout(model):
         ("gemma2", "use_bidirectional_attention", True),
         ("gemma2", "rope_local_base_freq", 1e4),
         ("qwen2", "decoder_sparse_step", 1),
+        ("mistral", "layer_types", ["full_attention", "sliding_attention"]),
+        ("mistral", "attention_bias", True),
+        ("mistral", "hidden_act", "gelu"),
         ("llama", "attention_bias", True),
         ("llama", "mlp_bias", True),
         ("llama", "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),

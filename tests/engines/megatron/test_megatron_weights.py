@@ -1,6 +1,7 @@
 """Weights go from Hugging Face to Megatron-Core and back without a changed bit; every tensor is accounted for."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import megatron_lab as lab
@@ -12,11 +13,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from ppoctl.batch.records import State
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron import trainer as port
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import BySequences, ParallelTable
 from ppoctl.weights.bucket import tensors_of
+from ppoctl.weights.sending import PARTS
 from tolerance import EXACT, FLOAT32
 
 STATE = State(role="actor", step=0, updates=0, lineage="0" * 64)
@@ -60,14 +63,14 @@ def test_finds_parameters_of_transformer_engine_layer_spec(model, kind):
 def test_gathered_weights_are_views_except_qkv(model):
     trainer = lab.actor(model("qwen2"))
     addresses = [p.untyped_storage().data_ptr() for p in lab.rank_of(trainer).models[0].parameters()]
-    gathered = list(lab.rank_of(trainer).weights())
+    gathered = list(chain.from_iterable(lab.rank_of(trainer).weights(PARTS)))
     copied = {name for name, tensor in gathered if tensor.untyped_storage().data_ptr() not in addresses}
     assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") for name in copied)
 
 
 def test_sent_weights_have_recipe_dtype(model):
     trainer = lab.actor(model("qwen2"), dtype="bfloat16")
-    found = dict(tensors_of(trainer.weights(STATE).buckets()))
+    found = dict(tensors_of(trainer.weights(STATE).buckets(PARTS)))
     lab.check_all(EXACT, found, {name: t.bfloat16() for name, t in tensors_in(model("qwen2")).items()})
 
 

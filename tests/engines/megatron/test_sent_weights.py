@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import megatron_lab as lab
@@ -25,6 +26,8 @@ from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.model.shape_reader import read_shape
+from ppoctl.model.trainable import Trainable
+from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights import broadcast, broadcast_groups
 from ppoctl.weights.broadcast_groups import BroadcastWay
@@ -104,6 +107,42 @@ def test_engines_receive_exact_rank_weights(pool, model, engines, way: str, layo
     assert messages == []
     fleet.prepare(State("actor", 2, 2, "next"))  # over the existing process groups
     assert_all_hold(engines, folder)
+    fleet.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_weights_are_sent_once_and_restored(pool, model, engines, way: str) -> None:
+    """The first pipeline rank has nothing that changes. A restarted engine gets all weights: from memory of the ranks
+    if it died after the second transfer, otherwise by a complete transfer."""
+    folder = model("qwen2")
+    chosen = replace(settings(folder, "actor", LAYOUTS["PP2"]), trainable=Trainable(top_layers=1))
+    actor = trainer(pool, chosen)
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    fleet, messages = fleet_of(engines, actor, way)
+    names = list(weight_names(read_shape(folder)))
+    trained = [name for name in names if name.startswith(("model.layers.1.", "model.norm", "lm_head"))]
+
+    def received() -> list[list[str]]:
+        return [engine.begin("last_received").answers()[0] for engine in engines]
+
+    fleet.prepare(STATE)
+    assert [sorted(each) for each in received()] == [sorted(names)] * 2
+    fleet.prepare(State("actor", 2, 2, "next"))
+    assert received() == [trained] * 2
+    assert_all_hold(engines, folder)
+    engines[0].close()
+    fleet._slots[0].is_verified = False  # as after a death during generation
+    fleet.open(SamplingParams(temperature=1.0, max_new_tokens=2))
+    assert sorted(received()[0]) == sorted(names)
+    assert_all_hold(engines, folder)
+    fleet.prepare(State("actor", 3, 3, "after"))
+    assert received() == [trained] * 2
+    engines[1].close()
+    fleet.prepare(State("actor", 4, 4, "last"))
+    assert [sorted(each) for each in received()] == [sorted(names)] * 2
+    assert_all_hold(engines, folder)
+    assert messages == []
     fleet.close()
 
 

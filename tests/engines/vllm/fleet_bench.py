@@ -1,6 +1,6 @@
 """Engines that only count and hold the weights that they receive: for tests of the fleet and of restoring engines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
-from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sending import NamedWeights, Part
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 CANARY = Canary.of("float32", max_model_len=64, tolerance=None)
@@ -68,6 +68,8 @@ class CountingHost:
     """The first generated token."""
     spoils: bool = False
     """Whether loaded weights differ from those sent."""
+    is_complete: bool = False
+    """Whether it holds all weights of a transfer."""
 
     def begin(self, method: str, *arguments: Any) -> Answered:
         self.log.append(method)
@@ -78,7 +80,7 @@ class CountingHost:
 
     def close(self) -> None:
         self.log.append("close")
-        self.open, self.held = [], {}
+        self.open, self.held, self.is_complete = [], {}, False
 
     def _advance(
         self, requests: Sequence[GenerationRequest], params: SamplingParams
@@ -109,7 +111,7 @@ class CountingHost:
         return self.in_place
 
     def _sleep(self) -> None:
-        pass
+        self.held, self.is_complete = {}, False
 
     def _restart(self, folder: str) -> list[LoadedWeight]:
         [file] = Path(folder).iterdir()
@@ -117,8 +119,11 @@ class CountingHost:
         self._take([("a", torch.load(file))])
         return self._end_weights()
 
+    def _holds_weights(self) -> bool:
+        return self.is_complete
+
     def _begin_weights(self) -> None:
-        self.held = {}
+        self.is_complete = False
 
     def _take_weights(self, bucket: Bucket) -> Exception | None:
         self._take(bucket.tensors())
@@ -128,6 +133,7 @@ class CountingHost:
         self.held |= {name: tensor + self.spoils for name, tensor in tensors}
 
     def _end_weights(self) -> list[LoadedWeight]:
+        self.is_complete = True
         return [LoadedWeight(name, checksum_of(tensor), None) for name, tensor in self.held.items()]
 
 
@@ -146,6 +152,8 @@ class OneTensorTrainer:
     keeps: bool = True
     """Whether its buckets are in lasting memory."""
     has_moved_on: bool = False
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    """Weights that never change, in addition to "a"."""
 
     def at(self, state: State) -> TrainerSide:
         """Return the trainer at a state. Its methods are looked up at the call, so that a test can replace them."""
@@ -162,9 +170,15 @@ class OneTensorTrainer:
 
     def weights(self, state: State) -> NamedWeights:
         assert not self.has_moved_on
-        tensors = [("a", tensor_at(state))]
-        bucket = bucket_of(tensors, flatten(tensors)) if self.keeps else bucket_of(tensors)
-        return NamedWeights(state, ("a",), lambda: iter([bucket]), lambda: (), lambda: iter(()))
+        tensors = {"constant": list(self.frozen.items()), "changing": [("a", tensor_at(state))]}
+
+        def buckets(parts: Sequence[Part]) -> Iterator[Bucket]:
+            for part in filter(tensors.get, parts):
+                named = tensors[part]
+                yield bucket_of(named, flatten(named)) if self.keeps else bucket_of(named)
+
+        names = (*self.frozen, "a")
+        return NamedWeights(state, names, buckets, lambda: (), lambda parts: iter(()), frozenset(self.frozen))
 
     def score(self, state: State, tokens: tuple[int, ...]) -> list[float]:
         assert not self.has_moved_on
@@ -184,6 +198,11 @@ class FleetBench:
     fleet: Fleet
     messages: list[str]
     trainer: OneTensorTrainer
+
+    def sync_again(self, state: State) -> None:
+        """Transfer this state, to which the trainer is brought."""
+        self.trainer.has_moved_on = False
+        self.fleet.prepare(state)
 
 
 def bench_of(

@@ -1,6 +1,6 @@
 """The request queue that engines share, with counting engines: distribution of requests, and deaths of engines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSy
 from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.engine_calls import EngineHandle
-from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sending import NamedWeights, Part
 
 
 def test_requests_are_split_evenly_between_engines():
@@ -120,14 +120,14 @@ def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.Monkey
 def test_sender_death_is_not_treated_as_engine_death(monkeypatch, buckets: int, says: str):
     """The engine reports an error but is not the cause. The call to the ranks shows which of them died."""
 
-    def sent() -> Iterator[Bucket]:
+    def sent(parts: Sequence[Part]) -> Iterator[Bucket]:
         yield from [bucket_of([])] * min(buckets, 2)
         if buckets > 2:
             raise ProcessLostError("process 1 of the actor's 2 died")
 
     engine, other = CountingHost(speed=1, misses=SenderLostError("weights were lost")), CountingHost(speed=1)
     bench = bench_of(engine, other)
-    weights = NamedWeights(STATE, (), sent, lambda: (), lambda: iter(()))
+    weights = NamedWeights(STATE, (), sent, lambda: (), lambda parts: iter(()))
     monkeypatch.setattr(bench.trainer, "weights", lambda state: weights)
     with pytest.raises(ProcessLostError, match=says):
         bench.fleet.prepare(STATE)

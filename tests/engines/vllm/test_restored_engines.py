@@ -1,12 +1,15 @@
 """A restarted engine is restored from the weights of the last transfer, because the trainer has moved on by then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, requests, run
+from torch import Tensor
 
+from ppoctl.batch.records import State
 from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
@@ -23,10 +26,14 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     """Return prepared engines with six requests in progress; from then on the trainer must not be called."""
     fleets: list[Fleet] = []
 
-    def opened(*engines: CountingHost) -> FleetBench:
+    def opened(
+        *engines: CountingHost, frozen: Mapping[str, Tensor] | None = None, states: Sequence[State] = (STATE,)
+    ) -> FleetBench:
         bench = bench_of(*engines, exports=lambda: tmp_path)
+        bench.trainer.frozen = dict(frozen or {})
         fleets.append(bench.fleet)
-        bench.fleet.prepare(STATE)
+        for state in states:
+            bench.fleet.prepare(state)
         bench.fleet.open(PARAMS)
         bench.fleet.submit(requests(6))
         bench.trainer.has_moved_on = True
@@ -55,6 +62,44 @@ def test_engine_restored_with_wrong_bytes_raises_error(opened: Opened, in_place:
     dying.spoils = True
     with pytest.raises(WeightSyncError, match=r"weight `a` was sent as .* but the engine holds"):
         bench.fleet.finished()
+
+
+def test_engine_dying_after_a_partial_transfer_gets_all_weights(opened: Opened) -> None:
+    dying, other = CountingHost(speed=1, dies_in=[1]), CountingHost(speed=1)
+    bench = opened(dying, other, frozen={"f": torch.full((4,), 5.0)}, states=(STATE, NEXT))
+    assert dying.log.count("take_weights") == 3  # both parts, then one
+    assert sum(len(ended) for ended in iter(bench.fleet.finished, [])) == 6
+    for host in (dying, other):
+        assert {name: tensor.tolist() for name, tensor in host.held.items()} == {"f": [5.0] * 4, "a": [2.0] * 3}
+    assert dying.log.count("take_weights") == 5
+
+
+def test_all_engines_get_all_weights_if_one_lacks_them(opened: Opened) -> None:
+    slept, other = CountingHost(speed=1), CountingHost(speed=1)
+    bench = opened(slept, other, frozen={"f": torch.full((4,), 5.0)})
+    bench.trainer.has_moved_on = False
+    bench.fleet.abort()
+    slept.close()
+    bench.fleet.prepare(NEXT)
+    assert [host.log.count("take_weights") for host in (slept, other)] == [4, 4]
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_everything_is_sent_after_a_failed_verification(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, restores: bool
+) -> None:
+    engine = CountingHost(speed=1, dies_in=[1] if restores else [])
+    bench = opened(engine, frozen={"f": torch.full((4,), 5.0)})
+    with monkeypatch.context() as planted:
+        planted.setattr(engine, "scores", 1.0)
+        with pytest.raises(WeightSyncError, match="canary"):
+            _ = bench.fleet.finished() if restores else bench.sync_again(NEXT)
+    bench.fleet.abort()
+    num_taken = engine.log.count("take_weights")
+    bench.sync_again(State("actor", 3, 3, "third"))
+    assert engine.log.count("take_weights") == num_taken + 2
+    bench.sync_again(State("actor", 4, 4, "fourth"))
+    assert engine.log.count("take_weights") == num_taken + 3
 
 
 def test_restored_engine_failing_canary_raises_error(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

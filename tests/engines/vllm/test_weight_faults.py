@@ -7,6 +7,7 @@ detect that.
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from ppoctl.engines.vllm.engine import GenerationOutput
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
+from ppoctl.model.trainable import Trainable
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.engine_calls import call_engines
-from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sending import PARTS, NamedWeights
 from ppoctl.weights.sync import EngineSide
 from vllm_in_process import Here
 
@@ -117,8 +119,8 @@ def test_unsent_tensor_is_caught_by_name(tied: Bench, monkeypatch: pytest.Monkey
 
     def without(state: State) -> NamedWeights:
         weights = whole(state)
-        kept = [bucket for bucket in weights.buckets() if name not in bucket.checksums]
-        return dataclasses.replace(weights, buckets=lambda: iter(kept))
+        kept = [bucket for bucket in weights.buckets(PARTS) if name not in bucket.checksums]
+        return dataclasses.replace(weights, buckets=lambda parts: iter(kept))
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
@@ -131,7 +133,9 @@ def test_tensor_sent_twice_is_caught_by_name(tied: Bench, monkeypatch: pytest.Mo
 
     def twice(state: State) -> NamedWeights:
         weights = whole(state)
-        return dataclasses.replace(weights, buckets=lambda: chain(weights.buckets(), weights.buckets()))
+        return dataclasses.replace(
+            weights, buckets=lambda parts: chain(weights.buckets(PARTS), weights.buckets(PARTS))
+        )
 
     tied.trainer.move(TINY)
     with monkeypatch.context() as planted:
@@ -146,9 +150,9 @@ def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monke
 
     def forgetful(state: State) -> NamedWeights:
         weights = whole(state)
-        kept = [bucket for bucket in weights.buckets() if "lm_head.weight" not in bucket.checksums]
+        kept = [bucket for bucket in weights.buckets(PARTS) if "lm_head.weight" not in bucket.checksums]
         names = tuple(name for bucket in kept for name in bucket.checksums)
-        return dataclasses.replace(weights, names=names, buckets=lambda: iter(kept))
+        return dataclasses.replace(weights, names=names, buckets=lambda parts: iter(kept))
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)
@@ -257,6 +261,67 @@ def test_negative_zeros_and_denormals_pass_checksums(untied: Bench) -> None:
             numbers = parameter.view(-1)
             numbers[0], numbers[1] = -0.0, 1e-40
     assert untied.worst_gap(prompts(2), SAMPLING) < 1e-3
+
+
+@pytest.fixture(params=["tied", "untied"])
+def partly(request: pytest.FixtureRequest, benches: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Return a bench that has made one transfer, whose trainer trains the upper of two layers."""
+    bench = benches(request.param)
+    monkeypatch.setattr(bench.trainer, "trainable", Trainable(top_layers=1))
+    bench.trainer.move(0.01)
+    generate(bench)
+    bench.trainer.traffic.clear()
+    return bench
+
+
+def sent_again(bench: Bench) -> list[str]:
+    """Return the names of the tensors of a transfer after an update."""
+    bench.trainer.move(TINY)
+    bench.trainer.traffic.clear()
+    generate(bench)
+    return bench.trainer.traffic
+
+
+def test_frozen_weights_are_sent_once(partly: Bench) -> None:
+    names = list(dict(partly.trainer.model.named_parameters()))
+    trained = [name for name in names if name.startswith(("model.layers.1.", "model.norm.", "lm_head."))]
+    assert sent_again(partly) == trained
+    assert len(trained) in (13, 14)
+    assert partly.worst_gap(prompts(4), SAMPLING) < 1e-3
+    assert sent_again(partly) == trained
+
+
+def test_flipped_bit_of_a_frozen_weight_in_the_engine_is_caught(partly: Bench) -> None:
+    """The transfer does not send the weight. The next transfer sends everything, and corrects it."""
+    executor = partly.engine._llm.engine_core.engine_core.model_executor
+    held = dict(executor.driver_worker.model_runner.get_model().named_parameters())
+    held["model.layers.0.input_layernorm.weight"].data.view(torch.int32)[5] ^= 1
+    with pytest.raises(WeightSyncError, match=r"`model\.layers\.0\.input_layernorm\.weight` was sent as"):
+        sent_again(partly)
+    assert "model.layers.0.input_layernorm.weight" not in partly.trainer.traffic
+    assert len(sent_again(partly)) == len(dict(partly.trainer.model.named_parameters()))
+    assert partly.worst_gap(prompts(4), SAMPLING) < 1e-3
+
+
+def test_engine_without_weights_gets_frozen_weights_again(partly: Bench) -> None:
+    every = len(dict(partly.trainer.model.named_parameters()))
+    partly.engine.sleep()
+    assert len(sent_again(partly)) == every
+    assert len(sent_again(partly)) < every
+    partly.hosts.engines[0].close()
+    assert len(sent_again(partly)) == every
+    assert partly.worst_gap(prompts(4), SAMPLING) < 1e-3
+
+
+def test_block_with_a_frozen_parameter_is_sent_whole(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM loads a fused layer only if all of its tensors arrive."""
+    freeze = ("*.linear_qkv.bias", "*.mlp.*", "embedding.*")
+    monkeypatch.setattr(untied.trainer, "trainable", Trainable(freeze=freeze))
+    generate(untied)
+    sent_again(untied)  # the first transfer with a frozen part
+    names = list(dict(untied.trainer.model.named_parameters()))
+    assert sent_again(untied) == [name for name in names if "mlp" not in name and "embed" not in name]
+    assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
 
 
 def test_weight_loading_during_generation_is_rejected(tied: Bench) -> None:

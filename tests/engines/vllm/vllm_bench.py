@@ -1,6 +1,6 @@
 """A tiny random Qwen2, a plain Hugging Face model as its trainer, and the two together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -8,15 +8,18 @@ from typing import Any, Literal
 import torch
 
 from ppoctl.batch.records import State
+from ppoctl.convert.tensors import constant_names
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.model.shape_reader import read_shape
+from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
 from ppoctl.stages.generation import stream_samples
 from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.checksum import SentChecksums, checksum_of
-from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sending import NamedWeights, Part
 from ppoctl.weights.sync import EngineSide, TrainerSide
 from vllm_in_process import Here, engines_are_guests
 from vllm_model_registry import inspect_in_this_process
@@ -71,6 +74,8 @@ class HfTrainer:
     traffic: list[str] = field(default_factory=list)
     """Names of all tensors that were sent."""
     updates: int = 0
+    trainable: Trainable = field(default_factory=Trainable)
+    """The parameters that `move` changes."""
 
     def __post_init__(self) -> None:
         from transformers import AutoModelForCausalLM
@@ -85,21 +90,31 @@ class HfTrainer:
         """Move every weight by `scale` times a normal number, as an update."""
         self.updates += 1
         generator = torch.Generator().manual_seed(self.updates)
+        constant = self.constant
         with torch.no_grad():
-            for parameter in self.model.parameters():
+            for name, parameter in self.model.named_parameters():
+                if name in constant:
+                    continue
                 noise = torch.randn(parameter.shape, generator=generator) * scale
                 parameter.add_(noise.to(parameter.dtype))
         return self.state
 
+    @property
+    def constant(self) -> frozenset[str]:
+        return constant_names(read_shape(self.folder), self.trainable)
+
     def weights(self, state: State) -> NamedWeights:
         named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        constant = self.constant
 
-        def buckets() -> Iterator[Bucket]:
-            for name, tensor in named.items():
-                self.traffic.append(name)
-                yield bucket_of([(name, tensor)])
+        def buckets(parts: Sequence[Part]) -> Iterator[Bucket]:
+            for part in parts:
+                for name, tensor in named.items():
+                    if (name in constant) == (part == "constant"):
+                        self.traffic.append(name)
+                        yield bucket_of([(name, tensor)])
 
-        return NamedWeights(state, tuple(named), buckets, lambda: (), lambda: iter(()))
+        return NamedWeights(state, tuple(named), buckets, lambda: (), lambda parts: iter(()), constant)
 
     def export(self, folder: Path) -> SentChecksums:
         self.save(folder)

@@ -15,6 +15,7 @@ from ppoctl.convert.accounted_tensors import Accounted
 from ppoctl.convert.command.source import FoundCheckpoint, find_source
 from ppoctl.convert.destination import destination
 from ppoctl.convert.hugging_face import Weights, open_weights
+from ppoctl.convert.megatron_folder import open_megatron
 from ppoctl.convert.model_files import Companions
 from ppoctl.convert.parameters import MegatronWeights
 from ppoctl.convert.tensors import EMBEDDING
@@ -70,6 +71,11 @@ class Conversion:
         """Dtype of the embedding, and of most of the model."""
         return self.weights.specs[EMBEDDING].dtype
 
+    @property
+    def has_parity(self) -> bool:
+        """Whether outputs are compared: only between two formats."""
+        return self.request.parity and self.source.kind != self.request.to
+
     def write(self, folder: Path) -> None:
         """Write all files except the report."""
         shard_bytes = int(self.request.shard_gib * 2**30)
@@ -87,13 +93,14 @@ class Conversion:
             record = self.source.folder / REPORT
             if self.request.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
-            if self.request.parity:
+            if self.has_parity:
                 from ppoctl.convert.command.parity import ModelPair, check_parity
 
                 to_hf = self.request.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
                 rounded_to = DTYPES[self.request.dtype] if self.request.dtype else None
-                pair = ModelPair(hugging_face, megatron, self.shape, self.source.head, rounded_to)
+                like = self.source.completed_by if to_hf else None
+                pair = ModelPair(hugging_face, megatron, self.shape, self.source.head, rounded_to, like)
                 checks += check_parity(pair, self.weights)
         return checks, digests
 
@@ -105,7 +112,7 @@ class Conversion:
             return [*checks, verify.check_padding(megatron, is_written=True), configuration], digests
         written = open_weights(folder, allow_pickle=False)
         checks, digests = verify.check_tensors(self.weights, written)
-        megatron = MegatronWeights(TorchDist(self.source.folder), self.shape, self.source.head)
+        megatron = _open_megatron(self.source, self.shape)
         checks.append(verify.check_round_trip(megatron, written, self.shape))
         return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
 
@@ -113,13 +120,13 @@ class Conversion:
 def convert(request: ConvertRequest, notify: Callable[[str], None]) -> dict[str, Any]:
     """Convert a checkpoint, and return the report. The destination exists only if every step succeeded."""
     source = find_source(request.source, like=request.like, role=request.role, step=request.step)
-    if source.kind == request.to:
+    if source.kind == request.to and source.is_complete:
         other = "megatron" if request.to == "hf" else "hf"
         raise RecipeError(f"`{request.source}` is already in that format (`--to {request.to}`)", hint=f"--to {other}")
     conversion = _open(request, source)
     for note in conversion.notes:
         notify(f"note: {note}")
-    if request.verify and request.parity:
+    if request.verify and conversion.has_parity:
         from ppoctl.convert.command.parity import require_memory
 
         require_memory(conversion.weights)
@@ -142,12 +149,15 @@ def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     if source.kind == "hf":
         source_weights: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
     else:
-        state = TorchDist(source.folder)
-        source_weights = MegatronWeights(state, shape, source.head)
-        if any(name.startswith(VALUE_HEAD_PREFIX) for name in state.tensors):
+        source_weights = _open_megatron(source, shape)
+        if any(name.startswith(VALUE_HEAD_PREFIX) for name in source_weights.state.tensors):
             notes = (*notes, "the value head on the policy's model is not written: no Hugging Face class has it")
     weights = Accounted(source_weights, source.folder, shape, source.head, dtype)
     return Conversion(request, source, shape, weights, (*notes, *weights.notes))
+
+
+def _open_megatron(source: FoundCheckpoint, shape: ModelShape) -> MegatronWeights:
+    return open_megatron(source.folder, shape, source.head, like=source.completed_by)
 
 
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:

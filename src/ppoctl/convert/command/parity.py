@@ -38,6 +38,8 @@ class ModelPair:
     rounded_to: torch.dtype | None
     """Dtype to which both models are rounded before the comparison, because a cast cannot be undone; None: not
     rounded."""
+    like: Path | None = None
+    """Folder of the model that completes the Megatron folder; None: where `frozen.json` says."""
 
 
 def require_memory(weights: Weights) -> None:
@@ -63,7 +65,7 @@ def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
     else:
         expected = dict(zip(("log-probs", "entropies"), theirs.score(sequences), strict=True))
     del theirs
-    ours = CheckpointScorer(pair.megatron, pair.shape, pair.head, pair.rounded_to)
+    ours = CheckpointScorer(pair.megatron, pair.shape, pair.head, pair.rounded_to, pair.like)
     actual = {}
     for name, head in heads.items():
         ours.use_head(head)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.model.folder import model_folder, read_config
@@ -32,6 +33,13 @@ class FoundCheckpoint:
     """Description of the checkpoint for users."""
     notes: tuple[str, ...] = ()
     """Further notes for users."""
+    completed_by: Path | None = None
+    """Folder that `--like` names, with the frozen weights of a saved state; None: where `frozen.json` says."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the folder has all weights. A saved state of a partly trained role lacks the frozen weights."""
+        return self.kind == "hf" or read_frozen_base(self.folder) is None
 
     @property
     def head(self) -> Head:
@@ -96,11 +104,19 @@ def _saved_state(paths: RunPaths, folder: Path, like: str | None, role: str | No
     saved = manifest.stage.removeprefix("state/")
     _require_role(saved, role, folder)
     manifests.verify(folder, manifest)
+    if like is None and (frozen := read_frozen_base(folder)) is not None:
+        completing_folder(folder, frozen)  # its error names the option
     base = model_folder(like) if like is not None else _base(paths, saved)
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
     return FoundCheckpoint(
-        "megatron", folder, base, saved, f"{saved} of `{paths.root}` at step {manifest.step}", notes
+        "megatron",
+        folder,
+        base,
+        saved,
+        f"{saved} of `{paths.root}` at step {manifest.step}",
+        notes,
+        completed_by=None if like is None else base,
     )
 
 
@@ -123,7 +139,8 @@ def _torch_dist(folder: Path, like: str | None, role: str | None) -> FoundCheckp
     saved = role_with("value" if output is not None and output.size[0] == 1 else "token")
     _require_role(saved, role, folder)
     base = folder if like is None else model_folder(like)
-    return FoundCheckpoint("megatron", folder, base, saved, f"Megatron folder {folder}")
+    completed_by = None if like is None else base
+    return FoundCheckpoint("megatron", folder, base, saved, f"Megatron folder {folder}", completed_by=completed_by)
 
 
 def _require_role(saved: str, requested: str | None, folder: Path) -> None:

@@ -35,7 +35,8 @@ class CappedAttention(PackedCausalAttention):
         """Return the attention output of one piece. As in transformers, scores are in the model's dtype, and the
         softmax is in float32."""
         grouped = query.unflatten(1, (key.shape[1], -1))  # [S, groups, heads per group, D]
-        scores = torch.einsum("sghd,tgd->ghst", grouped, key) * self.softmax_scale
+        scale = query.shape[-1] ** -0.5 if self.softmax_scale is None else self.softmax_scale
+        scores = torch.einsum("sghd,tgd->ghst", grouped, key) * scale
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = scores.masked_fill(~sees(len(query), len(key), query.device, self.window), -torch.inf)

@@ -115,6 +115,8 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
         # The first data rank gathers the optimizer over gloo and writes it. By default, Megatron-Core gathers on
         # every rank and, with NCCL, a whole buffer at a time in the memory of each GPU.
         "distrib_optim_fully_reshardable_mem_efficient": True,
+        # The usual format stores equal layers as slices of one tensor, which must be complete.
+        **({} if trained.trainable.is_all else {"non_homogeneous_layers": True}),
     }
     weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
     optimizer_weights = weights["model"] if len(weights) == 1 else weights
@@ -137,9 +139,7 @@ def _only_trained(weights: dict[str, Any], trained: TrainerState) -> dict[str, A
     if trained.trainable.is_all:
         return weights
     names = {key: trained_names(stage.module, trained.trainable) for key, stage in _by_key(trained.stages)}
-    return {
-        key: {name: weight for name, weight in of.items() if name in names[key]} for key, of in weights.items()
-    }
+    return {key: {name: weight for name, weight in of.items() if name in names[key]} for key, of in weights.items()}
 
 
 def _copier(trained: TrainerState, state: dict[str, Any], reshardable: str) -> Callable[[Tensor], Tensor]:

@@ -27,16 +27,19 @@ _CHUNK_TOKENS = 256
 
 class CheckpointScorer:
     """A model in one process, with the weights of a torch_dist checkpoint that was saved with any layout.
-    `rounded_to`: dtype to which the weights are rounded before they are used. None: weights are not rounded."""
+    `rounded_to`: dtype to which the weights are rounded before they are used. None: weights are not rounded.
+    `like`: see `load_torch_dist`."""
 
-    def __init__(self, folder: Path, shape: ModelShape, head: Head, rounded_to: torch.dtype | None) -> None:
+    def __init__(
+        self, folder: Path, shape: ModelShape, head: Head, rounded_to: torch.dtype | None, like: Path | None = None
+    ) -> None:
         device = this_device()
         parallel = ParallelTable()
         settings = ModelSettings(shape, torch.float32, device, _CHUNK_TOKENS, parallel)
         groups = ensure_process_group(parallel)
         with megatron_device():
             self._stages = build_stages(MODELS[head], settings, groups)
-            load_torch_dist(self._stages, folder)
+            load_torch_dist(self._stages, folder, like=like)
         if rounded_to is not None:
             round_parameters(self._stages[0], rounded_to)
         self._cost = token_cost(shape)

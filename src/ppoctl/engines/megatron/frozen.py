@@ -5,6 +5,7 @@ The frozen trunk consists of the embedding and the layers before the first layer
 gradient passes through the trunk, so the trunk keeps no activations.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,11 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, checkpoint
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 
-from ppoctl.convert.tensors import parameter_names
+from ppoctl.convert.tensors import frozen_names, parameter_names
 from ppoctl.engines.megatron.model import PackedModel
-from ppoctl.engines.megatron.weights import names_in_whole_model
+from ppoctl.engines.megatron.weights import names_in_whole_model, sent_parts
 from ppoctl.model.trainable import Trainable
+from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 
 def trained_names(stage: PackedModel, trainable: Trainable) -> set[str]:
@@ -28,6 +30,8 @@ def trained_names(stage: PackedModel, trainable: Trainable) -> set[str]:
 
 def freeze(stage: PackedModel, trainable: Trainable) -> None:
     """Freeze all parameters of the stage that do not train. This must precede the wrapper with gradient buffers."""
+    if trainable.is_all:
+        return
     trained = trained_names(stage, trainable)
     for name, parameter in stage.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -42,6 +46,20 @@ def freeze(stage: PackedModel, trainable: Trainable) -> None:
     if 0 <= trunk < len(decoder.layers):
         decoder.layers[trunk].register_forward_pre_hook(_require_gradient, with_kwargs=True)
         decoder._checkpointed_forward = partial(_recomputed_after_trunk, decoder, trunk)
+
+
+def frozen_checksums(stages: Sequence[PackedModel], trainable: Trainable) -> dict[str, TensorChecksum]:
+    """Return the checksum of each frozen Hugging Face tensor of these pipeline stages, on the first tensor and data
+    rank; other ranks return nothing. Collective over all tensor and expert ranks."""
+    found: dict[str, TensorChecksum] = {}
+    for stage in stages:
+        frozen, groups = set(frozen_names(stage.settings.shape, stage.head, trainable)), stage.pg_collection
+        is_first = groups.tp.rank() == groups.dp_cp.rank() == 0
+        for part in sent_parts(stage):
+            if part.name in frozen:
+                whole = part.read(groups)
+                found |= {part.name: checksum_of(whole)} if is_first else {}
+    return found
 
 
 def _keep_gradient_of_bias(linear: ColumnParallelLinear) -> None:
@@ -82,8 +100,8 @@ def _recomputed_after_trunk(
 ) -> Float[Tensor, "N 1 hidden"]:
     """Return the output of the layers, of which those after the trunk are recomputed in the backward pass.
 
-    This replaces Megatron-Core's function, which would also wrap the trunk, and then computes no gradient in the first
-    layer that trains, because its input needs none.
+    This replaces Megatron-Core's function, which would also wrap the trunk. It would compute no gradient in the first
+    layer that trains, because the input of that layer needs none.
     """
 
     def through(layer: torch.nn.Module, hidden: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Letters: N packed tokens, n positions to read. Only these n positions reach the 
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
@@ -51,6 +52,8 @@ class ModelSettings(NamedTuple):
     """Index of the label whose probability is a reward model's score. None: the head has one output."""
     value_head: SharedValueHead | None = None
     """Value head on the policy's model. None: there is none."""
+    on_host: bool = False
+    """Whether the weights are allocated on the host first, and moved to the device after `adopt`."""
 
 
 class PackedModel(GPTModel):
@@ -63,6 +66,7 @@ class PackedModel(GPTModel):
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
         config = transformer_config(shape, settings.dtype, settings.parallel, settings.recompute)
+        config.use_cpu_initialization |= settings.on_host
         pipeline_rank = groups.pp.rank()
         first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
         layers = range(first_layer, first_layer + get_num_layers_to_build(config, virtual_stage, pipeline_rank))
@@ -92,6 +96,17 @@ class PackedModel(GPTModel):
             embedded = self.embedding(**ids)
             embedded = embedded * torch.tensor(scale, dtype=embedded.dtype)
         return super().forward(**ids, decoder_input=embedded, attention_mask=None, packed_seq_params=packed)
+
+    def outputs_from(self, layer: int, hidden: Tensor, packed: PackedInput) -> PositionOutputs | Tensor:
+        """Return the outputs of `forward`, given the hidden states that enter this layer (counted within the stage).
+        Computes no gradient: activations are not recomputed."""
+        packed.rope = self._rope_tables(packed)
+        for module in self.decoder.layers[layer:]:
+            hidden, _ = module(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
+        if self.decoder.final_layernorm is not None:
+            hidden = self.decoder.final_layernorm(hidden)
+        outputs: PositionOutputs | Tensor = self._postprocess(hidden, packed_seq_params=packed)
+        return outputs
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, packed_seq_params: PackedInput, **__: Any) -> Any:
         """Compute the outputs. GPTModel calls this method, which replaces its projection to logits."""
@@ -144,7 +159,7 @@ class LogprobModel(PackedModel):
             self.value_head = PolicyValueHead(head, settings.shape, self.config, groups, virtual_stage)
 
     def start_value_head(self) -> None:
-        """Set the initial weights of the value head, if the stage has one. The weights of the model must be loaded."""
+        """Set the initial weights of the value head, if there is one. The model's weights must be loaded."""
         if self.value_head is not None:
             self.value_head.start(self.decoder)
 
@@ -214,12 +229,18 @@ MODELS: Final[dict[Head, type[PackedModel]]] = {"token": LogprobModel, "value": 
 
 
 def build_stages(
-    cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
+    cls: type[PackedModel],
+    settings: ModelSettings,
+    groups: ProcessGroupCollection,
+    adopt: Callable[[list[PackedModel]], None] | None = None,
 ) -> list[PackedModel]:
     """Return this rank's pipeline stages (several if they are interleaved) with uninitialized weights. All weights,
     including norms, have the model's dtype, as in the Hugging Face models. Tensors that are not trained (a router's
-    bias) keep their dtype."""
+    bias) keep their dtype. `adopt` may replace weights by those of another model, before they are moved to the
+    device."""
     count = settings.parallel.stages_per_rank
+    # Weights that are not written take no memory of the host, so weights that are replaced never exist twice.
+    settings = settings._replace(on_host=adopt is not None)
     with warnings.catch_warnings():
         # The warning is about unsplit experts with tensor parallelism. Their tokens are exchanged between ranks
         # instead.
@@ -228,10 +249,13 @@ def build_stages(
         warnings.filterwarnings("ignore", message="MLP requires ffn_hidden_size", category=DeprecationWarning)
         stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:
+        _mark_parameters(stage)
+    if adopt is not None:
+        adopt(stages)
+    for stage in stages:
         stage.to(device=settings.device)
         for parameter in stage.parameters():
             parameter.data = parameter.data.to(settings.dtype)
-        _mark_parameters(stage)
     return stages
 
 

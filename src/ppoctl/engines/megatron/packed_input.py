@@ -5,8 +5,9 @@ the tokens of a microbatch, a rank has pieces of sequences. Otherwise it has ful
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,10 +56,20 @@ class PackedInput(PackedSeqParams):
     hidden_alone: bool = False
     """Whether to stop before the output layer and return the hidden states of the positions to read, for this rank's
     tokens."""
+    entering: Tensor | None = None
+    """[N 1 hidden] hidden states after the frozen trunk, for a pass of the layers above it (`top.Top`)."""
     rope: RopeTables | None = None
     """Rotation of each token. The model computes it once for all layers."""
     context: ContextShare | None = None
     """If context ranks split the tokens: the tokens of this rank, and how it gets data of the other ranks."""
+
+    def replaced(self, **changes: Any) -> "PackedInput":
+        """Return a copy with other values of these fields."""
+        # `dataclasses.replace` passes Megatron-Core's fields to the constructor: None, where it annotates a tensor.
+        copied = copy(self)
+        for name, value in changes.items():
+            setattr(copied, name, value)
+        return copied
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ ranks.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.frozen import freeze
+from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
@@ -40,73 +40,30 @@ from ppoctl.engines.megatron.model import (
 from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
-from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
-from ppoctl.engines.megatron.reference import ReferenceModel
+from ppoctl.engines.megatron.process_group import ensure_process_group
+from ppoctl.engines.megatron.reference import ActorWeights, ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
-    ModelChunks,
-    reduce_gradients,
     run_forward,
     run_forward_backward,
     share_of,
     with_reference,
 )
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, sent_parts
+from ppoctl.engines.megatron.weights import gathered_weights, specs_in
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.head import Head, SharedValueHead
+from ppoctl.model.head import SharedValueHead
 from ppoctl.model.labels import label_number
 from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
-from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
-from ppoctl.weights.sending import SendingRank
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """Settings from which each process of a role creates its model."""
-
-    role: str
-    """Role of a trained model. For a reward model: the key of its recipe table, which is `reward` or begins with
-    `reward`."""
-    model: str
-    """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights."""
-    dtype: torch.dtype
-    """dtype of weights and activations: float32 or bfloat16."""
-    batching: BySequences | ByTokens
-    parallel: ParallelTable = field(default_factory=ParallelTable)
-    recompute: Recompute = "none"
-    reshardable: str = "full"
-    """Layouts in which saved states of a distributed optimizer can be loaded: "full" or "dp"."""
-    device: str | None = None
-    """torch device. None: this process's GPU, or the CPU if there is no GPU."""
-    collective_s: float = COLLECTIVE_S
-    """Seconds that ranks wait for each other in a collective (`process_group.GroupTimeouts`)."""
-    reference: str | None = None
-    """Model of the reference, like `model`; None: the same model."""
-    label: str | None = None
-    """Label whose probability is a reward model's score. None: the head has one output."""
-    trainable: Trainable = field(default_factory=Trainable)
-    """The parameters that train. All others are frozen."""
-    value_head: SharedValueHead | None = None
-    """Value head on the policy's model; None: there is none."""
-
-    @property
-    def head(self) -> Head:
-        """Head of the model."""
-        return head_of(self.role)
-
-    @property
-    def is_reward_model(self) -> bool:
-        """Whether the model is a reward model, which is never trained."""
-        return self.role.partition(".")[0] == "reward"
+from ppoctl.weights.checksum import TensorChecksum
+from ppoctl.weights.sending import PARTS, Part, SendingRank
 
 
 @dataclass(frozen=True)
@@ -133,7 +90,10 @@ class MegatronRank(SendingRank):
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         frozen = settings.reference or settings.model
-        self._reference = ReferenceModel(partial(self._build, frozen, None), partial(self._sources.load, frozen))
+        is_shared = frozen == settings.model and not settings.trainable.is_all
+        actor = ActorWeights(lambda: self.models, settings.trainable) if is_shared else None
+        build, load = partial(self._build, frozen, None), partial(self._sources.load, frozen)
+        self._reference = ReferenceModel(build, load, actor)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -176,10 +136,18 @@ class MegatronRank(SendingRank):
         del self._saving
         return checkpoint.finish_save(saving, folder)
 
+    def frozen_checksums(self) -> dict[str, TensorChecksum]:
+        """See `frozen.frozen_checksums`."""
+        self._reload("weights")
+        return frozen_checksums(self.models, self.settings.trainable)
+
     def load(self, folder: Path) -> None:
-        """Restore weights and optimizer bit for bit as they were saved. Raises StorageError."""
+        """Restore weights and optimizer bit for bit as they were saved. Frozen weights are those of the model source.
+        Raises StorageError."""
         self._reload("weights", "training")
         with megatron_device():
+            if not self._stages and not self.settings.trainable.is_all:
+                self._sources.load(self.settings.model, self._build_once())
             self._build_once()
             if self._optimizer is None:
                 self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
@@ -201,26 +169,25 @@ class MegatronRank(SendingRank):
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
-        self._reload("weights")
-        return self._forward(self.stages, sequences, request)
+        if not request.reference:
+            self._reload("weights")
+            return self._forward(partial(run_forward, self.stages), sequences, request)
+        self._reload("weights", "reference")
+        return self._forward(partial(self._reference.run_with_actor, self.models), sequences, request)
 
     def reference_forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return log-probs, or a reward model's scores, computed with the frozen initial weights (see
         `ReferenceModel`)."""
-        stages = self._reference.stages()
-        self._reload("reference")
-        return self._forward(stages, sequences, request)
+        self._reload(*self._reference.parts)
+        return self._forward(partial(run_forward, self._reference.stages()), sequences, request)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this pipeline rank's weights under Hugging Face names, as full tensors. Collective over all tensor
-        and expert ranks."""
+    def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
         self._reload("weights")
-        return gathered_weights(self.models)
+        return [gathered_weights(self.models, self.settings.trainable, part) for part in parts]
 
-    def weight_specs(self) -> list[TensorSpec]:
+    def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         self._reload("weights")  # specs are read from views of the weights
-        parts = [part for model in self.models for part in sent_parts(model)]
-        return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
+        return [spec for part in parts for spec in specs_in(self.models, self.settings.trainable, part)]
 
     def offload(self) -> None:
         """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
@@ -269,7 +236,9 @@ class MegatronRank(SendingRank):
             self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
         )
 
-    def _build(self, source: str, value_head: SharedValueHead | None) -> list[PackedModel]:
+    def _build(
+        self, source: str, value_head: SharedValueHead | None, shared: ActorWeights | None = None
+    ) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
         folder, shape = self._sources.of(source)
@@ -287,7 +256,7 @@ class MegatronRank(SendingRank):
         model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
         try:
             with megatron_device():
-                return build_stages(model_class, model, self.groups)
+                return build_stages(model_class, model, self.groups, None if shared is None else shared.adopt)
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
@@ -297,19 +266,11 @@ class MegatronRank(SendingRank):
 
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:
-            buffers = DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=False,
-                use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
-            )
-            for model in self._build(self.settings.model, self.settings.value_head):
-                if not self.settings.trainable.is_all:
-                    freeze(model, self.settings.trainable)
-                wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
-                model.config.finalize_model_grads_func = reduce_gradients
-                self._stages.append(wrapped)
-            no_sync = [stage.no_sync for stage in self._stages]
-            self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+            models = self._build(self.settings.model, self.settings.value_head)
+            for model in models:
+                freeze(model, self.settings.trainable)
+            is_sharded = self.settings.parallel.distributed_optimizer
+            self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
         return self.models
 
     def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
@@ -338,9 +299,8 @@ class MegatronRank(SendingRank):
         """Return the microbatches. If full KL is requested, add the reference's hidden states to them."""
         if not request.full_kl:
             return microbatches
-        stages = self._reference.stages()
         self._host.reload("reference")
-        return with_reference(stages, microbatches)
+        return with_reference(self._reference.stages(), microbatches)
 
     def _sees_outputs(self) -> bool:
         groups = self.groups
@@ -349,18 +309,20 @@ class MegatronRank(SendingRank):
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: ModelChunks, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
+    def _forward(
+        self, run: Callable[[list[Microbatch]], list[MicrobatchResult]], sequences: Sequences, request: OutputRequest
+    ) -> RankOutputs | None:
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(request, with_gradient=False))
         # The reference's hidden states of all microbatches of a group are in memory together, so a group has only one
         # microbatch per pipeline rank.
         role, batching = self.settings.role, self.settings.batching
-        size = self.settings.parallel.pipeline if request.full_kl else len(microbatches)
+        size = self.settings.parallel.pipeline if request.full_kl or request.reference else len(microbatches)
         results: list[MicrobatchResult] = []
         with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
                 group = self._with_reference(microbatches[start : start + size], request)
-                results += run_forward(stages, group)
+                results += run(group)
         return self._share(microbatches, results)
 
     def _minibatch_step(

@@ -1,33 +1,124 @@
-"""The frozen reference on a rank of the actor: a second model, which always has the weights of its source."""
+"""The frozen reference on a rank of the actor: a model that always has the weights of its source.
+
+If the source is that of the actor and a part of the actor is frozen, reference and actor share the frozen weights:
+
+    trunk  ->  top of the actor                trunk: layers before the first that trains (`trunk_layers`)
+           ->  top of the reference            each top has frozen weights too, by `actor.freeze`: they are shared
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ppoctl.convert.tensors import trunk_layers
+from ppoctl.engines.megatron.frozen import trained_names
+from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward
+from ppoctl.engines.megatron.top import Top, after_trunk, entering_tops
+from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.trainable import Trainable
+from ppoctl.ports import OutputRequest
+
+
+@dataclass(frozen=True)
+class ActorWeights:
+    """The stages of an actor that starts from the model of the reference."""
+
+    stages: Callable[[], Sequence[PackedModel]]
+    trainable: Trainable
+    """Parameters of the actor that train. The reference has its own copies of them; it shares all others."""
+
+    def adopt(self, stages: Sequence[PackedModel]) -> None:
+        """Replace the frozen weights of a reference's stages by those of the actor."""
+        for stage, actor in zip(stages, self.stages(), strict=True):
+            trained = trained_names(actor, self.trainable)
+            for name, parameter in actor.named_parameters():
+                if name not in trained and not name.startswith(VALUE_HEAD_PREFIX):
+                    module, _, weight = name.rpartition(".")
+                    setattr(stage.get_submodule(module), weight, parameter)
+
+    def addresses(self) -> set[int]:
+        """Return the addresses of the storages of the actor's weights."""
+        return {_address(weight) for stage in self.stages() for weight in stage.parameters()}
 
 
 class ReferenceModel:
-    """A model in the dtype of the actor. Its weights are read from its source on first use, and never from a state of
-    this run, so that a resumed run keeps its reference."""
+    """A model in the dtype of the actor. Its own weights are read from its source on first use, and never from a
+    state of this run, so that a resumed run keeps its reference."""
 
     def __init__(
-        self, build: Callable[[], Sequence[PackedModel]], read_source: Callable[[Sequence[PackedModel]], None]
+        self,
+        build: Callable[[ActorWeights | None], Sequence[PackedModel]],
+        read_source: Callable[[Sequence[PackedModel], Callable[[Tensor], bool]], None],
+        actor: ActorWeights | None = None,
     ) -> None:
-        """`build` creates a model without weights, and `read_source` loads the source's weights into it."""
+        """`build` creates a model without weights, except those that it adopts from the actor. `read_source` loads
+        those weights of the source for which its second argument returns True. `actor`: None if nothing is shared."""
         self._build = build
         self._read_source = read_source
+        self._actor = actor
         self._stages: list[PackedModel] = []
+        self._weights: list[Tensor] = []
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts that must be on the device for a pass of the reference, as in `HostOffload`."""
+        return ("reference",) if self._actor is None else ("weights", "reference")
 
     def stages(self) -> Sequence[PackedModel]:
-        """Return this rank's pipeline stages. Raises EnvironmentProblemError or RecipeError if the source is missing,
-        broken or not supported."""
+        """Return this rank's pipeline stages. Weights that they share must be on the device. Raises
+        EnvironmentProblemError or RecipeError if the source is missing, broken or not supported."""
         if not self._stages:
-            stages = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
-            self._read_source(stages)
+            shared = set() if self._actor is None else self._actor.addresses()
+            stages = [stage.requires_grad_(requires_grad=False) for stage in self._build(self._actor)]
+            self._read_source(stages, lambda tensor: _address(tensor) not in shared)
+            weights = (weight for stage in stages for weight in stage.parameters())
+            self._weights = [weight for weight in weights if _address(weight) not in shared]
             self._stages = stages
         return self._stages
 
     def weights(self) -> Iterator[Tensor]:
-        """Yield the weights that are in memory. Yields nothing before the first use."""
-        return (weight for stage in self._stages for weight in stage.parameters())
+        """Yield the reference's own weights that are in memory. Yields nothing before the first use."""
+        yield from self._weights
+
+    def run_with_actor(
+        self, actor: Sequence[PackedModel], microbatches: Sequence[Microbatch]
+    ) -> list[MicrobatchResult]:
+        """Return the outputs of the actor, and the log-probs of the reference, for each microbatch. Before the last
+        pipeline stage the list is empty.
+
+        A trunk is computed once: the reference starts from the hidden states after it. They are in memory for all
+        microbatches together.
+        """
+        stages: Sequence[PackedModel | Top] = self.stages()
+        if trunk := self._trunk:
+            tops = stages = [Top(stage, trunk) for stage in self.stages()]
+            with after_trunk(tops, actor) as hidden:
+                found = run_forward(actor, microbatches)
+            microbatches = entering_tops(microbatches, hidden)
+        else:
+            found = run_forward(actor, microbatches)
+        frozen = run_forward(stages, [_unfiltered(batch) for batch in microbatches])
+        return [
+            replace(one, outputs=replace(one.outputs, reference=other.outputs.primary))
+            for one, other in zip(found, frozen, strict=True)
+        ]
+
+    @property
+    def _trunk(self) -> int:
+        """Number of layers that one pass computes for actor and reference; 0: none."""
+        if self._actor is None:
+            return 0
+        return trunk_layers(self._actor.trainable, self._stages[0].settings.shape)
+
+
+def _unfiltered(batch: Microbatch) -> Microbatch:
+    """Return the microbatch for the reference: with the same temperature, but without filters and excluded ids."""
+    request = OutputRequest(temperature=batch.input.request.temperature)
+    return replace(batch, input=batch.input.replaced(request=request, excluded=None, reference=None))
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

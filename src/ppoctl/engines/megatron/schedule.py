@@ -66,19 +66,20 @@ def run_forward_backward(
 
 def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microbatch]) -> list[Microbatch]:
     """Return the microbatches, each with the reference's hidden states before the output layer. On the last pipeline
-    stage, the hidden states of all microbatches are then in memory together."""
+    stage, the hidden states of all microbatches are then in memory together. The pass runs through all layers, also
+    through a trunk whose weights are those of the model."""
 
     def collect(_: Microbatch, hidden: Tensor, **__: bool) -> Tensor:
         return hidden
 
     with torch.no_grad():
-        up_to_output = [replace(batch, input=replace(batch.input, hidden_alone=True)) for batch in microbatches]
+        up_to_output = [replace(batch, input=batch.input.replaced(hidden_alone=True)) for batch in microbatches]
         hidden_states: list[Tensor] = _run(stages, up_to_output, collect)
     if not hidden_states:  # another pipeline rank has them
         return list(microbatches)
     frozen = [FrozenOutputs(hidden, stages[-1].output_weight) for hidden in hidden_states]
     return [
-        replace(batch, input=replace(batch.input, reference=reference))
+        replace(batch, input=batch.input.replaced(reference=reference))
         for batch, reference in zip(microbatches, frozen, strict=True)
     ]
 

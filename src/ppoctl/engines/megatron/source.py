@@ -1,8 +1,10 @@
 """Folders from which a rank reads weights: of Hugging Face, or of `convert-ckpt --to megatron`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -32,11 +34,14 @@ class ModelSources:
             self._known[model] = folder, replace(read_shape(folder), labels=labels)
         return self._known[model]
 
-    def load(self, model: str, stages: Sequence[PackedModel]) -> None:
-        """Load the weights of a model into this rank's pipeline stages."""
+    def load(
+        self, model: str, stages: Sequence[PackedModel], is_read: Callable[[Tensor], bool] = lambda _: True
+    ) -> None:
+        """Load the weights of a model into this rank's pipeline stages: those for whose tensors in the stages
+        `is_read` returns True."""
         folder = self.of(model)[0]
         with megatron_device():
             if is_torch_dist(folder):
-                load_torch_dist(stages, folder)
+                load_torch_dist(stages, folder, is_read)
             else:
-                load_weights(stages, folder)
+                load_weights(stages, folder, is_read)

@@ -6,7 +6,7 @@ read.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,44 +14,69 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factories
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ppoctl.convert.hugging_face import Weights
+from ppoctl.convert.megatron_folder import checksums_of, open_megatron
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
 from ppoctl.convert.safe_pickle import why
-from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.safe_loader import DataOnly, causes
+from ppoctl.engines.megatron.weights import parts_of
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
+from ppoctl.weights.checksum import TensorChecksum
 
 
 @torch.no_grad()
-def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
-    """Load the weights of this rank's pipeline stages, cast to the model's dtype. Collective over all ranks of the
-    layout.
+def load_torch_dist(
+    stages: Sequence[PackedModel],
+    folder: Path,
+    is_read: Callable[[Tensor], bool] = lambda _: True,
+    *,
+    like: Path | None = None,
+) -> None:
+    """Load the weights of this rank's pipeline stages, cast to the model's dtype. Tensors of the stages for which
+    `is_read` returns False keep their values. If the folder has only the weights that trained, the others are read
+    from the model that completes it, which may be in the folder `like`. Collective over all ranks of the layout.
 
     Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
-    tensor. Raises StorageError if the folder cannot be read.
+    tensor. Raises it also if the completing model is missing or has changed. Raises StorageError if the folder cannot
+    be read.
     """
     shape = stages[0].settings.shape
-    source = TorchDist(folder)
-    found = MegatronWeights(source, shape, stages[0].head)
+    found = open_megatron(folder, shape, stages[0].head, like=like, checksums=_checksums_of_all_ranks)
     if found.layers_alike != layers_alike(shape) and shape.experts is not None:
         raise StorageError(
             f"checkpoint in `{folder}` stores layers with experts as slices of one tensor, which no model can load",
             hint="convert it to Hugging Face first, with --no-parity",
         )
-    tensors = _parameters(stages, found, shape)
+    parameters = _parameters(stages, found, shape)
+    tensors = {name: parameter for name, parameter in parameters.items() if is_read(parameter.data)}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
             warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
-            DataOnly(source.metadata).load(tensors, folder)
+            DataOnly(found.state.metadata).load(tensors, folder)
     except CheckpointException as error:
         raise _unreadable(folder, causes(error)) from error
     except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
         raise _unreadable(folder, why(error)) from error
+    completed = set(found.completed)
+    for stage in stages if completed else ():
+        for part in parts_of(stage):
+            if part.name in completed and part.is_here(stage.pg_collection) and is_read(part.view):
+                part.write(found.tensor(part.name), stage.pg_collection)
+
+
+def _checksums_of_all_ranks(weights: Weights, names: Sequence[str]) -> dict[str, TensorChecksum]:
+    """Return the checksums of the tensors with these names. Each rank reads some of the tensors. Collective."""
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found: list[dict[str, TensorChecksum]] = [{}] * size
+    torch.distributed.all_gather_object(found, checksums_of(weights, names[rank::size]))
+    return {name: checksum for of_rank in found for name, checksum in of_rank.items()}
 
 
 def _unreadable(folder: Path, reason: str) -> StorageError:
@@ -59,10 +84,10 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
-    """Return this rank's slices of all parameters, under the keys of the checkpoint. A value head on the policy's
-    model is not read."""
+    """Return this rank's slices of all parameters that the checkpoint has, under the keys of the checkpoint. A value
+    head on the policy's model is not read."""
     renamed = {
-        parameter.key(shape, layers_alike=found.layers_alike).name: found.keys[parameter.name].name
+        parameter.key(shape, layers_alike=found.layers_alike).name: found.keys.get(parameter.name)
         for parameter in found.parameters
     }
     metadata = {"non_homogeneous_layers": not found.layers_alike}
@@ -73,6 +98,8 @@ def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: Mo
         for value in nested_values(state):
             if isinstance(value, ShardedTensor) and not value.key.startswith(VALUE_HEAD_PREFIX):
                 assert value.data.is_contiguous(), f"`{value.key}` would be read into a copy"
-                value.key, value.allow_shape_mismatch = renamed[value.key], False
-                tensors[str(len(tensors))] = value
+                key = renamed[value.key]
+                if key is not None:
+                    value.key, value.allow_shape_mismatch = key.name, False
+                    tensors[str(len(tensors))] = value
     return tensors

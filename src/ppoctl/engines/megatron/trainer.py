@@ -14,14 +14,17 @@ from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences, one_sequence
 from ppoctl.convert.destination import flush_all
+from ppoctl.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
+from ppoctl.convert.frozen_digest import frozen_digest
 from ppoctl.convert.hugging_face import Spec
-from ppoctl.convert.model_files import CONFIG, Companions
+from ppoctl.convert.model_files import Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.tensors import placements, weight_names
+from ppoctl.convert.tensors import constant_names, placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
-from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
+from ppoctl.engines.megatron.rank import RankStepResult
 from ppoctl.engines.megatron.ranks import Ranks
-from ppoctl.errors import StorageError
+from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.errors import StorageError, quoted
 from ppoctl.model.folder import model_folder
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
@@ -35,10 +38,11 @@ LOOK_EVERY_S = 0.2
 
 
 class MegatronSaving:
-    """A `ports.Saving`: each rank writes its shard, and this process adds the model's config.json."""
+    """A `ports.Saving`: each rank writes its shard, and this process adds the model's config.json and, if a part of
+    the model is frozen, the source of that part (frozen.json)."""
 
-    def __init__(self, ranks: Ranks, folder: Path, companions: Companions) -> None:
-        self.ranks, self.folder, self.companions = ranks, folder, companions
+    def __init__(self, ranks: Ranks, folder: Path, companions: Companions, base: FrozenBase | None) -> None:
+        self.ranks, self.folder, self.companions, self.base = ranks, folder, companions, base
         self._looked = time.monotonic()
 
     def is_written(self) -> bool:
@@ -48,12 +52,15 @@ class MegatronSaving:
         return all(self.ranks.call("is_saved"))
 
     def finish(self) -> dict[str, FileDigest]:
-        """Finish the save, and return the files of all ranks and the config.json, which other programs need to load
+        """Finish the save, and return the files of all ranks and of this process, which other programs need to load
         the state. Raises StorageError."""
         files = {name: digest for files in self.ranks.call("finish_save") for name, digest in files.items()}
         try:
             # The config is written last, because Megatron-Core requires an empty folder.
-            return {**files, CONFIG: flushed_digest(self.companions.write_config(self.folder))}
+            added = [self.companions.write_config(self.folder)]
+            if self.base is not None:
+                added.append(write_frozen_base(self.folder, self.base))
+            return {**files, **{file.name: flushed_digest(file) for file in added}}
         except OSError as error:
             raise StorageError(f"state cannot be written to `{self.folder}`: {error}") from error
 
@@ -64,6 +71,7 @@ class MegatronTrainer:
     def __init__(self, settings: TrainerSettings, ranks: Ranks) -> None:
         self.settings = settings
         self.ranks = ranks
+        self._frozen: FrozenBase | None = None
 
     def start(self) -> None:
         """Load weights from the model source and create a new optimizer.
@@ -71,18 +79,39 @@ class MegatronTrainer:
         Raises EnvironmentProblemError or RecipeError if the source is missing, broken or not supported.
         """
         self.ranks.call("start")
+        self._frozen = None
+        self._frozen_base()
         self._companions.config()  # read now: a save writes a copy even if the source no longer exists
 
     def save(self, folder: Path, *, in_background: bool) -> "MegatronSaving":
         """Begin to write weights and optimizer into an existing empty folder. With `in_background`, copies of them
         are written. Raises StorageError."""
         self.ranks.call("begin_save", folder, in_background)
-        return MegatronSaving(self.ranks, folder, self._companions)
+        return MegatronSaving(self.ranks, folder, self._companions, self._frozen_base())
 
     def load(self, folder: Path) -> None:
-        """Restore weights and optimizer bit for bit as `save` wrote them, with any layout. Raises StorageError."""
+        """Restore weights and optimizer bit for bit as `save` wrote them, with any layout. Frozen weights are read
+        from the model source. Raises StorageError, also if the frozen weights are not those of the saved state."""
         self.ranks.call("load", folder)
+        saved, base = read_frozen_base(folder), self._frozen_base()
+        if base is not None and (saved is None or saved.digest != base.digest):
+            was = "" if saved is None else f", which was made from `{saved.model}`"
+            raise StorageError(
+                f"frozen weights of the {self.settings.role} in `{base.model}` are not those of the state in "
+                f"`{folder}`{was}",
+                hint=f"restore the files of the model with which the run started in {quoted(base.model)}",
+            )
         self._companions.config()
+
+    def _frozen_base(self) -> FrozenBase | None:
+        """Return the source and the digest of the frozen weights, which never change; None: all weights train. The
+        digest is computed once."""
+        if self._frozen is None and not self.settings.trainable.is_all:
+            checksums = {name: each for found in self.ranks.call("frozen_checksums") for name, each in found.items()}
+            model = self.settings.model
+            source = str(Path(model).absolute()) if Path(model).exists() else model
+            self._frozen = FrozenBase(source, frozen_digest(checksums))
+        return self._frozen
 
     def save_weights(self, folder: Path) -> None:
         """Write only the weights into an existing empty folder, as a Hugging Face model."""
@@ -146,7 +175,10 @@ class MegatronActor(MegatronTrainer):
     def weights(self, state: State) -> NamedWeights:
         """Return all weights, which will be sent to engines. `state` must be the actor's current state."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
-        return NamedWeights(state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep)
+        constant = constant_names(self.source[1], self.settings.trainable)
+        return NamedWeights(
+            state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep, constant
+        )
 
 
 class MegatronCritic(MegatronTrainer):

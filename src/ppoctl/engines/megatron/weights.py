@@ -8,7 +8,7 @@ although transformers 5 fuses experts in memory.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,18 @@ from ppoctl.convert.hugging_face import open_weights
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,
+    constant_names,
     placements,
     tied_copy,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.trainable import EMBEDDING_PARAMETER
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
+from ppoctl.weights.bucket import TensorSpec
+from ppoctl.weights.sending import Part
+
+_EVERYTHING = Trainable()
 
 
 @dataclass(frozen=True)
@@ -181,12 +186,26 @@ def names_in_whole_model(model: PackedModel) -> dict[str, str]:
     return names
 
 
-def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full Hugging Face tensors of these pipeline stages, one at a time. Collective over all tensor and
-    expert ranks."""
+def gathered_weights(
+    stages: Sequence[PackedModel], trainable: Trainable = _EVERYTHING, part: Part = "changing"
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the full Hugging Face tensors of these pipeline stages, one at a time: those of a part of the weights if
+    only `trainable` trains. Collective over all tensor and expert ranks."""
+    for shard in _shards_in(stages, trainable, part):
+        yield shard.name, shard.read(stages[0].pg_collection)
+
+
+def specs_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[TensorSpec]:
+    """Yield name, dtype and shape of each tensor that `gathered_weights` yields."""
+    for shard in _shards_in(stages, trainable, part):
+        yield TensorSpec(shard.name, shard.view.dtype, shard.shape)
+
+
+def _shards_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[ParameterShard]:
+    """Yield the tensors that these pipeline stages send with this part of the weights."""
+    constant = constant_names(stages[0].settings.shape, trainable)
     for stage in stages:
-        for part in sent_parts(stage):
-            yield part.name, part.read(stage.pg_collection)
+        yield from (shard for shard in sent_parts(stage) if (shard.name in constant) == (part == "constant"))
 
 
 def sent_parts(stage: PackedModel) -> list[ParameterShard]:
@@ -195,8 +214,11 @@ def sent_parts(stage: PackedModel) -> list[ParameterShard]:
 
 
 @torch.no_grad()
-def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
+def load_weights(
+    stages: Sequence[PackedModel], folder: Path, is_read: Callable[[Tensor], bool] = lambda _: True
+) -> None:
     """Load the weights of this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
+    Tensors of the stages for which `is_read` returns False keep their values.
 
     A value head that is not in the folder is set to zero. Raises EnvironmentProblemError if the folder does not
     contain exactly the tensors of the model (`convert.accounted_tensors`).
@@ -205,5 +227,5 @@ def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
     weights = Accounted(source, folder, stages[0].settings.shape, stages[0].head)
     for stage in stages:
         for part in parts_of(stage):
-            if part.is_here(stage.pg_collection):
+            if part.is_here(stage.pg_collection) and is_read(part.view):
                 part.write(weights.tensor(part.name), stage.pg_collection)

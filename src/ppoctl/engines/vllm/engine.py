@@ -113,12 +113,15 @@ class Engine(ReceivingEngine):
         loader.register()
         return started(settings, load_format=loader.FORMAT)
 
+    def holds_weights(self) -> bool:
+        return self._has_weights
+
     def sleep(self) -> None:
         """Free the device: discard weights and KV cache. The engine wakes when it receives weights. On a CPU, vLLM
         stops scheduling, and frees no memory."""
         if not self._is_asleep:
             self._llm.sleep(level=2)
-            self._is_asleep = True
+            self._is_asleep, self._has_weights = True, False
 
     def begin_weights(self) -> None:
         if self._is_asleep:
@@ -126,6 +129,7 @@ class Engine(ReceivingEngine):
             self._is_asleep = False
         if self._llm.has_unfinished_requests():
             raise WeightSyncError("the generator cannot load new weights while it is generating samples")
+        self._has_weights = False
         self._llm.collective_rpc("start_weight_update")
 
     def load(self, tensors: NamedTensors) -> None:
@@ -209,10 +213,10 @@ class Engine(ReceivingEngine):
             self.abort()
 
     def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
-        if not self._has_weights:
-            raise WeightSyncError("the generator was called before it received weights")
         if self._is_asleep:
             raise WeightSyncError("the generator was called while it sleeps and has no weights")
+        if not self._has_weights:
+            raise WeightSyncError("the generator was called before it received weights")
         # The salt differs after each weight transfer, so that no request can match the KV cache of older weights,
         # even if the prefix cache is not reset.
         request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}

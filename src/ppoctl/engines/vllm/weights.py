@@ -4,8 +4,8 @@ computes.
     start_weight_update  ->  update_weights(tensors) ...  ->  finish_weight_update  ->  ppoctl_loaded_weights
 
 Weights are loaded in place by vLLM's layerwise reload, through vLLM's weight-transfer interface. Tensors may arrive
-in any number and order. A fused layer is loaded when its last part has arrived. (`loader` reads a folder when an
-engine starts.)
+in any number and order. A fused layer is loaded when its last part has arrived. A layer of which no tensor arrives
+keeps its weights. (`loader` reads a folder when an engine starts.)
 
 The verification (`weights.checksum`) does not rely on the loading code: weights are read *back from the memory with
 which the engine computes*.
@@ -20,7 +20,9 @@ The verification does not cover the KV cache: a request must not read keys and v
 `Engine._queue` excludes that by construction.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +80,28 @@ class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
         model.load_weights(iter(update_info.tensors))
 
     def finish_weight_update(self) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, layerwise
 
-        finalize_layerwise_reload(self.model, self.model_config)
+        # The checksums find every weight that was not loaded. vLLM would warn of each layer that keeps its weights.
+        with _without(layerwise.logger, "%s: Failed to load weights"):
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         """Do nothing: there is no connection."""
+
+
+@contextmanager
+def _without(logger: logging.Logger, message: str) -> Iterator[None]:
+    """Context in which a logger drops records with this message (before its arguments are inserted)."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.msg != message
+
+    logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_kept)
 
 
 class WeightReader:

@@ -16,6 +16,7 @@ from ppoctl.loading.rules.correction import CORRECTION_RULES
 from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
+from ppoctl.loading.rules.frozen import FROZEN_RULES
 from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
@@ -28,6 +29,7 @@ from ppoctl.loading.rules.sampling import SAMPLING_RULES
 from ppoctl.loading.rules.schedule import SCHEDULE_RULES
 from ppoctl.loading.rules.slurm import SLURM_RULES
 from ppoctl.loading.rules.until import UNTIL_RULES
+from ppoctl.loading.rules.value_head import VALUE_HEAD_RULES
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
@@ -73,8 +75,9 @@ def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]
         if not isinstance(table.batching, ByTokens):
             continue
         for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
-            # With `bootstrap`, the critic also reads the last token of a truncated response.
-            includes_last = recipe.ppo.truncated == "bootstrap" and head_of(role) == "value"
+            # With `bootstrap`, values need the last token of a truncated response too.
+            has_values = head_of(role) == "value" or recipe.value_head is not None
+            includes_last = recipe.ppo.truncated == "bootstrap" and has_values
             scores = microbatch_limit(table.batching, with_gradient=False)[0] == name
             longest = longest_sequence(recipe) + (includes_last and scores)
             cap = getattr(table.batching, name)
@@ -178,12 +181,14 @@ RULES = (
     *ESTIMATOR_RULES,
     *CORRECTION_RULES,
     *CRITIC_RULES,
+    *VALUE_HEAD_RULES,
     *METRIC_RULES,
     *UNTIL_RULES,
     *EVALUATION_RULES,
     *SAMPLING_RULES,
     *GROUP_RULES,
     *LAYOUT_RULES,
+    *FROZEN_RULES,
     *SLURM_RULES,
 )
 

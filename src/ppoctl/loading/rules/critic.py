@@ -37,7 +37,7 @@ def check_critic_is_trained(recipe: Recipe) -> Iterator[Conflict]:
     if not recipe.ppo.advantages.trains_critic and recipe.critic is not None:
         yield Conflict(
             f"[{CRITIC}] has no effect, because the advantages train no critic",
-            ((CRITIC, "optimizer", "lr"), _ADVANTAGES),
+            ((CRITIC, *(("optimizer", "lr") if recipe.value_head is None else ("on",))), _ADVANTAGES),
             f"remove the table [{CRITIC}], or add `{_TRAIN_ONE}`",
         )
 

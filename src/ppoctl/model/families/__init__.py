@@ -3,6 +3,7 @@
 from ppoctl.model.families.deepseek_v3 import DEEPSEEK_V3
 from ppoctl.model.families.gemma2 import GEMMA2
 from ppoctl.model.families.llama import LLAMA
+from ppoctl.model.families.mistral import MISTRAL
 from ppoctl.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from ppoctl.model.fields import Family
 
@@ -10,6 +11,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": DEEPSEEK_V3,
     "gemma2": GEMMA2,
     "llama": LLAMA,
+    "mistral": MISTRAL,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
