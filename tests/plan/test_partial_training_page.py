@@ -1,4 +1,4 @@
-"""docs/partial-training.md shows the memory that `plan` computes, and recipes that load."""
+"""docs/partial-training.md shows the memory that `plan` computes, for recipes that load."""
 
 import re
 from pathlib import Path
@@ -11,31 +11,39 @@ from ppoctl.plan.memory.estimate import estimate_here
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "partial-training.md").read_text("utf-8")
-SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-TABLE = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-BASE = "own/llama-3.2-1b-32g.toml"
-MODELS = {
+LAST, SHARED, HEAD = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+COLUMNS = {
     "Llama-3.2-1B": "meta-llama/Llama-3.2-1B-Instruct",
     "Qwen3-4B": "Qwen/Qwen3-4B",
     "Qwen3-8B": "Qwen/Qwen3-8B",
 }
-PARTS = {
-    "all layers": (),
-    "top 4 layers of the actor": ("actor.train={top_layers=4}",),
-    "top 4 layers of actor and critic": ("actor.train={top_layers=4}", "critic.train={top_layers=4}"),
+ROWS: dict[str, tuple[str, ...]] = {
+    "all layers train": (),
+    "4 layers of the actor": (SHARED,),
+    "4 layers of actor and critic": (LAST,),
+    "value head on the actor": (HEAD,),
+    "value head on the actor, 4 layers": (HEAD, SHARED),
 }
+"""Row of the table -> recipes of the page that are given after own/llama-3.2-1b-32g."""
 
 
-def sizes(model: str, *sets: str, has_value_head: bool = False) -> list[str]:
-    """Return the cells of a row: the fullest update, states of actor and critic in memory, one checkpoint."""
-    words = [f"model.path={model}", *sets]
-    recipe = load([ROOT / "recipes" / BASE], words, {"PPOCTL_DATA": "/data"}).recipe
-    if has_value_head:
-        recipe = recipe.model_copy(update={"critic": load_value_head()})
-    memory = estimate_here(recipe, 80.0)
+def planned(folder: Path, model: str, recipes: tuple[str, ...]) -> str:
+    """Return a cell: memory of the largest update and of the reference on the GPU, and one checkpoint."""
+    files = [ROOT / "recipes/own/llama-3.2-1b-32g.toml"]
+    for number, text in enumerate(recipes):
+        files.append(folder / f"{number}.toml")
+        files[-1].write_text(text, "utf-8")
+    memory = estimate_here(load(files, [f"model.path={model}"], {"PPOCTL_DATA": "/data"}).recipe, 80.0)
     assert memory is not None
-    stages = {stage.stage: stage.bytes for stage in memory.places[0].stages}
-    updates = max(size for name, size in stages.items() if name.endswith("_update"))
-    resident = sum(role.resident for role in memory.roles.values())
-    state = sum(role.state for role in memory.roles.values())
-    return [f"{size / GIB:.1f}" for size in (updates, resident, state)]
+    [gpu] = memory.places
+    update = max(stage.bytes for stage in gpu.stages if stage.stage.endswith("_update"))
+    checkpoint = sum(role.state for role in memory.roles.values())
+    sizes = (update, memory.roles["actor"].largest.reference, checkpoint)
+    return " / ".join(f"{size / GIB:.1f}" for size in sizes)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_table_equals_plan(tmp_path: Path, row: str) -> None:
+    table = {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in PAGE.splitlines()) if cells}
+    assert table["GiB"] == list(COLUMNS)
+    assert table[row] == [planned(tmp_path, model, ROWS[row]) for model in COLUMNS.values()]

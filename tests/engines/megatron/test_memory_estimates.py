@@ -81,6 +81,7 @@ FAMILY_CASES = [
     ("deepseek-v3-low-rank", "actor", "TP2 sequence", torch.bfloat16, "full"),
 ]
 """Tiny models of `megatron_lab`, with tokens routed evenly."""
+ROUTERS = Trainable(freeze=("decoder.layers.*.mlp.router.weight",))
 TOP, HEAD_ONLY = Trainable(top_layers=2), Trainable(freeze=("embedding.*", "decoder.layers.*"))
 PARTIAL_CASES = [
     ("larger", "actor", "alone", torch.float32, "none", TOP),
@@ -89,7 +90,14 @@ PARTIAL_CASES = [
     ("quickstart", "actor", "TP2", torch.bfloat16, "none", Trainable(top_layers=1)),
     ("larger", "actor", "alone", torch.bfloat16, "none", HEAD_ONLY),
     ("larger", "actor", "alone", torch.float32, "none", Trainable(freeze=("decoder.layers.*.mlp.*",))),
-    ("qwen3-moe", "actor", "DP2 EP2", torch.float32, "none", Trainable(freeze=("decoder.layers.*.mlp.router.weight",))),
+    (
+        "qwen3-moe",
+        "actor",
+        "DP2 EP2",
+        torch.float32,
+        "none",
+        Trainable(freeze=("decoder.layers.*.mlp.router.weight",)),
+    ),
     ("larger", "actor", "alone", torch.float32, "none", EVERYTHING, SharedValueHead("linear")),
     ("larger", "actor", "TP2 sequence", torch.bfloat16, "none", EVERYTHING, SharedValueHead("mlp")),
     ("larger", "actor", "alone", torch.float32, "none", TOP, SharedValueHead("linear", 1)),
