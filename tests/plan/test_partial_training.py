@@ -255,8 +255,8 @@ def test_recipe_with_value_head_has_one_role(smallest: Path) -> None:
         (("actor.train={top_layers=2}",), "2 of 16 layers, final norm; the tied output layer is frozen"),
         (("actor.freeze=decoder.layers.*.mlp.*",), "`decoder.layers.*.mlp.*` is frozen"),
         (
-            ("actor.train={top_layers=1}", "actor.freeze=['*.bias', '*norm*']"),
-            "1 of 16 layers, final norm; the tied output layer is frozen, `*.bias`, `*norm*` are frozen",
+            ("actor.train={top_layers=1}", "actor.freeze=['*.linear_fc1.*', '*norm*']"),
+            "1 of 16 layers, final norm; the tied output layer is frozen, `*.linear_fc1.*`, `*norm*` are frozen",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.shared_reference import shares_weights
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import OUTPUT_PARAMETER
@@ -16,7 +17,7 @@ from ppoctl.plan.memory.parameters import EVERYTHING, layer_parameters, trunk_en
 from ppoctl.plan.rows import stage_rows
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe import sizes
-from ppoctl.recipe.role_model import model_of, trainable_of
+from ppoctl.recipe.role_model import trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
 from ppoctl.recipe.schema import Recipe
 
@@ -65,8 +66,7 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
     # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
     # runs all layers of both models.
-    is_initial = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
-    shares_trunk = is_initial and kl_use(recipe).is_estimated
+    shares_trunk = shares_weights(recipe) and kl_use(recipe).is_estimated
     traced = trace_at(recipe, recipe.steps, choose)
     rows = stage_rows(traced, recipe, most=most)
     for stage in traced.stages:
