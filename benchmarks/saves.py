@@ -23,8 +23,9 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.batch.sequences import Sequences
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs, Totals
 from ppoctl.recipe.schema import ByTokens

@@ -18,8 +18,9 @@ from cli.conftest import CliResult, RunCli, cli_runner
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.model_files import companions_digest
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.schema import BySequences

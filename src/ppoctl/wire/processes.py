@@ -20,8 +20,8 @@ from ppoctl.wire.components import no_op
 from ppoctl.wire.prestart import cpu_threads
 
 if TYPE_CHECKING:
-    from ppoctl.engines.megatron.rank import TrainerSettings
     from ppoctl.engines.megatron.ranks import Ranks
+    from ppoctl.engines.megatron.settings import TrainerSettings
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
     from ppoctl.engines.ray.srun import JobNodes

@@ -20,9 +20,9 @@ from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.table import ScorerTable
 
 if TYPE_CHECKING:
-    from ppoctl.engines.megatron.rank import TrainerSettings
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.megatron.reward_model import MegatronRewardModel
+    from ppoctl.engines.megatron.settings import TrainerSettings
     from ppoctl.engines.vllm.pooling import PoolingSettings, VllmRewardModel
 
 

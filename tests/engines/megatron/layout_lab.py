@@ -8,7 +8,8 @@ import torch
 from rank_pool import RankPool
 from torch import Tensor
 
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
 from ppoctl.stages.objective import Terms

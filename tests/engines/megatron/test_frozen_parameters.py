@@ -35,8 +35,9 @@ from torch import Tensor
 from ppoctl.convert.frozen_base import read_frozen_base
 from ppoctl.convert.torch_dist import read_metadata
 from ppoctl.engines.megatron.optimizer import gradient_buffers, held_tensors
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.model.trainable import Trainable

@@ -22,7 +22,7 @@ from layout_lab import (
 
 from ppoctl.batch.digest import file_digest
 from ppoctl.convert.tensors import weight_names
-from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import NonFiniteError, StorageError
 from ppoctl.ports import OutputRequest

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from ppoctl.batch.records import State
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron import trainer as port
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import BySequences, ParallelTable

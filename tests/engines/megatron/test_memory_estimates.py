@@ -13,7 +13,7 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.engines.megatron import logprobs
-from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision

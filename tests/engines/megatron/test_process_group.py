@@ -10,8 +10,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, ensure_process_group, join
-from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.engines.megatron.ranks import OpenRank
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import BySequences, ParallelTable
 

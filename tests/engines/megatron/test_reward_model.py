@@ -9,9 +9,10 @@ import torch
 from rank_pool import RankPool
 from transformers import AutoModelForSequenceClassification
 
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.reward_model import MegatronRewardModel
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import ByTokens, ParallelTable
 

@@ -13,8 +13,9 @@ from layout_lab import STEP, settings, trainer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.engines.megatron.frozen import trained_names
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest

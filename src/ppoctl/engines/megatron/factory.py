@@ -2,7 +2,7 @@
 
 import torch
 
-from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.folder import model_folder
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.recipe.origins import KeyPath, dotted

@@ -11,13 +11,13 @@ ranks.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
@@ -40,16 +40,16 @@ from ppoctl.engines.megatron.model import (
 from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
-from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
+from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.reference import ActorWeights, ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
-    reduce_gradients,
     run_forward,
     run_forward_backward,
     share_of,
     with_reference,
 )
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, specs_in
@@ -57,56 +57,13 @@ from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.head import Head, SharedValueHead
+from ppoctl.model.head import SharedValueHead
 from ppoctl.model.labels import label_number
 from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
-from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.checksum import TensorChecksum
 from ppoctl.weights.sending import PARTS, Part, SendingRank
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """Settings from which each process of a role creates its model."""
-
-    role: str
-    """Role of a trained model. For a reward model: the key of its recipe table, which is `reward` or begins with
-    `reward`."""
-    model: str
-    """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights."""
-    dtype: torch.dtype
-    """dtype of weights and activations: float32 or bfloat16."""
-    batching: BySequences | ByTokens
-    parallel: ParallelTable = field(default_factory=ParallelTable)
-    recompute: Recompute = "none"
-    reshardable: str = "full"
-    """Layouts in which saved states of a distributed optimizer can be loaded: "full" or "dp"."""
-    device: str | None = None
-    """torch device. None: this process's GPU, or the CPU if there is no GPU."""
-    collective_s: float = COLLECTIVE_S
-    """Seconds that ranks wait for each other in a collective (`process_group.GroupTimeouts`)."""
-    reference: str | None = None
-    """Model of the reference, like `model`; None: the same model."""
-    label: str | None = None
-    """Label whose probability is a reward model's score. None: the head has one output."""
-    trainable: Trainable = field(default_factory=Trainable)
-    """The parameters that train. All others are frozen."""
-    value_head: SharedValueHead | None = None
-    """Value head on the policy's model; None: there is none."""
-
-    @property
-    def head(self) -> Head:
-        """Head of the model."""
-        return head_of(self.role)
-
-    @property
-    def is_reward_model(self) -> bool:
-        """Whether the model is a reward model, which is never trained."""
-        return self.role.partition(".")[0] == "reward"
 
 
 @dataclass(frozen=True)
@@ -309,19 +266,11 @@ class MegatronRank(SendingRank):
 
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:
-            buffers = DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=False,
-                use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
-            )
-            for model in self._build(self.settings.model, self.settings.value_head):
-                if not self.settings.trainable.is_all:
-                    freeze(model, self.settings.trainable)
-                wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
-                model.config.finalize_model_grads_func = reduce_gradients
-                self._stages.append(wrapped)
-            no_sync = [stage.no_sync for stage in self._stages]
-            self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+            models = self._build(self.settings.model, self.settings.value_head)
+            for model in models:
+                freeze(model, self.settings.trainable)
+            is_sharded = self.settings.parallel.distributed_optimizer
+            self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
         return self.models
 
     def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:

@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, join
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.machine.cuda_memory import use_expandable_segments
 from ppoctl.machine.device import on_gpu
 from ppoctl.recipe.schema import ParallelTable

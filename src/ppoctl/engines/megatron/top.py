@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ppoctl.engines.megatron.branch import captured_input
+from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.logprobs import PositionOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel

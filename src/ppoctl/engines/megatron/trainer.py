@@ -21,8 +21,9 @@ from ppoctl.convert.model_files import Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 from ppoctl.convert.tensors import constant_names, placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
-from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
+from ppoctl.engines.megatron.rank import RankStepResult
 from ppoctl.engines.megatron.ranks import Ranks
+from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.folder import model_folder
 from ppoctl.model.shape import ModelShape

@@ -1,0 +1,51 @@
+"""Settings of a trained role or a reward model, from which each of its processes creates the model."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ppoctl.engines.megatron.process_group import COLLECTIVE_S
+from ppoctl.model.head import Head, SharedValueHead
+from ppoctl.model.trainable import Trainable
+from ppoctl.recipe.roles import head_of
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Settings from which each process of a role creates its model."""
+
+    role: str
+    """Role of a trained model. For a reward model: the key of its recipe table, which is `reward` or begins with
+    `reward`."""
+    model: str
+    """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights."""
+    dtype: torch.dtype
+    """dtype of weights and activations: float32 or bfloat16."""
+    batching: BySequences | ByTokens
+    parallel: ParallelTable = field(default_factory=ParallelTable)
+    recompute: Recompute = "none"
+    reshardable: str = "full"
+    """Layouts in which saved states of a distributed optimizer can be loaded: "full" or "dp"."""
+    device: str | None = None
+    """torch device. None: this process's GPU, or the CPU if there is no GPU."""
+    collective_s: float = COLLECTIVE_S
+    """Seconds that ranks wait for each other in a collective (`process_group.GroupTimeouts`)."""
+    reference: str | None = None
+    """Model of the reference, like `model`; None: the same model."""
+    label: str | None = None
+    """Label whose probability is a reward model's score. None: the head has one output."""
+    trainable: Trainable = field(default_factory=Trainable)
+    """The parameters that train. All others are frozen."""
+    value_head: SharedValueHead | None = None
+    """Value head on the policy's model; None: there is none."""
+
+    @property
+    def head(self) -> Head:
+        """Head of the model."""
+        return head_of(self.role)
+
+    @property
+    def is_reward_model(self) -> bool:
+        """Whether the model is a reward model, which is never trained."""
+        return self.role.partition(".")[0] == "reward"
