@@ -6,7 +6,7 @@ A model of 25M parameters (100 MB, float32) on an actor in this process, and a v
 job without Ray (`cluster.weights = "shared"`). A transfer includes its verification: all weights of the engine are
 read back and compared, and both sides score the canary. Before a complete transfer, the engine sleeps, so that it
 must get everything. Complete and partial transfers alternate. Prints the least seconds of each, their parts, and the
-ratios. """
+ratios."""
 
 import argparse
 import sys
