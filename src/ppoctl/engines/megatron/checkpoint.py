@@ -14,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
