@@ -189,6 +189,7 @@ def only_rank(folder: Path, **settings: object) -> MegatronActor:
     return actor
 
 
+@pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated", "ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("sharded", [False, True], ids=["usual", "distributed optimizer"])
 def test_frozen_parameters_have_no_buffer_no_main_weights_and_no_moments(model, sharded):
     folder = model("qwen2-deep")
