@@ -25,8 +25,6 @@ from ppoctl.model.trainable import Trainable
 from ppoctl.preflight.model import require_own_model
 from ppoctl.recipe.schema import BySequences
 
-pytestmark = pytest.mark.engines
-
 Model = Callable[[str], Path]
 
 

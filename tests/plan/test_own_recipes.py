@@ -10,6 +10,7 @@ from ppoctl.recipe.schema import ByTokens, Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MOST_BUCKETS = {
+    "own/llama-3.2-1b-24g": 5,
     "own/llama-3.2-1b-80g": 5,
     "own/llama-3.2-1b-hh-rlhf-80g": 5,
     "own/qwen3-0.6b-24g": 3,

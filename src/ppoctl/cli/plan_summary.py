@@ -1,4 +1,5 @@
-"""The six lines of `ppoctl plan`: whether the run fits, what the run requires, and what was not checked."""
+"""The six lines of `ppoctl plan`: whether the run fits, what the run requires, and what was not checked. A role that
+trains a part of its model adds a line."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.shared_reference import shares_weights
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import OUTPUT_PARAMETER
@@ -15,7 +17,7 @@ from ppoctl.plan.memory.parameters import EVERYTHING, layer_parameters, trunk_en
 from ppoctl.plan.rows import stage_rows
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe import sizes
-from ppoctl.recipe.role_model import model_of, trainable_of
+from ppoctl.recipe.role_model import trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
 from ppoctl.recipe.schema import Recipe
 
@@ -62,8 +64,9 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
         return None
     flops = defaultdict[str, float](float)
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
-    # A reference that starts from the actor's model shares the frozen trunk with it.
-    shares_trunk = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
+    # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
+    # runs all layers of both models.
+    shares_trunk = shares_weights(recipe) and kl_use(recipe).is_estimated
     traced = trace_at(recipe, recipe.steps, choose)
     rows = stage_rows(traced, recipe, most=most)
     for stage in traced.stages:

@@ -4,6 +4,7 @@ import pickle
 import traceback
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.ports import OutputRequest, TokenOutputs, Totals
+from ppoctl.stages.objective import LossInputs, Term, Terms
 from ppoctl.weights.sending import SenderRanks
 
 
@@ -114,13 +116,29 @@ def peak(rank: MegatronRank, rollouts: lab.TrainerBatch, call: str) -> int:
         if call == "update":
             rank.update(rollouts, [lab.minibatch(rollouts)], objective)
         else:
-            rank.forward(rollouts, OutputRequest())
+            rank.forward(rollouts, OutputRequest(values=rank.settings.value_head is not None))
     return live.peak
 
 
 def _objective(rank: MegatronRank, rollouts: lab.TrainerBatch) -> "_Watched":
-    inner = lab.policy_objective(rollouts) if rank.settings.role == "actor" else lab.value_objective(rollouts)
-    return _Watched(inner)
+    if rank.settings.role != "actor":
+        return _Watched(lab.value_objective(rollouts))
+    policy = lab.policy_objective(rollouts)
+    if rank.settings.value_head is None:
+        return _Watched(policy)
+    both = (*policy.terms, Term(SquaredValue(), rollouts.mask))
+    return _Watched(Terms(both, replace(policy.request, values=True)))
+
+
+@dataclass(frozen=True)
+class SquaredValue:
+    """The square of each value of a value head on the policy's model."""
+
+    needs_entropy: bool = False
+
+    def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
+        assert outputs.values is not None
+        return torch.where(mask, outputs.values**2, 0.0)
 
 
 class _Watched:

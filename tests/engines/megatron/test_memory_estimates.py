@@ -14,8 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.model.head import SharedValueHead
 from ppoctl.model.shape_reader import read_shape
+from ppoctl.model.trainable import Trainable
 from ppoctl.plan.memory import activations
+from ppoctl.plan.memory.parameters import EVERYTHING
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.roles import head_of
@@ -78,6 +81,28 @@ FAMILY_CASES = [
     ("deepseek-v3-low-rank", "actor", "TP2 sequence", torch.bfloat16, "full"),
 ]
 """Tiny models of `megatron_lab`, with tokens routed evenly."""
+ROUTERS = Trainable(freeze=("decoder.layers.*.mlp.router.weight",))
+TOP, HEAD_ONLY = Trainable(top_layers=2), Trainable(freeze=("embedding.*", "decoder.layers.*"))
+PARTIAL_CASES = [
+    ("larger", "actor", "alone", torch.float32, "none", TOP),
+    ("larger", "critic", "alone", torch.bfloat16, "full", TOP),
+    ("larger", "actor", "PP2 uneven", torch.float32, "none", Trainable(top_layers=1)),
+    ("quickstart", "actor", "TP2", torch.bfloat16, "none", Trainable(top_layers=1)),
+    ("larger", "actor", "alone", torch.bfloat16, "none", HEAD_ONLY),
+    ("larger", "actor", "alone", torch.float32, "none", Trainable(freeze=("decoder.layers.*.mlp.*",))),
+    (
+        "qwen3-moe",
+        "actor",
+        "DP2 EP2",
+        torch.float32,
+        "none",
+        Trainable(freeze=("decoder.layers.*.mlp.router.weight",)),
+    ),
+    ("larger", "actor", "alone", torch.float32, "none", EVERYTHING, SharedValueHead("linear")),
+    ("larger", "actor", "TP2 sequence", torch.bfloat16, "none", EVERYTHING, SharedValueHead("mlp")),
+    ("larger", "actor", "alone", torch.float32, "none", TOP, SharedValueHead("linear", 1)),
+    ("larger", "actor", "PP2 uneven", torch.bfloat16, "none", EVERYTHING, SharedValueHead("mlp", 1)),
+]
 KEPT = ("norms", "projections", "attention", "mlp", "experts", "inputs", "ends", "logits")
 ROWS, PROMPT, RESPONSE = 44, 64, 32
 """A full microbatch of the quickstart: 44 sequences of 64 + 32 - 1 tokens are just above its cap of 4,096."""
@@ -117,10 +142,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory, model: Callable[[str], Pat
 
 @pytest.fixture(scope="module")
 def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case]:
-    def open_(kind: str, role: str, layout: str, dtype: torch.dtype, recompute: Recompute = "none") -> Case:
-        parallel = LAYOUTS[layout]
+    def open_(
+        kind: str,
+        role: str,
+        layout: str,
+        dtype: torch.dtype,
+        recompute: Recompute = "none",
+        trainable: Trainable = EVERYTHING,
+        value_head: SharedValueHead | None = None,
+    ) -> Case:
+        parallel, part = LAYOUTS[layout], {"trainable": trainable, "value_head": value_head}
         held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
-        pool.open(TrainerSettings(role, str(folders(kind)), dtype, held, parallel, recompute=recompute))
+        pool.open(TrainerSettings(role, str(folders(kind)), dtype, held, parallel, recompute=recompute, **part))
         pool.call("start")
         pool.examine(memory_lab.route_evenly)
         microbatch = full_microbatch(ROWS // parallel.data, parallel.context)
@@ -134,6 +167,7 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
             forward=microbatch,
             microbatches=1,
             recompute=recompute,
+            **part,
         )
         expected = [rank for rank in ranks_of(training) for _ in range(parallel.stage_ranks)]
         rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
@@ -175,6 +209,20 @@ def test_estimated_bytes_of_every_rank_are_within_a_tenth(
 @pytest.mark.parametrize("case", FAMILY_CASES, ids=_name)
 def test_estimated_bytes_of_every_family_are_within_a_tenth(opened: Callable[..., Case], case: Any) -> None:
     _check(_compared(opened(*case)))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", PARTIAL_CASES, ids=_name)
+def test_estimated_bytes_of_partial_training_are_within_a_tenth(
+    opened: Callable[..., Case], tmp_path: Path, case: Any
+) -> None:
+    opened_case: Case = opened(*case)
+    pool, folder, role, layout, weight, _, _ = opened_case
+    pool.call("begin_save", tmp_path, False)
+    pool.call("finish_save")
+    files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
+    state = state_bytes(read_shape(folder), head_of(role), layout, weight, *case[5:])
+    _check(_compared(opened_case) | {"state": [(state, files)]})
 
 
 def _check(found: dict[str, list[tuple[int, int]]]) -> None:

@@ -106,6 +106,17 @@ def all_bytes(rank: MegatronRank) -> int:
     return sum(weight.nbytes for model in rank.models for weight in model.parameters())
 
 
+def test_reference_in_bfloat16_with_recomputation_is_the_initial_model(model):
+    how = {"dtype": torch.bfloat16, "recompute": "full"}
+    actor, rollouts = started(model("qwen2-deep"), PARTS["top without queries"], **how), lab.make_rollouts()
+    train(actor)
+    expected = started(model("qwen2-deep"), EVERYTHING, **how).logprobs(rollouts, PLAIN).primary
+    found = actor.logprobs(rollouts, BOTH)
+    EXACT.check(found.reference, expected)
+    EXACT.check(found.primary, actor.logprobs(rollouts, replace(BOTH, reference=False)).primary)
+    assert own_bytes(lab.rank_of(actor)) == trained_bytes(lab.rank_of(actor))
+
+
 def test_trunk_runs_once_for_actor_and_reference(model, monkeypatch):
     """Three microbatches of a model with six layers, of which two are in each top."""
     actor = started(model("qwen2-six"), Trainable(top_layers=2))
@@ -136,6 +147,18 @@ def test_shared_weights_are_the_tensors_of_the_actor(model, tmp_path):
         assert {name for name, weight in stage.named_parameters() if frozen[name] is not weight} == own
         EXACT.check(trained.logprobs(rollouts, BOTH).reference, expected)
     EXACT.check(resumed.logprobs(rollouts, PLAIN).primary, actor.logprobs(rollouts, PLAIN).primary)
+
+
+def test_weights_that_train_are_read_from_a_megatron_folder(model, tmp_path):
+    """The folder is a saved state, whose weights are not those of the Hugging Face folder."""
+    rollouts, whole = lab.make_rollouts(), started(model("qwen2-deep"), EVERYTHING)
+    train(whole)
+    (tmp_path / "state").mkdir()
+    lab.save(whole, tmp_path / "state")
+    actor = started(tmp_path / "state", PARTS["top without queries"])
+    train(actor)
+    EXACT.check(actor.logprobs(rollouts, BOTH).reference, whole.logprobs(rollouts, PLAIN).primary)
+    assert own_bytes(lab.rank_of(actor)) == trained_bytes(lab.rank_of(actor))
 
 
 def test_reference_with_a_path_of_its_own_shares_nothing(model, tmp_path):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.shared_reference import shares_weights
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.machine import memory as machine_memory
 from ppoctl.model.shape import ModelShape
@@ -34,7 +35,7 @@ from ppoctl.recipe.parallel import (
     reward_models,
 )
 from ppoctl.recipe.role_model import model_of, reward_model_of, trainable_of
-from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
 
@@ -250,7 +251,7 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         has_reference=role == POLICY and use.is_on,
         full_kl_in=frozenset(name for name, is_full in full_kl_in.items() if is_full),
         filtered=role == POLICY and recipe.rollout.top_p < 1,
-        has_own_reference=model_of(recipe, REFERENCE).path != model_of(recipe, POLICY).path,
+        has_own_reference=not shares_weights(recipe),
         trainable=trainable_of(recipe, role),
         value_head=recipe.value_head if role == POLICY else None,
     )

@@ -46,7 +46,7 @@ class Training:
     recompute: Recompute = "none"
     has_reference: bool = False
     has_own_reference: bool = False
-    """Whether the reference starts from a model of its own (`model.reference`)."""
+    """Whether the reference has all weights itself: it starts from a model of its own, or all of the actor trains."""
     full_kl_in: frozenset[str] = frozenset()
     """Names of the passes (`forward`, `update`) that compute the full KL to the reference."""
     filtered: bool = False
