@@ -252,7 +252,8 @@ def test_unhealthy_state_is_noted(ask: RunCli, trained: RunPaths) -> None:
 
 def test_value_head_on_the_policy_is_left_out_and_noted(ask: RunCli, trained: RunPaths, model: Model) -> None:
     head = SharedValueHead("mlp", 1)
-    made = TrainerSettings("actor", str(model("qwen2")), torch.bfloat16, BySequences(1), value_head=head)
+    batching = BySequences(microbatch_seqs=1)
+    made = TrainerSettings("actor", str(model("qwen2")), torch.bfloat16, batching, value_head=head)
     actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
     actor.start()
     save(trained, "actor", 6, lambda folder: lab.save(actor, folder))

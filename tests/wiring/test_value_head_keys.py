@@ -66,7 +66,7 @@ def test_joint_step_equals_the_textbook_with_settings_of_the_policy(changes: dic
 
 
 def test_minibatch_without_a_token_of_the_policy_trains_the_value_head() -> None:
-    """With one response per minibatch, the correction rejects all tokens of some minibatches."""
+    """The correction rejects all tokens of some minibatches, which have one response each."""
     expected = numbers(**{"ppo.max_sequence_gap": 1.25, "ppo.minibatch_seqs": 1})
     assert len(expected["policy minibatches loss"]) > len(expected["policy minibatches ratio_mean"]) > 0
 

@@ -44,6 +44,8 @@ class AdvantagesStage:
         self, rollouts: Rollouts, rewards: Rewards, values: Values | None, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
         """Return the advantages. `values` is None if the step has no critic, or if `logprobs` contains the values."""
+        if values is None and logprobs.values is not None:
+            values = values_of(logprobs)
         return self.of_shaped(apply_shaping(rewards, rollouts, carry, self.reward_steps), rewards, values, logprobs)
 
     def of_shaped(
@@ -55,8 +57,6 @@ class AdvantagesStage:
         baselines: Float[Tensor, " B"] | None = None,
     ) -> Advantages:
         """Return the advantages of shaped rewards."""
-        if values is None and logprobs.values is not None:
-            values = values_of(logprobs)
         mask, metrics = self._training_mask(shaped)
         kl = penalised(self.penalty, logprobs, mask, shaped.carry)
         token_rewards = shaped.per_token.where(mask, 0.0)

@@ -31,7 +31,7 @@ class ClippedErrors:
 
 @dataclass(frozen=True)
 class ValueTargets:
-    """What values of all rows of the step learn, and metrics of how well they learn it."""
+    """Targets of the values of all rows of the step, and metrics of how well the values learn them."""
 
     advantages: Advantages
     errors: ClippedErrors

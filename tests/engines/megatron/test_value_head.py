@@ -247,7 +247,7 @@ def test_initial_head_does_not_depend_on_random_state_or_earlier_training(model)
     other.start()
     for name, parameter in lab.rank_of(other).models[0].named_parameters():
         EXACT.check(again[name], parameter)
-    hidden = again["value_head.hidden_layer.weight"]
+    hidden = again["value_head.hidden_layer.weight"].detach()
     bound = hidden.shape[1] ** -0.5
     assert 0.98 * bound < float(hidden.abs().max()) <= bound
     assert float(hidden.std()) == pytest.approx(bound / 3**0.5, rel=0.03)
@@ -301,7 +301,7 @@ def test_copied_layers_above_a_frozen_trunk_get_their_gradient(model):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("layout", ["EP2", "PP2", "TP2 sequence"])
+@pytest.mark.parametrize("layout", ["EP2", "TP2 sequence"])
 def test_copied_layers_with_experts_do_not_depend_on_the_layout(pool, model, tmp_path, layout):
     """One sequence for two data ranks: a rank without rows takes part in the exchange of tokens of all layers."""
     head, rollouts = SharedValueHead("linear", 1), lab.make_rollouts(prompts=(3,), lengths=(9,))
