@@ -84,7 +84,7 @@ def sequences_of(kind, count, shortest, longest):
 def open_rank(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
     """Return a started rank of a model. `most` is the token cap of a microbatch, `chunk` that of logits at a time."""
     from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
+    from ppoctl.engines.megatron.settings import TrainerSettings
     from ppoctl.recipe.schema import ByTokens
 
     batching = ByTokens(max_tokens_per_microbatch=64 if TINY else most, logits_chunk_tokens=chunk)

@@ -5,6 +5,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 
@@ -187,12 +188,19 @@ def test_key_mappings_name_existing_recipe_keys() -> None:
 
 
 def is_there(ours: str) -> bool:
-    """Return whether the schema has this key of ppoctl, and allows the value after it."""
+    """Return whether the schema has this key of ppoctl, and allows the value after it: a listed value, or an
+    array."""
     name, _, value = ours.partition(" = ")
     keys = tree.keys_at(tree.of(Recipe), tuple(name.split(".")))
     if not value:
         return bool(keys)
-    return any(tomllib.loads(f"value = {value}")["value"] in tree.allowed(key.field.annotation) for key in keys)
+    given = tomllib.loads(f"value = {value}")["value"]
+    return any(
+        get_origin(key.field.annotation) is tuple
+        if isinstance(given, list)
+        else given in tree.allowed(key.field.annotation)
+        for key in keys
+    )
 
 
 def test_every_key_mapping_has_key_or_note() -> None:

@@ -25,8 +25,6 @@ from ppoctl.model.trainable import Trainable
 from ppoctl.preflight.model import require_own_model
 from ppoctl.recipe.schema import BySequences
 
-pytestmark = pytest.mark.engines
-
 Model = Callable[[str], Path]
 
 
@@ -123,13 +121,12 @@ def test_critic_starts_from_a_state_without_frozen_weights(model: Model, tmp_pat
     base = shutil.copytree(model("qwen2"), tmp_path / "base")
     first = trained(base, "critic")
     assert isinstance(first, MegatronCritic)
-    rollouts = lab.make_rollouts()
     state = saved(first, tmp_path / "state")
     assert require_own_model("critic", str(state), str(base)) != []
     second = opened(recipe(model("qwen2"), state, tmp_path))
     second.start()
-    assert torch.equal(second.values(rollouts), first.values(rollouts))
-    assert first.values(rollouts).abs().max() > 0
+    assert same(lab.weights_of(second), lab.weights_of(first))
+    assert lab.weights_of(first)["score.weight"].any()
     run(state, "hf", tmp_path / "hf")
     assert same(weights(tmp_path / "hf"), exported(first, tmp_path / "export"))
     base.rename(tmp_path / "moved")

@@ -16,7 +16,7 @@ from ppoctl.model.head import SharedValueHead
 from ppoctl.model.shape import ExpertShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
-from ppoctl.plan.flops import row_work
+from ppoctl.plan.flops import row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of, update_input_bytes
 from ppoctl.plan.memory.estimate import estimate_here, training_of
@@ -192,6 +192,24 @@ def test_flops_of_partly_trained_model(smallest: Path) -> None:
     mlp = row_work(_recipe(smallest, "actor.freeze=decoder.layers.*.mlp.*"), "actor", shape)
     weights = 3 * shape.hidden_size * shape.ffn_hidden_size * 16
     assert full.update - mlp.update == pytest.approx(2 * tokens * weights)
+
+
+def test_pass_of_the_reference_begins_after_a_shared_trunk(smallest: Path) -> None:
+    """Log-probs of the reference take the top alone. The full KL takes all layers."""
+    top = "actor.train={top_layers=2}"
+    row = row_work(_recipe(smallest, top), "actor", read_shape(MODELS / "meta-llama--Llama-3.2-1B"))
+
+    def forwards(kl: str) -> float:
+        work = work_of(_recipe(smallest, top, f"ppo.kl={kl}"))
+        assert work is not None
+        return work.forwards
+
+    without = forwards("{place='none'}")
+    logprobs, full = (
+        forwards(f"{{place='reward', coef=0.1, estimator='{name}'}}") - without for name in ("k1", "full")
+    )
+    assert logprobs / full == pytest.approx(row.top / row.forward)
+    assert full > 0
 
 
 def test_flops_of_experts_that_do_not_train(smallest: Path) -> None:

@@ -10,6 +10,7 @@ from ppoctl.errors import ExitCode, MissingAssetError, RecipeError
 from ppoctl.loading.layers import NESTED, NO_KEYS, PREFIX
 from ppoctl.loading.layers import ROOT as ROOT_TABLE
 from ppoctl.loading.load import load
+from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe import schema_tree as tree
 from recipe.conftest import SMALLEST, Write
 
@@ -235,6 +236,27 @@ def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) 
 def test_wrong_policy_loss_error_names_alternatives(smallest: Path, table: str, line: str) -> None:
     lines, _ = said(smallest, sets=(f"ppo.policy_loss={table}",))
     assert lines == [f"--set: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("critic={on='actr'}", '`critic.on` is `"actr"`: must be `"actor"`; did you mean `actor`?'),
+        ("critic={on='actor', optimizer={lr=1}}", "`critic.optimizer` excludes `critic.on`: keep one of them"),
+        ("critic.head=mlp", '`critic.head` requires `on = "actor"`, but `critic.on` is not written'),
+        ("critic={on='actor', layers_copied=-1}", "`critic.layers_copied` is `-1`: must be at least 0"),
+        ("critic=3", "`critic` is `3`: must be a table"),
+    ],
+)
+def test_keys_of_the_other_table_of_the_critic_are_refused(smallest: Path, setting: str, line: str) -> None:
+    lines, _ = said(smallest, sets=(setting,))
+    assert lines == [f"--set: {line}"]
+
+
+def test_value_head_replaces_the_critic_of_an_earlier_file(smallest: Path, write: Write) -> None:
+    later = write('[critic]\non = "actor"\nhead = "mlp"\n', "later.toml")
+    recipe = load([smallest, later], (), {}).recipe
+    assert (recipe.value_head, list(recipe.trained)) == (SharedValueHead("mlp"), ["actor"])
 
 
 def test_missing_choice_error_lists_alternatives(write: Write) -> None:

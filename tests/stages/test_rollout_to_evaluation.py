@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from fakes.bigram import BigramTrainer
 from fakes.components import EvenScorer, FakeStream
 from fakes.job import Stops
 from ppoctl.batch.grid import pack
@@ -215,6 +216,28 @@ def test_one_call_computes_logprobs_of_actor_and_reference() -> None:
     models.engine.reference[1, 2] = math.inf
     with pytest.raises(NonFiniteError, match=r"log-prob of the reference .*sequence 1, response token 2"):
         stage.run(ACTOR, stub_models.rollouts())
+
+
+def test_one_call_and_two_calls_give_equal_records() -> None:
+    trainer = BigramTrainer("actor")
+    trainer.start()
+    trainer.table += torch.arange(12.0) / 10
+    scored = OutputRequest(temperature=0.7, top_p=0.9)
+    one, two = (
+        LogprobsStage(
+            cast(Any, stub_models.Models(cast(Any, trainer))),
+            scored,
+            with_reference=True,
+            in_one_pass=in_one_pass,
+            fingerprint="",
+        ).run(ACTOR, stub_models.rollouts())
+        for in_one_pass in (True, False)
+    )
+    assert one.reference is not None
+    assert two.reference is not None
+    EXACT.check(one.reference, two.reference)
+    assert one.actor is not None
+    assert not torch.equal(one.reference, one.actor)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -10,7 +10,8 @@ from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.batch.sealed_json import sealed_line
-from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
+from ppoctl.convert.frozen_base import FrozenBase, write_frozen_base
+from ppoctl.errors import CorruptArtifactError, EnvironmentProblemError, RecipeError, StorageError
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run
@@ -130,6 +131,22 @@ def test_critic_state_that_its_run_will_delete_is_refused(
     # The source run is recorded, its path is not.
     expected = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
     assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == expected
+
+
+def test_deleted_state_with_the_frozen_weights_of_another_is_refused(base: Path, state: Path, tmp_path: Path) -> None:
+    first, second = RunPaths(tmp_path / "runs/first"), tmp_path / "copied"
+    first.recipes.mkdir()
+    first.recipe_from(1).write_text(run_dir._sealed(as_recorded(fake_recipe(steps=13))), "ascii")
+    shutil.copytree(state, first.state("actor", 12))
+    second.mkdir()
+    require_kept(recipe(base, second))
+    write_frozen_base(second, FrozenBase(str(state), "0"))
+    with pytest.raises(RecipeError, match=f"`{second}`, which has its frozen weights from `{state}`, and") as raised:
+        require_kept(recipe(base, second))
+    assert str(raised.value.hint).startswith(f"ppoctl convert-ckpt {second} critic-12 --to hf  # and --set model.c")
+    write_frozen_base(second, FrozenBase(str(tmp_path / "gone"), "0"))
+    with pytest.raises(EnvironmentProblemError, match="which is not on this machine"):
+        require_kept(recipe(base, second))
 
 
 def test_state_of_a_run_that_ended_early_stays(base: Path, state: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ Like = Annotated[
     typer.Option(
         "--like",
         metavar="MODEL",
-        help="Hugging Face folder or hub id with the config and tokenizer of a Megatron folder.",
+        help="Hugging Face folder or hub id with config and tokenizer of a Megatron folder, and its frozen weights.",
     ),
 ]
 Cast = Annotated[

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.shared_reference import shares_weights
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.shape import ModelShape
@@ -63,7 +64,9 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
         return None
     flops = defaultdict[str, float](float)
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
-    shares_trunk = shares_weights(recipe)
+    # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
+    # runs all layers of both models.
+    shares_trunk = shares_weights(recipe) and kl_use(recipe).is_estimated
     traced = trace_at(recipe, recipe.steps, choose)
     rows = stage_rows(traced, recipe, most=most)
     for stage in traced.stages:

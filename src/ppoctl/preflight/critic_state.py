@@ -3,6 +3,7 @@ saved it: tokenizer, time of deletion."""
 
 from pathlib import Path
 
+from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.errors import PpoctlError, RecipeError, quoted
 from ppoctl.loading.load import from_resolved
 from ppoctl.model.folder import local_folder, model_folder
@@ -32,10 +33,14 @@ def require_kept(recipe: Recipe) -> None:
     The state must remain, because a resume of the new run reads it again.
     """
     for role, table in own_models(recipe).items():
-        _require_kept(role, model_folder(table.path))
+        state = model_folder(table.path)
+        _require_kept(role, state, state)
 
 
-def _require_kept(role: str, folder: Path) -> None:
+def _require_kept(role: str, state: Path, folder: Path) -> None:
+    """Raise RecipeError if `folder` will be deleted: the state, or a state with its frozen weights."""
+    if (frozen := read_frozen_base(folder)) is not None:
+        _require_kept(role, state, completing_folder(folder, frozen))
     origin = saved_by(folder)
     other = _recipe_of(origin)
     if origin is None or origin.run is None or other is None or other.checkpoint.keep_last is None:
@@ -45,11 +50,15 @@ def _require_kept(role: str, folder: Path) -> None:
     if max(saved, default=0) >= other.steps or ended_early(lines) is not None:
         return
     copy, key = Path(f"{role}-{origin.step}"), f"model.{role}.path"
+    copying = f"cp -a {quoted(folder)} {quoted(copy)}"
+    if folder != state:
+        copying = f"ppoctl convert-ckpt {quoted(state)} {quoted(copy)} --to hf"
+    through = "" if folder == state else f", which has its frozen weights from `{folder}`"
     raise RecipeError(
-        f"`{key}` is `{folder}`, and run `{origin.run}` has done {max(saved, default=0)} of its "
+        f"`{key}` is `{state}`{through}, and run `{origin.run}` has done {max(saved, default=0)} of its "
         f"{other.steps} steps: it keeps only its last {other.checkpoint.keep_last} states and will delete this one, "
         "which a resume of the new run reads",
-        hint=f"cp -a {quoted(folder)} {quoted(copy)}  # and --set {key}={quoted(copy)}",
+        hint=f"{copying}  # and --set {key}={quoted(copy)}",
     )
 
 

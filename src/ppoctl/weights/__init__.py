@@ -28,8 +28,11 @@ owns the bytes, and how long the bytes are valid. `Published` means until the ne
 - broadcast (`cluster.weights = "broadcast"`): NCCL on GPUs, gloo on CPUs. It requires separate roles.
 - export: for engines that cannot change weights in place (mixtures of experts). They restart from a folder.
 
+Frozen weights are sent once; later transfers omit them if all engines still hold them (`sync`).
+
 An engine that dies is restored from the last published weights. The trainer is not involved, because by then it may
-be in the middle of an update. Therefore one copy of the bytes remains valid until the next transfer. Weights in the
+be in the middle of an update. Therefore one copy of the bytes remains valid until the next transfer, and of frozen
+weights until they are sent again. Weights in the
 object store and in the folder of an export remain valid anyway. (Without Ray, an export is deleted once it is loaded.
 If an engine dies later, the job ends.) If all engines are on one node, a rank on this node keeps shared weights in
 host memory (`sharing.RetainedBuffers`; on a CPU, this is the shared memory itself). An engine reads them without

@@ -106,6 +106,17 @@ def all_bytes(rank: MegatronRank) -> int:
     return sum(weight.nbytes for model in rank.models for weight in model.parameters())
 
 
+def test_reference_in_bfloat16_with_recomputation_is_the_initial_model(model):
+    how = {"dtype": torch.bfloat16, "recompute": "full"}
+    actor, rollouts = started(model("qwen2-deep"), PARTS["top without queries"], **how), lab.make_rollouts()
+    train(actor)
+    expected = started(model("qwen2-deep"), EVERYTHING, **how).logprobs(rollouts, PLAIN).primary
+    found = actor.logprobs(rollouts, BOTH)
+    EXACT.check(found.reference, expected)
+    EXACT.check(found.primary, actor.logprobs(rollouts, replace(BOTH, reference=False)).primary)
+    assert own_bytes(lab.rank_of(actor)) == trained_bytes(lab.rank_of(actor))
+
+
 def test_trunk_runs_once_for_actor_and_reference(model, monkeypatch):
     """Three microbatches of a model with six layers, of which two are in each top."""
     actor = started(model("qwen2-six"), Trainable(top_layers=2))

@@ -27,6 +27,7 @@ from ppoctl.errors import StorageError
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
+from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import ParallelTable
 from ppoctl.stages.critic_update import ClippedErrors
@@ -275,6 +276,28 @@ def test_state_of_another_head_is_refused(model, tmp_path):
         made = replace(actor.settings, value_head=other)
         with pytest.raises(StorageError, match="cannot be read"):
             MegatronActor(made, ThisProcess(MegatronRank(made))).load(tmp_path / "state")
+
+
+def test_copied_layers_above_a_frozen_trunk_get_their_gradient(model):
+    """The gradient equals that of a model in which all layers train, with and without recomputation."""
+    rollouts = lab.make_rollouts()
+    objective, found = joint_objective(rollouts), []
+    base = replace(settings(model("qwen2"), "actor", ParallelTable()), value_head=SharedValueHead("linear", 2))
+    for trainable, recompute in ((Trainable(), "none"), (Trainable(top_layers=1), "none"), (Trainable(1), "full")):
+        made = replace(base, trainable=trainable, recompute=recompute)
+        actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
+        actor.start()
+        [stage] = lab.rank_of(actor).models
+        with torch.no_grad():
+            weight = stage.value_head.output_layer.weight
+            weight.copy_(torch.sin(torch.arange(weight.numel())).view_as(weight))
+        actor.update(rollouts, [all_rows(rollouts, objective, LOOK)], objective)
+        trained = {name: each for name, each in stage.named_parameters() if each.requires_grad}
+        found.append({name: each.main_grad.clone() for name, each in trained.items()})
+    assert "decoder.layers.0.mlp.linear_fc1.weight" in found[0].keys() - found[1].keys()
+    assert "value_head.layers.0.mlp.linear_fc1.weight" in found[1]
+    for part in found[1:]:
+        lab.check_all(lab.GRADIENT, part, {name: found[0][name] for name in part})
 
 
 @pytest.mark.sampled(1)

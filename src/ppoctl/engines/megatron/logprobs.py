@@ -53,7 +53,6 @@ class PositionOutputs(NamedTuple):
     entropy: Float[Tensor, " n"] | None = None
     full_kl: Float[Tensor, " n"] | None = None
     values: Float[Tensor, " n"] | None = None
-    """Values by a value head on the policy's model."""
 
     @property
     def device(self) -> torch.device:

@@ -22,8 +22,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from ppoctl.convert.inv_freq import inv_freq
-from ppoctl.engines.megatron.branch import captured_input
 from ppoctl.engines.megatron.config import transformer_config
+from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import (
     LogprobSettings,

@@ -135,13 +135,33 @@ def sharded_state(
             for group in split.param_groups if not split.optimizer.state else ():
                 group["step"] = steps
     state: dict[Any, Any] = optimizer.sharded_state_dict(weights, is_loading, metadata=metadata)
-    if steps and not is_loading and not optimizer.config.use_distributed_optimizer:
-        for part in split_states(state):
-            part.get("optimizer", part)["state"].setdefault("common_step", torch.tensor(steps))
+    if not optimizer.config.use_distributed_optimizer:
+        for part in _split_states(state):
+            if steps and not is_loading:
+                part.get("optimizer", part)["state"].setdefault("common_step", torch.tensor(steps))
+            if _MAIN_WEIGHTS in part:
+                # Lists of another length cannot be merged with those of a rank without parameters.
+                part[_MAIN_WEIGHTS] = {number: group for number, group in enumerate(part[_MAIN_WEIGHTS]) if group}
     return state
 
 
-def split_states(state: dict[Any, Any]) -> list[dict[str, Any]]:
+def restore_empty_fields(saved: dict[Any, Any]) -> None:
+    """Add empty fields that the format omits: the step count 0 of a state saved before the first optimizer step, and
+    main weights of groups without a parameter on this rank."""
+    for part in _split_states(saved):
+        inner = part.get("optimizer", part)  # in bfloat16 it is nested, next to the main weights
+        if "state" in inner:  # a distributed optimizer stores its step count elsewhere
+            inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
+        if inner is not part:
+            found = part.get(_MAIN_WEIGHTS, {})
+            part[_MAIN_WEIGHTS] = [found.get(number, []) for number in range(len(inner["param_groups"]))]
+
+
+_MAIN_WEIGHTS = "fp32_from_fp16_params"
+"""Megatron-Core's key of the main weights, a list per group of parameters."""
+
+
+def _split_states(state: dict[Any, Any]) -> list[dict[str, Any]]:
     """Return the states of the optimizers of one model: experts have a separate optimizer."""
     return list(state.values()) if 0 in state else [state]
 

@@ -244,14 +244,7 @@ class MegatronRank(SendingRank):
         folder, shape = self._sources.of(source)
         label = label_number(folder, settings.label, settings.role) if settings.is_reward_model else None
         model = ModelSettings(
-            shape,
-            settings.dtype,
-            self.device,
-            chunk_tokens,
-            settings.parallel,
-            settings.recompute,
-            label,
-            value_head,
+            shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label, value_head
         )
         model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
         try:

@@ -1,5 +1,5 @@
-"""The top of a model: the layers after the frozen trunk, computed from hidden states that another model with the same
-trunk has computed."""
+"""The top of a model: the layers after the frozen trunk. It is computed from the hidden states that another model
+with the same trunk has computed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ppoctl.engines.megatron.branch import captured_input
+from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.logprobs import PositionOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel

@@ -71,6 +71,9 @@ class PolicyValueHead(TransformerBlock):
         self, entering: Float[Tensor, "S 1 hidden"], packed: PackedInput
     ) -> Float[Tensor, "S 1 hidden"]:
         """Return the hidden states after the copied layers and norm, given those that enter the first of them."""
+        if torch.is_grad_enabled() and not entering.requires_grad:
+            # Otherwise a recomputed layer after a frozen trunk would compute no gradient of its weights.
+            entering = entering.detach().requires_grad_()
         self.set_input_tensor(entering)
         try:
             hidden: Tensor = self(None, None, packed_seq_params=packed)
