@@ -213,7 +213,7 @@ def test_pass_of_the_reference_begins_after_a_shared_trunk(smallest: Path) -> No
 
 
 def test_flops_of_experts_that_do_not_train(smallest: Path) -> None:
-    """Of 60 experts, a token is multiplied with 4."""
+    """A token is multiplied with 4 of 60 experts."""
     model = "Qwen--Qwen1.5-MoE-A2.7B-Chat"
     shape = read_shape(MODELS / model)
     full, frozen = (
