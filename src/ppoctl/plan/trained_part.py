@@ -20,7 +20,7 @@ class TrainedPart:
     """Parameters of the model, with a value head; None: the model is not on this machine."""
     trained_parameters: int | None
     text: str
-    """What trains, and what is frozen; empty: everything trains, and the model has no value head."""
+    """Description of what trains and what is frozen; empty: everything trains, and the model has no value head."""
 
 
 def trained_part(recipe: Recipe, role: str) -> TrainedPart:

@@ -30,14 +30,9 @@ FILTER_BYTES = 5
 and a bool (`engines.megatron.filters`)."""
 
 
-NOTHING = SavedActivations(norms=0, projections=0, attention=0, mlp=0, experts=0, ends=0, logits=0)
-
-
 def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     """Return the bytes that one microbatch keeps in the layers of this shard until its backward pass."""
     shape, tokens, layers = shard.shape, batch.tokens, shard.stage.layers
-    if not (layers or shard.stage.is_last):
-        return NOTHING
     moe_layers = [layer for layer in layers if shape.has_experts(layer)]
     dense = len(layers) - len(moe_layers)
     ends = tokens * shard.precision.weight * shape.rope_dim  # cosine and sine
