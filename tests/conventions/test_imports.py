@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "estimators": {"recipe_table", "metric_registry", "user_functions"},
     "rewards": {"batch", "recipe_table", "http_client", "units", "errors", "user_functions"},
     "recipe": {"estimators", "rewards", "recipe_table", "metric_registry", "model", "errors", "user_functions"},
-    "loading": {"algorithm", "recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "loading": {"algorithm", "convert", "recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "algorithm": {"batch", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors"},
     "convert": {"batch", "model", "weights", "errors"},

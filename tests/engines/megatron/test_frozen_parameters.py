@@ -56,25 +56,32 @@ def last_layer(kind: str) -> int:
     return int(lab.hugging_face_model(kind).config.num_hidden_layers) - 1
 
 
+def unclipped(steps: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the first gradient as it was before clipping."""
+    factor = max(1.0, float(steps["reported"]["0 grad_norm"]) / STEP.grad_clip)
+    return {name: factor * gradient for name, gradient in steps["gradient"].items()}
+
+
 def check_steps(
-    found: dict[str, dict[str, Tensor]], whole: dict[str, dict[str, Tensor]], trains: Callable[[str], bool]
+    found: dict[str, dict[str, Tensor]],
+    whole: dict[str, dict[str, Tensor]],
+    trains: Callable[[str], bool],
+    *,
+    is_sharded: bool = False,
 ) -> None:
-    """Compare three steps of a part with three steps of all parameters: the first gradient, and what has moved."""
+    """Compare three steps of a part with three steps of all parameters: the first gradient, and what has moved. Under
+    a distributed optimizer no rank has the complete gradient, so only its norm is compared."""
     names = {name for name in whole["change"] if trains(name)}
     assert 0 < len(names) < len(whole["change"])
     assert {name for name, change in found["change"].items() if change.any()} == names
-    expected = {name: gradient for name, gradient in whole["gradient"].items() if name in names}
+    part, expected = (
+        {name: gradient for name, gradient in unclipped(of).items() if name in names} for of in (found, whole)
+    )
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in expected.values()))
-    assert norm > 0.1 * float(whole["reported"]["0 grad_norm"])
+    assert norm > 0.01
     assert abs(float(found["reported"]["0 grad_norm"]) / norm - 1) < GRADIENT_GAP
     torch.testing.assert_close(found["reported"]["0 primary"], whole["reported"]["0 primary"], atol=1e-4, rtol=1e-4)
-
-
-def check_gradient(
-    found: dict[str, dict[str, Tensor]], whole: dict[str, dict[str, Tensor]], trains: Callable[[str], bool]
-) -> None:
-    parts = [{name: of["gradient"][name] for name in whole["gradient"] if trains(name)} for of in (found, whole)]
-    assert gap(*parts) < GRADIENT_GAP
+    assert is_sharded or gap(part, expected) < GRADIENT_GAP
 
 
 CASES = [
@@ -85,16 +92,14 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {layout.describe()}" for kind, role, layout in CASES]
 )
 def test_top_layer_alone_moves_with_the_gradient_of_full_training(pool, model, alone, kind, role, layout):
     found = three_steps(pool, replace(settings(model(kind), role, layout), trainable=TOP))
     whole, last = alone(kind, role), last_layer(kind)
-    check_steps(found, whole, lambda name: in_top(name, last))
-    if not layout.distributed_optimizer:
-        check_gradient(found, whole, lambda name: in_top(name, last))
+    check_steps(found, whole, lambda name: in_top(name, last), is_sharded=layout.distributed_optimizer)
 
 
 ROUTERS = ("decoder.layers.*.mlp.router.weight",)
@@ -152,7 +157,6 @@ def test_parameters_of_a_pattern_stay_and_others_have_the_gradient_of_full_train
     kind, freeze, layout, trains = PATTERNS[case]
     found = three_steps(pool, replace(settings(model(kind), "actor", layout), trainable=Trainable(None, freeze)))
     check_steps(found, alone(kind, "actor"), trains)
-    check_gradient(found, alone(kind, "actor"), trains)
 
 
 @pytest.mark.sampled(2)
@@ -172,7 +176,7 @@ def test_recomputed_layer_above_frozen_trunk_has_its_gradient(pool, model, alone
     whole, kind = alone("qwen2-deep", "actor"), "qwen2-deep"
     made = replace(settings(model(kind), "actor", layout), trainable=trainable, recompute=recompute)
     part = ".mlp." if trainable.freeze else "model."
-    check_gradient(three_steps(pool, made), whole, lambda name: in_top(name, 3) and part in name)
+    check_steps(three_steps(pool, made), whole, lambda name: in_top(name, 3) and part in name)
 
 
 def only_rank(folder: Path, **settings: object) -> MegatronActor:
@@ -232,7 +236,7 @@ def test_frozen_trunk_keeps_no_activations_on_any_pipeline_rank(pool, model):
 
 
 def test_frozen_trunk_of_one_rank_keeps_no_activations(model):
-    """Four layers and six, of which the last trains."""
+    """Two layers and six, of which the last trains."""
     rollouts, found = lab.make_rollouts(), []
     for kind in ("qwen2-six", "qwen2"):
         rank = lab.rank_of(only_rank(model(kind), trainable=TOP))
@@ -318,7 +322,9 @@ def saved(tmp_path_factory, model):
 def test_state_with_other_trained_parameters_is_refused_by_key(saved, trainable):
     folder, made = saved
     other = replace(made, trainable=trainable)
-    with pytest.raises(StorageError, match=r"`train = {top_layers = 1}`, `freeze = \[\]` held when") as refused:
+    with pytest.raises(
+        StorageError, match=r"saved with `train = {top_layers = 1}` and `freeze = \[\]`, but"
+    ) as refused:
         MegatronActor(other, ThisProcess(MegatronRank(other))).load(folder)
     assert "`train` and `freeze`" in str(refused.value.hint)
 
@@ -351,8 +357,7 @@ def test_lost_gradient_of_a_frozen_run_fails_the_comparison(pool: RankPool, mode
     trained.start()
     pool.forget_gradient(1, only=".mlp.")
     rollouts = lab.make_rollouts()
-    trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], policy_objective(rollouts))
-    expected = alone("qwen2-deep", "actor")["gradient"]
-    found = pool.gradients()
-    names = [name for name in expected if in_top(name, 3)]
-    assert gap({name: found[name] for name in names}, {name: expected[name] for name in names}) > 0.1
+    [result] = trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], policy_objective(rollouts))
+    expected = unclipped(alone("qwen2-deep", "actor"))
+    norm = math.sqrt(sum(float(expected[name].square().sum()) for name in expected if in_top(name, 3)))
+    assert abs(result.grad_norm / norm - 1) > 1e-2

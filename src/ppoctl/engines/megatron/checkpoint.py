@@ -14,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
@@ -31,7 +30,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.convert.safe_pickle import why
 from ppoctl.convert.torch_dist import read_metadata
 from ppoctl.engines.megatron.frozen import trained_names
-from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts, sharded_state, split_states
+from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts, restore_empty_fields, sharded_state
 from ppoctl.engines.megatron.pinned_memory import PinnedStaging
 from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
@@ -92,7 +91,7 @@ def load_state(trained: TrainerState, folder: Path) -> None:
             loaded = dist_checkpointing.load(
                 template, str(folder), loader, CommonDataOnly(), strict=StrictHandling.RAISE_ALL
             )
-        _restore_empty_fields(loaded["optimizer"])
+        restore_empty_fields(loaded["optimizer"])
         for key, stage in _by_key(trained.stages):
             stage.module.load_state_dict(loaded.get(key, {}), strict=trained.trainable.is_all)
         optimizer.load_state_dict(loaded["optimizer"])
@@ -197,15 +196,15 @@ def _require_same_trained(saved: dict[str, Any] | None, trained: TrainerState, f
     of_state = Trainable(**(saved or {}))
     if of_state != trained.trainable:
         raise StorageError(
-            f"saved state in `{folder}` cannot be read: {_what_trains(of_state)} when it was saved, but now "
-            f"{_what_trains(trained.trainable)}",
+            f"saved state in `{folder}` cannot be read: it was saved with {_what_trains(of_state)}, but the role now "
+            f"has {_what_trains(trained.trainable)}",
             hint="set `train` and `freeze` of the role as they were, or start a new run with another `name`",
         )
 
 
 def _what_trains(trainable: Trainable) -> str:
     train = "all" if trainable.top_layers is None else f"{{top_layers = {trainable.top_layers}}}"
-    return f"`train = {train}`, `freeze = {list(trainable.freeze)}` held"
+    return f"`train = {train}` and `freeze = {list(trainable.freeze)}`"
 
 
 @contextmanager
@@ -231,14 +230,3 @@ def _without_torch_deprecations() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
         yield
-
-
-def _restore_empty_fields(saved: dict[Any, Any]) -> None:
-    """Add empty fields that the format omits: the step count 0 of a state saved before the first optimizer step, and
-    main weights and moments on a rank where none of an optimizer's parameters trains."""
-    for part in split_states(saved):
-        inner = part.get("optimizer", part)  # in bfloat16 it is nested, next to the main weights
-        if inner is not part:
-            part.setdefault("fp32_from_fp16_params", [])
-        if "state" in inner:  # a distributed optimizer stores its step count elsewhere
-            inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))

@@ -30,6 +30,8 @@ def trained_names(stage: PackedModel, trainable: Trainable) -> set[str]:
 
 def freeze(stage: PackedModel, trainable: Trainable) -> None:
     """Freeze all parameters of the stage that do not train. This must precede the wrapper with gradient buffers."""
+    if trainable.is_all:
+        return
     trained = trained_names(stage, trainable)
     for name, parameter in stage.named_parameters():
         parameter.requires_grad_(name in trained)

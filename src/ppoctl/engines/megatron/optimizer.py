@@ -8,12 +8,31 @@ from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
-from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
+from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.schedule import reduce_gradients
 from ppoctl.ports import OptimizerStep
+
+
+def with_gradient_buffers(
+    models: Sequence[PackedModel], groups: ProcessGroupCollection, *, is_sharded: bool
+) -> list[DistributedDataParallel]:
+    """Return a rank's pipeline stages with buffers for the float32 gradients of the parameters that train. If the
+    buffers are sharded, a distributed optimizer shards main weights and moments like them."""
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=is_sharded
+    )
+    stages = [DistributedDataParallel(model.config, settings, model, pg_collection=groups) for model in models]
+    for model in models:
+        model.config.finalize_model_grads_func = reduce_gradients
+    no_sync = [stage.no_sync for stage in stages]
+    models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    return stages
 
 
 def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtype) -> MegatronOptimizer:
@@ -116,13 +135,33 @@ def sharded_state(
             for group in split.param_groups if not split.optimizer.state else ():
                 group["step"] = steps
     state: dict[Any, Any] = optimizer.sharded_state_dict(weights, is_loading, metadata=metadata)
-    if steps and not optimizer.config.use_distributed_optimizer:
-        for part in split_states(state):
-            part.get("optimizer", part)["state"].setdefault("common_step", torch.tensor(steps))
+    if not optimizer.config.use_distributed_optimizer:
+        for part in _split_states(state):
+            if steps and not is_loading:
+                part.get("optimizer", part)["state"].setdefault("common_step", torch.tensor(steps))
+            if _MAIN_WEIGHTS in part:
+                # Lists of another length cannot be merged with those of a rank without parameters.
+                part[_MAIN_WEIGHTS] = {number: group for number, group in enumerate(part[_MAIN_WEIGHTS]) if group}
     return state
 
 
-def split_states(state: dict[Any, Any]) -> list[dict[str, Any]]:
+def restore_empty_fields(saved: dict[Any, Any]) -> None:
+    """Add empty fields that the format omits: the step count 0 of a state saved before the first optimizer step, and
+    main weights of groups without a parameter on this rank."""
+    for part in _split_states(saved):
+        inner = part.get("optimizer", part)  # in bfloat16 it is nested, next to the main weights
+        if "state" in inner:  # a distributed optimizer stores its step count elsewhere
+            inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
+        if inner is not part:
+            found = part.get(_MAIN_WEIGHTS, {})
+            part[_MAIN_WEIGHTS] = [found.get(number, []) for number in range(len(inner["param_groups"]))]
+
+
+_MAIN_WEIGHTS = "fp32_from_fp16_params"
+"""Megatron-Core's key of the main weights, a list per group of parameters."""
+
+
+def _split_states(state: dict[Any, Any]) -> list[dict[str, Any]]:
     """Return the states of the optimizers of one model: experts have a separate optimizer."""
     return list(state.values()) if 0 in state else [state]
 

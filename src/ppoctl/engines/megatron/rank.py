@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
@@ -44,7 +44,6 @@ from ppoctl.engines.megatron.reference import ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
     ModelChunks,
-    reduce_gradients,
     run_forward,
     run_forward_backward,
     share_of,
@@ -292,19 +291,11 @@ class MegatronRank(SendingRank):
 
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:
-            buffers = DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=False,
-                use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
-            )
-            for model in self._build(self.settings.model):
-                if not self.settings.trainable.is_all:
-                    freeze(model, self.settings.trainable)
-                wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
-                model.config.finalize_model_grads_func = reduce_gradients
-                self._stages.append(wrapped)
-            no_sync = [stage.no_sync for stage in self._stages]
-            self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+            models = self._build(self.settings.model)
+            for model in models:
+                freeze(model, self.settings.trainable)
+            is_sharded = self.settings.parallel.distributed_optimizer
+            self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
         return self.models
 
     def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
