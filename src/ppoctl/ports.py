@@ -187,7 +187,7 @@ class OutputRequest:
     values: bool = False
     """Whether to compute values too, by a value head on the policy's model."""
     reference: bool = False
-    """Whether to compute the reference's log-probs too: with the same temperature, but no filters."""
+    """Whether to compute the reference's log-probs too, with the same temperature, but no filters."""
 
     @property
     def is_filtered(self) -> bool:
@@ -212,7 +212,7 @@ class TokenOutputs:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
         """Return the outputs with `change` applied to each grid that is present."""
-        return TokenOutputs(change(self.primary), *(None if grid is None else change(grid) for grid in self.others))
+        return TokenOutputs(change(self.primary), *(grid if grid is None else change(grid) for grid in self.others))
 
     @property
     def others(self) -> tuple[Float[Tensor, "m R"] | None, ...]:
@@ -222,10 +222,9 @@ class TokenOutputs:
 
 def concatenate_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
     """Return the rows of all parts in order. All parts must come from the same request."""
-    columns = zip(*(part.others for part in parts), strict=True)
-    others = ([grid for grid in column if grid is not None] for column in columns)
-    outputs = torch.cat([part.primary for part in parts])
-    return TokenOutputs(outputs, *(torch.cat(grids) if grids else None for grids in others))
+    columns = zip(*((part.primary, *part.others) for part in parts), strict=True)
+    primary, *others = ([grid for grid in column if grid is not None] for column in columns)
+    return TokenOutputs(torch.cat(primary), *(torch.cat(grids) if grids else None for grids in others))
 
 
 @dataclass(frozen=True)

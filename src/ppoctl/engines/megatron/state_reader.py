@@ -54,7 +54,10 @@ def load_torch_dist(
             hint="convert it to Hugging Face first, with --no-parity",
         )
     parameters = _parameters(stages, found, shape)
-    tensors = {name: parameter for name, parameter in parameters.items() if is_read(parameter.data)}
+    # Megatron-Core reads all slices of a tensor or none. If a stage reads only some, tensors are read one by one.
+    is_whole = all(is_read(parameter.data) for parameter in parameters.values())
+    tensors = parameters if is_whole else {}
+    one_by_one = set(found.completed) if is_whole else set(found.specs)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
@@ -64,10 +67,9 @@ def load_torch_dist(
         raise _unreadable(folder, causes(error)) from error
     except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
         raise _unreadable(folder, why(error)) from error
-    completed = set(found.completed)
-    for stage in stages if completed else ():
+    for stage in stages if one_by_one else ():
         for part in parts_of(stage):
-            if part.name in completed and part.is_here(stage.pg_collection) and is_read(part.view):
+            if part.name in one_by_one and part.is_here(stage.pg_collection) and is_read(part.view):
                 part.write(found.tensor(part.name), stage.pg_collection)
 
 
