@@ -379,7 +379,8 @@ def play_step(harness: Harness) -> Played:
     prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
     rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
     rewards: Any = stages.reward.run(prompts, rollouts)
-    has_critic = "critic" in harness.job.recipe.trained
+    recipe = harness.job.recipe
+    has_critic = recipe.ppo.advantages.trains_critic and recipe.value_head is None
     critic: Any = harness.state("critic") if has_critic else None
     values: Any = stages.values.run(critic, rollouts) if has_critic else None
     logprobs: Any = stages.logprobs.run(actor, rollouts)
