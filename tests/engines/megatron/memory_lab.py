@@ -20,7 +20,7 @@ from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.ports import OutputRequest, TokenOutputs, Totals
+from ppoctl.ports import Minibatch, OutputRequest, TokenOutputs, Totals
 from ppoctl.stages.objective import LossInputs, Term, Terms
 from ppoctl.weights.sending import SenderRanks
 
@@ -78,7 +78,7 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
         model._rope_tables = partial(make_tables, model)
     objective = _objective(rank, rollouts)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        rank.update(rollouts, [lab.minibatch(rollouts)], objective)
+        rank.update(rollouts, [_minibatch(rollouts, objective)], objective)
     for model in rank.models:
         del model._rope_tables
     return {**found, "logits": objective.logits}
@@ -114,10 +114,15 @@ def peak(rank: MegatronRank, rollouts: lab.TrainerBatch, call: str) -> int:
     objective = _objective(rank, rollouts)
     with _Live() as live:
         if call == "update":
-            rank.update(rollouts, [lab.minibatch(rollouts)], objective)
+            rank.update(rollouts, [_minibatch(rollouts, objective)], objective)
         else:
             rank.forward(rollouts, OutputRequest(values=rank.settings.value_head is not None))
     return live.peak
+
+
+def _minibatch(rollouts: lab.TrainerBatch, objective: "_Watched") -> Minibatch:
+    minibatch = lab.minibatch(rollouts)
+    return replace(minibatch, totals=objective.inner.totals(minibatch.rows))
 
 
 def _objective(rank: MegatronRank, rollouts: lab.TrainerBatch) -> "_Watched":

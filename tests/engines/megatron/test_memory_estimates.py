@@ -225,8 +225,8 @@ def test_estimated_bytes_of_partial_training_are_within_a_tenth(
     if case[0] != "qwen3-moe":  # its state is so small that the description of each tensor takes a fifth of the file
         state = state_bytes(read_shape(folder), head_of(role), layout, weight, *case[5:])
         found["state"] = [(state, files)]
-    # Activations that only the gradients of frozen weights would need are counted, but not kept.
-    _check(found, above=64 * 2**20 if case[5].freeze else 0)
+    # Activations that only the gradients of frozen weights would need are counted, but not kept (`trainer`).
+    _check(found, above=96 * 2**20 if case[5].freeze else 0)
 
 
 def _check(found: dict[str, list[tuple[int, int]]], above: int = 0) -> None:
