@@ -40,6 +40,8 @@ VARIANTS = {
     "adaptive_kl": [f'ppo.kl={{place="reward", estimator="k1", coef=0.02, {ADAPTIVE}}}'],
     "gspo": ['ppo.policy_loss={kind="gspo", aggregation="sequence_mean_token_mean"}'],
     "cispo": ['ppo.policy_loss={kind="cispo", clip_high=0.28}'],
+    "top_layers": ["actor.train.top_layers=2", "critic.train.top_layers=2"],
+    "value_head": ["critic={on='actor'}"],
     "grpo": [],
     "rloo": ['ppo.advantages={kind="rloo"}'],
     "reinforce_pp": ['ppo.advantages={kind="reinforce_plus_plus"}'],

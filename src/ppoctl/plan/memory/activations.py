@@ -41,9 +41,10 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     if shard.stage.is_first:
         ends += 8 * tokens
     if shard.stage.is_last:
-        ends += tokens * _final_norm(shard) + batch.read * _read(shard)
+        ends += tokens * _final_norm(shard) + batch.read * _read(shard) + _converted_weights(shard)
+    shared_input = tokens * shard.hidden_bytes * _copy_shares_input(shard)
     total = SavedActivations(
-        norms=len(layers) * tokens * attention.norms_bytes(shard),
+        norms=len(layers) * tokens * attention.norms_bytes(shard) - shared_input,
         projections=sum(_projections(shard, batch, layer) for layer in layers),
         attention=sum(attention.attention_bytes(shard, batch, layer) for layer in layers),
         mlp=dense * tokens * mlp.mlp_bytes(shard, shape.ffn_hidden_size),
@@ -54,7 +55,7 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     if shard.recompute == "none":
         return total
     if shard.recompute == "full":
-        inputs = len(layers) * tokens * shard.hidden_bytes
+        inputs = len(layers) * tokens * shard.hidden_bytes - shared_input
         return SavedActivations(
             norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=total.logits, inputs=inputs
         )
@@ -190,6 +191,21 @@ def _read_by_value_head(shard: ModelShard) -> int:
         return 0
     is_copy = head.layers_copied > 0 or shard.precision.weight < 4
     return is_copy * hidden + (2 * hidden if head.kind == "mlp" else 0)
+
+
+def _converted_weights(shard: ModelShard) -> int:
+    """Return the bytes of the float32 copy of the weights of an mlp on the policy's model; 0 in float32."""
+    has_copy = shard.value_head is not None and shard.value_head.kind == "mlp" and shard.precision.weight < 4
+    return has_copy * 4 * 2 * shard.shape.hidden_size**2
+
+
+def _copy_shares_input(shard: ModelShard) -> bool:
+    """Return whether the first copied layer of a value head keeps the same tensor as the layer that it is a copy of:
+    the hidden states that enter both, unless the norms of both convert them to float32."""
+    if shard.value_head is None or shard.value_head.layers_copied == 0:
+        return False
+    is_kept_twice = shard.stage.layers.count(shard.shape.num_layers - shard.value_head.layers_copied) > 1
+    return is_kept_twice and (shard.on_gpu or shard.precision.weight == 4 or shard.recompute == "full")
 
 
 def _chunk(shard: ModelShard, batch: MicrobatchShape) -> int:
