@@ -99,9 +99,9 @@ def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filt
     slopes = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), (hidden, weight))
     leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
     found = by_the_engine(LogprobSettings(request, 5, softcap), *leaves)
-    for one, of_it in zip(found, wanted, strict=True):
+    for one, of_it in zip(found[:3], wanted, strict=True):
         torch.testing.assert_close(one.double(), of_it.detach(), atol=2e-6, rtol=1e-6)
-    loss = sum(a.float() @ one for a, one in zip(along, found, strict=True))
+    loss = sum(a.float() @ one for a, one in zip(along, found[:3], strict=True))
     for one, of_it in zip(torch.autograd.grad(loss, leaves), slopes, strict=True):
         assert (one - of_it).norm() <= 1e-5 * of_it.norm()
 
@@ -126,9 +126,9 @@ def test_excluded_ids_are_masked_except_as_target(filters):
     )
     frozen = FrozenOutputs(other.float(), moved.float())
     found = token_logprobs(leaf, weight.float(), targets, settings, None, frozen)
-    for one, of_it in zip(found, wanted, strict=True):
+    for one, of_it in zip(found[:3], wanted, strict=True):
         torch.testing.assert_close(one.double(), of_it.detach(), atol=2e-6, rtol=1e-6)
-    [ours] = torch.autograd.grad(sum(a.float() @ one for a, one in zip(along, found, strict=True)), leaf)
+    [ours] = torch.autograd.grad(sum(a.float() @ one for a, one in zip(along, found[:3], strict=True)), leaf)
     assert (ours - slope).norm() <= 1e-5 * slope.norm()
     free = token_logprobs(leaf, weight.float(), targets, LogprobSettings(request, 5), None, frozen).outputs
     assert (found.outputs[:12] - free[:12]).abs().max() > 1e-3

@@ -32,7 +32,7 @@ from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights import broadcast, broadcast_groups
 from ppoctl.weights.broadcast_groups import BroadcastWay
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sending import SenderRanks
+from ppoctl.weights.sending import PARTS, SenderRanks
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 STATE = State("actor", 1, 1, "lineage")
@@ -193,7 +193,7 @@ def test_unconnected_receiver_is_detected_before_sending(monkeypatch: pytest.Mon
 def test_send_plan_matches_buckets(pool, model) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["PP2"])
     buckets = [list(bucket.checksums) for bucket in pool.weights().buckets()]
-    planned = [[spec.name for spec in bucket] for sender in pool.weights().senders() for bucket in sender.plan()]
+    planned = [[spec.name for spec in bucket] for sender in pool.weights().senders() for bucket in sender.plan(PARTS)]
     assert planned == buckets
     assert len(buckets) > 6
     assert actor.weights(STATE).names == tuple(name for bucket in buckets for name in bucket)
@@ -204,7 +204,7 @@ def test_bit_flip_in_transfer_raises_error_naming_weight(pool, model, engines, w
     actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
     engines[1].defect = Defect(3, flips_a_bit)
     fleet, _ = fleet_of(engines, actor, way)
-    name = pool.weights().senders()[0].plan()[2][-1].name
+    name = pool.weights().senders()[0].plan(PARTS)[2][-1].name
     with pytest.raises(WeightSyncError, match=f"weight `{name}` was sent as"):
         fleet.prepare(STATE)
 

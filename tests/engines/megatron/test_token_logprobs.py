@@ -24,7 +24,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 def test_token_logprobs_of_two_ids_match_hand_computed_values():
     """Logits 0 and ln 3 give probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [3.0]]).log()
-    found, entropy, _ = token_logprobs(
+    found, entropy, *_ = token_logprobs(
         hidden, weight, torch.tensor([1]), LogprobSettings(OutputRequest(entropy=True), 4)
     )
     FLOAT32.check(found.exp(), torch.tensor([0.75]))
@@ -51,7 +51,7 @@ def test_chunked_logprobs_and_gradients_match_plain_formula(
     entropy = -(log_p.exp() * log_p).sum(-1) * with_entropy
     expected = torch.autograd.grad(along @ picked + along_entropy @ entropy, (hidden, weight))
     settings = LogprobSettings(OutputRequest(temperature, entropy=with_entropy), chunk_tokens, softcap)
-    found, found_entropy, _ = token_logprobs(hidden, weight, targets, settings)
+    found, found_entropy, *_ = token_logprobs(hidden, weight, targets, settings)
     FLOAT32.check(found, picked)
     assert (found_entropy is not None) == with_entropy
     loss = along @ found
@@ -105,7 +105,7 @@ def test_token_logprobs_memory_is_bounded_by_one_chunk(monkeypatch):
     chunk_bytes = 64 * 512 * 4
     with LargestTensor(at_least=4 * 512) as seen:
         settings = LogprobSettings(OutputRequest(entropy=True), 64)
-        logprobs, entropy, _ = token_logprobs(hidden, weight, torch.zeros(2000, dtype=torch.int64), settings)
+        logprobs, entropy, *_ = token_logprobs(hidden, weight, torch.zeros(2000, dtype=torch.int64), settings)
         (logprobs.sum() + entropy.sum()).backward()
     assert seen.largest == chunk_bytes
     assert seen.peak < 2 * chunk_bytes
