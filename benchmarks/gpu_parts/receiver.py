@@ -23,6 +23,9 @@ class Receiver(ReceivingEngine):
     def takes_weights(self) -> bool:
         return True
 
+    def holds_weights(self) -> bool:
+        return bool(self._held)
+
     def begin_weights(self) -> None:
         self._read = set()
 
