@@ -93,7 +93,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {layout.describe()}" for kind, role, layout in CASES]
 )
@@ -152,7 +152,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", PATTERNS)
 def test_parameters_of_a_pattern_stay_and_others_have_the_gradient_of_full_training(pool, model, alone, case):
     kind, freeze, layout, trains = PATTERNS[case]
@@ -160,7 +160,7 @@ def test_parameters_of_a_pattern_stay_and_others_have_the_gradient_of_full_train
     check_steps(found, alone(kind, "actor"), trains)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize(
     ("trainable", "layout"),
@@ -250,7 +250,7 @@ def test_frozen_trunk_of_one_rank_keeps_no_activations(model):
 LAYOUTS = {"alone": ParallelTable(), "alone sharded": ParallelTable(distributed_optimizer=True), **dense.LAYOUTS}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "saved_under", "loaded_under"),

@@ -211,7 +211,7 @@ def test_estimated_bytes_of_every_family_are_within_a_tenth(opened: Callable[...
     _check(_compared(opened(*case)))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", PARTIAL_CASES, ids=_name)
 def test_estimated_bytes_of_partial_training_are_within_a_tenth(
     opened: Callable[..., Case], tmp_path: Path, case: Any

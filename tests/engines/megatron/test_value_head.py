@@ -184,7 +184,7 @@ CASES = {
 """Name -> model, head, layout that saves, layout that loads and computes, recomputation."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_joint_gradient_are_those_of_two_plain_models(pool, model, tmp_path, case):
     kind, head, first, second, recompute = CASES[case]
