@@ -128,10 +128,10 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
         },
         [
             "1 logprobs inside",
-            "1 state/actor written",
+            "2 critic_update inside",
             "2 actor_update inside",
-            "2 state/critic renamed",
-            "3 eval starts",
+            "3 actor_update renamed",
+            "3 state/actor written",
         ],
     ),
     "value head on the actor": (
@@ -144,8 +144,8 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "1 logprobs inside",
             "2 advantages written",
             "2 actor_update inside",
-            "2 state/actor writing",
             "3 actor_update renamed",
+            "3 state/actor written",
         ],
     ),
 }
