@@ -76,7 +76,7 @@ def test_role_starts_from_the_model_and_dtype_of_the_recipe(
         )
     ],
 )
-def test_role_trains_the_part_of_its_model_that_the_recipe_says(key: str, value: Any) -> None:
+def test_role_trains_the_part_of_its_model_that_the_recipe_selects(key: str, value: Any) -> None:
     role, table = key.split(".")[:2]
     written = {f"{role}.{table}": {"top_layers": value} if table == "train" else value}
     as_is, other = (Recipe.model_validate(with_keys(changes)) for changes in ({}, written))

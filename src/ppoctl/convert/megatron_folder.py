@@ -32,7 +32,7 @@ def open_megatron(
     folder: Path, shape: ModelShape, head: Head, *, like: Path | None = None, checksums: ChecksumsOf = checksums_of
 ) -> MegatronWeights:
     """Open all weights of a Megatron folder. `like`: folder of the model that completes the folder, if it is not
-    where `frozen.json` says.
+    at the path in `frozen.json`.
 
     Raises EnvironmentProblemError if the completing model is missing or has other weights than at the save, and the
     errors of `TorchDist`, `MegatronWeights` and `Accounted`.

@@ -39,7 +39,7 @@ class ModelPair:
     """Dtype to which both models are rounded before the comparison, because a cast cannot be undone; None: not
     rounded."""
     like: Path | None = None
-    """Folder of the model that completes the Megatron folder; None: where `frozen.json` says."""
+    """Folder of the model that completes the Megatron folder; None: at the path in `frozen.json`."""
 
 
 def require_memory(weights: Weights) -> None:
