@@ -7,12 +7,15 @@ index that is passed to a port is a row of the `Sequences` that the port receive
     stages  ->  Models.actor_at(state)  ->  Actor    (Megatron-Core)
             ->  Models.critic_at(state) ->  Critic   (Megatron-Core)
             ->  Generator                            (vLLM)
+            ->  Environments                         (child processes)
+            ->  Dialogue                             (tokenizer and chat template)
             ->  Scorer                               (child processes)
                   ->  RewardModel                    (Megatron-Core)
             ->  FinishedSamples                      (samples of a stage that is not committed yet)
             ->  Gate                                 (decides whether the job must stop)
 
-`Scorer` and `RewardModel` are defined in `batch.scores`, which imports no torch. No port transfers weights from the
+`Scorer` and `RewardModel` are defined in `batch.scores`, `Environments` and `Dialogue` in `batch.episodes`, requests
+and samples in `batch.sampling`; these modules import no torch. No port transfers weights from the
 actor to the generator: trainers and engines exchange weights directly (`ppoctl.weights`).
 """
 
@@ -27,90 +30,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
+from ppoctl.batch.episodes import Dialogue as Dialogue
+from ppoctl.batch.episodes import Environments as Environments
 from ppoctl.batch.records import State
+from ppoctl.batch.sampling import Sample as Sample
+from ppoctl.batch.sampling import SampleRequest as SampleRequest
+from ppoctl.batch.sampling import SamplingParams as SamplingParams
+from ppoctl.batch.sampling import Stream as Stream
 from ppoctl.batch.scores import RewardModel as RewardModel
 from ppoctl.batch.scores import Scorer as Scorer
 from ppoctl.batch.sequences import Sequences
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Sampling parameters of a stream. `temperature == 0` is greedy decoding."""
-
-    temperature: float
-    max_new_tokens: int
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    """Ids that end a response, in addition to the model's own end tokens."""
-    min_new_tokens: int = 0
-    """Minimum number of response tokens. Before that number, end tokens are masked and stop strings are ignored."""
-    max_window_tokens: int | None = None
-    """Maximum length of prompt and response together; None: the window of the engine."""
-
-    def new_tokens(self, prompt_tokens: int) -> int:
-        """Return the maximum number of response tokens after a prompt of this length."""
-        if self.max_window_tokens is None:
-            return self.max_new_tokens
-        return min(self.max_new_tokens, self.max_window_tokens - prompt_tokens)
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """Request for one response. `key` is unique within the rollout. `seed` makes the sample independent of all other
-    samples."""
-
-    key: str
-    prompt_tokens: tuple[int, ...]
-    seed: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One finished response. If an end token was sampled, the end token is the last of `tokens` and is in the
-    loss."""
-
-    key: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Log-probs of the sampled tokens under the distribution that they were sampled from, filters included."""
-    terminated: bool
-    """Whether the model ended the response; False: the length limit truncated it."""
-    text: str
-    """Decoded text, without special tokens and without the stop string."""
-    stamp: str
-    """`State.stamp` of the actor whose weights generated the response."""
-    sends: int = 1
-    """Number of times the request was sent to an engine: 2 if the first engine died while generating."""
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """Requests to one actor state, all with the same `SamplingParams`.
-
-    Tokens are a function of weights, prompt, seed and params, independent of the other requests. On a GPU, the other
-    requests change how logits are rounded, so this holds only if no two tokens are nearly equally likely
-    (docs/gpu.md, Decoding).
-    """
-
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Start these requests; other requests may be running. Raises DataError if a prompt is longer than the
-        context window; no request is then started."""
-        ...
-
-    def finished(self) -> Sequence[Sample]:
-        """Wait until at least one request has finished, and return the samples that were not returned before, in any
-        order.
-
-        Returns an empty sequence if no request is open.
-        """
-        ...
-
-    def close(self) -> None:
-        """Abort the open requests. This method may be called again."""
-        ...
 
 
 @runtime_checkable

@@ -33,6 +33,9 @@ class FakeStream:
         assert not self.is_closed
         return (self.generate(self.open.pop()),) if self.open else ()
 
+    def poll(self) -> Sequence[Sample]:
+        return self.finished()
+
     def close(self) -> None:
         self.is_closed = True
 

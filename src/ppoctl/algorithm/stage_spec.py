@@ -26,7 +26,7 @@ from ppoctl.rewards.shaping import RewardShaping
 
 if TYPE_CHECKING:
     from ppoctl.batch.prompts import Prompts
-    from ppoctl.ports import Models, Scorer
+    from ppoctl.ports import Dialogue, Environments, Models, Scorer
     from ppoctl.stages.generation import SampleGeneration
     from ppoctl.store.stage_runner import Stage
 
@@ -87,6 +87,12 @@ class ScoringParts:
     """Digest of the reward models; empty: no reward model."""
     evaluation_sets: "Mapping[str, Prompts]" = field(default_factory=dict)
     """Name -> prompts of an evaluation set."""
+    environments: "Environments | None" = None
+    """Environments of rollouts; None: their responses have one turn."""
+    eval_environments: "Environments | None" = None
+    """Environments of evaluations; None: their responses have one turn."""
+    dialogue: "Dialogue | None" = None
+    """Token ids of conversations; None: no stage has an environment."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ _ROLLOUTS = (
     RecordField("texts", "text", "B"),
     RecordField("stamps", "json", "B"),
     RecordField("sends", "json", "B"),
+    RecordField("episodes", "json", "B", is_optional=True),
 )
 _REWARDS = (
     RecordField("scores", "float32", "B"),

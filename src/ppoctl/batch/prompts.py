@@ -33,6 +33,8 @@ class Prompt:
     """Chat that was rendered: the messages of the row, or the system message and the question."""
     fields: Mapping[str, Json] = field(default_factory=dict)
     """Additional columns of the row that the recipe names."""
+    template_args: Mapping[str, Json] = field(default_factory=dict)
+    """Arguments of the chat template, including `tools`, if an environment may render further messages."""
 
 
 @dataclass(frozen=True)

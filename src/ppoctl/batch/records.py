@@ -68,6 +68,9 @@ class Rollouts(Record["Rollouts"]):
     """`State.stamp` of the actor that generated each sample."""
     sends: list[int]
     """Number of times each request was sent to an engine: more than 1 if an engine died while generating."""
+    episodes: list[dict[str, Any]] | None = None
+    """`Episode.as_json` of each response; None: responses have one turn. A response has all tokens of its episode;
+    the mask excludes the observations."""
     drawing: tuple[int, float] | None = None
     """Number of response tokens generated in this process, and seconds of generation; None: the record was loaded."""
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ppoctl.environments.kinds import EvalEnvironment
 from ppoctl.recipe_table import REPORTING, RESULTS, Array, AtLeastOne, NotNegative, Positive, Table
 from ppoctl.rewards.metric_function import MetricFunction
 
@@ -56,6 +57,9 @@ class EvalTable(Table):
     metrics: Annotated[MetricFunction | None, FunctionOrTable] = None
     """Your own function that computes metrics from samples: a table, or the name of the function alone. Absent: no
     function."""
+    environment: EvalEnvironment | None = None
+    """Environment of evaluations (NeMo-RL's `val_task_to_env`); `kind = "none"`: responses of one turn. Absent:
+    `[environment]`."""
     print_samples: Annotated[int, REPORTING, NotNegative] = 0
     """Number of responses of each set and pass that are printed in the log: always the responses to the first
     prompts."""

@@ -19,6 +19,11 @@ from ppoctl.recipe.slurm import is_image_file
 from ppoctl.user_functions import digest_of, file_of
 
 _SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
+_ENVIRONMENTS = tuple(
+    (*table, *case)
+    for table in (("environment",), ("eval", "environment"))
+    for case in ((), ("cases", tree.ANY_NAME))
+)
 MODELS = (
     ("model", "path"),
     ("model", "critic", "path"),
@@ -43,9 +48,10 @@ FUNCTIONS = (
     ("eval", "metrics", "function"),
     ("ppo", "policy_loss", "function"),
     ("ppo", "advantages", "function"),
+    *((*path, "path") for path in _ENVIRONMENTS),
 )
-"""Paths of the keys that name a function with a digest. The key `digest` of the same table has the digest of the
-function's file."""
+"""Paths of the keys that name a function or class with a digest. The key `digest` of the same table has the digest of
+its file."""
 PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 
@@ -81,7 +87,7 @@ class PathResolver:
                     ]
         for pattern in FUNCTIONS:
             for path, table in matching(data, pattern):
-                if isinstance(table["function"], str):
+                if isinstance(table[path[-1]], str):
                     self._resolve_function(path, table)
 
     def _resolved(self, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
@@ -104,10 +110,11 @@ class PathResolver:
 
     def _resolve_function(self, path: KeyPath, table: dict[str, Any]) -> None:
         """Make the path of a function's file absolute, and add its digest if the layer does not have it."""
-        if (file := file_of(table["function"])) is not None:
+        written = table[path[-1]]
+        if (file := file_of(written)) is not None:
             absolute = self._resolved(path, str(file), may_be_hub=False)
-            table["function"] = f"{absolute}:{table['function'].rpartition(':')[2]}"
-        table.setdefault("digest", digest_of(table["function"]))
+            table[path[-1]] = f"{absolute}:{written.rpartition(':')[2]}"
+        table.setdefault("digest", digest_of(table[path[-1]]))
 
 
 def is_written(data: Any, path: KeyPath) -> bool:

@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
+from ppoctl.environments.kinds import EnvironmentOf
+from ppoctl.environments.kinds import NoEnvironment as NoEnvironment
+from ppoctl.environments.table import EpisodeTable as EpisodeTable
 from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
 from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.algorithm import Batching as Batching
@@ -362,6 +365,9 @@ class Recipe(Table):
     model: ModelTable
     data: DataTable
     rollout: RolloutTable
+    environment: EnvironmentOf | None = None
+    """Environment that answers the actor's turns, so that a response has several turns; absent: a response has one
+    turn."""
     reward: Reward
     ppo: PpoTable
     actor: TrainedTable
@@ -388,6 +394,14 @@ class Recipe(Table):
         """Role -> its table, for each role that this recipe trains, in the order of the tables."""
         tables = {name: getattr(self, name, None) for name in type(self).model_fields}
         return {name: table for name, table in tables.items() if isinstance(table, TrainedTable)}
+
+    @property
+    def eval_environment(self) -> EpisodeTable | None:
+        """Environment of evaluations; None: their responses have one turn."""
+        own = self.eval.environment
+        if own is None:
+            return self.environment
+        return own if isinstance(own, EpisodeTable) else None
 
     @property
     def value_head(self) -> SharedValueHead | None:

@@ -103,10 +103,22 @@ def reward_tokens(table: ModelScorer, shape: ModelShape) -> int:
     return table.max_tokens or min(USUAL_TOKENS, shape.max_positions)
 
 
+def response_tokens(recipe: Recipe) -> int:
+    """Return the maximum number of tokens of a response, including the observations of an environment."""
+    return recipe.rollout.max_new_tokens if recipe.environment is None else recipe.environment.tokens
+
+
+def eval_response_tokens(recipe: Recipe) -> int:
+    """Return the maximum number of tokens of a response in an evaluation, including observations."""
+    environment = recipe.eval_environment
+    new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    return new if environment is None else environment.tokens
+
+
 def longest_sequence(recipe: Recipe) -> int:
     """Return the maximum number of tokens of a sequence in a forward pass, which does not read the last response
     token."""
-    return window_tokens(recipe.rollout, recipe.rollout.max_new_tokens) - 1
+    return window_tokens(recipe.rollout, response_tokens(recipe)) - 1
 
 
 def window_tokens(rollout: RolloutTable, new_tokens: int) -> int:
@@ -117,7 +129,7 @@ def window_tokens(rollout: RolloutTable, new_tokens: int) -> int:
 
 def generator_window(recipe: Recipe) -> int:
     """Return the maximum number of tokens of a prompt together with its response, in rollouts and evaluations."""
-    return window_tokens(recipe.rollout, max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0))
+    return window_tokens(recipe.rollout, max(response_tokens(recipe), eval_response_tokens(recipe)))
 
 
 def microbatch_limit(batching: BySequences | ByTokens, *, with_gradient: bool) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.dapo_math import DapoMathScorer
+from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.format import FormatScorer
 from ppoctl.rewards.gsm8k import Gsm8kScorer
@@ -26,6 +27,7 @@ SCORERS: tuple[type[ScorerTable], ...] = (
     HttpScorer,
     CodeScorer,
     ModelScorer,
+    EnvironmentScorer,
 )
 """Tables that `[reward.cases.VALUE]` accepts."""
 

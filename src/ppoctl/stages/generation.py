@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ppoctl.activity import ACTIVITIES
+from ppoctl.batch.episodes import EpisodeSettings
 from ppoctl.batch.records import State
 from ppoctl.clock import WORK
 from ppoctl.ports import FinishedSamples, Gate, Generator, Sample, SampleRequest, SampleSetKey, SamplingParams, Stream
@@ -23,6 +24,8 @@ class RequestBatch(NamedTuple):
     requests: Sequence[SampleRequest]
     name: str = ""
     """Purpose of the requests, if a stage has several."""
+    episodes: EpisodeSettings | None = None
+    """Environment and limits of the responses; None: a response has one turn."""
 
 
 def _both(first: OnSample, then: OnSample) -> OnSample:
@@ -95,7 +98,7 @@ class SampleGeneration:
         self.generator.prepare(at())
         tokens, started = 0, WORK.now()
         self.progress(len(done), total, tokens)
-        for params, requests, name in remaining:
+        for params, requests, name, _ in remaining:
             activity = ACTIVITIES.track(name) if name else nullcontext()
             with activity, stream_samples(self.generator, requests, params) as finished:
                 for samples in finished:

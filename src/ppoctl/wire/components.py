@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import State
-from ppoctl.ports import Actor, Generator, Scorer, Trainer
+from ppoctl.ports import Actor, Dialogue, Environments, Generator, Scorer, Trainer
 
 
 @runtime_checkable
@@ -40,6 +40,12 @@ class Components:
     prompts: PromptsByStep
     source_digests: Mapping[str, str]
     """Role -> digest of the model source of its initial state."""
+    environments: Environments | None = None
+    """Environments of rollouts; None: their responses have one turn."""
+    eval_environments: Environments | None = None
+    """Environments of evaluations, which may be those of the rollouts; None: their responses have one turn."""
+    dialogue: Dialogue | None = None
+    """Token ids of conversations; None: there is no environment."""
     reward_digest: str = ""
     """Digest of the reward models; empty: no reward model."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -54,3 +60,6 @@ class Components:
             self.close_trainers()
         finally:
             self.scorer.close()
+            for environments in (self.environments, self.eval_environments):
+                if environments is not None:
+                    environments.shutdown()

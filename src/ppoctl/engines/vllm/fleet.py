@@ -159,13 +159,21 @@ class Fleet:
         requests, if an engine does not reply in time.
         """
         while self.open_requests:
-            self._dispatch()
-            if not self._answered:
-                self._answered.extend(self._wait_for_replies())
-            # One engine at a time: an error of the next engine must not lose the outputs of this engine.
-            if outputs := self._finished(self._answered.popleft()):
-                return [CompletedRequest(output, self._sends[output.id]) for output in outputs]
+            if completed := self.poll():
+                return completed
         return []
+
+    def poll(self) -> list[CompletedRequest]:
+        """Wait until at least one engine has replied, and return the requests that this engine has finished, which
+        may be none. Raises the errors of `finished`."""
+        if not self.open_requests:
+            return []
+        self._dispatch()
+        if not self._answered:
+            self._answered.extend(self._wait_for_replies())
+        # One engine at a time: an error of the next engine must not lose the outputs of this engine.
+        outputs = self._finished(self._answered.popleft())
+        return [CompletedRequest(output, self._sends[output.id]) for output in outputs]
 
     @property
     def open_requests(self) -> int:

@@ -105,6 +105,11 @@ class VllmStream:
         self._require_open()
         return [self._sample(completed) for completed in self._fleet.finished()]
 
+    def poll(self) -> Sequence[Sample]:
+        """See `ports.Stream`. Raises the errors of `finished`."""
+        self._require_open()
+        return [self._sample(completed) for completed in self._fleet.poll()]
+
     def close(self) -> None:
         """See `ports.Stream`."""
         if self.is_open:

@@ -1,0 +1,1 @@
+"""Environments that answer the actor's turns: recipe tables, processes, tools."""

@@ -1,0 +1,32 @@
+"""Tables that `[environment]` accepts: each kind of environment with the limits of an episode."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+from pydantic import Field
+
+from ppoctl.environments.choose import SINGLE, ChooseEnvironment
+from ppoctl.environments.table import EnvironmentTable, EpisodeTable
+from ppoctl.recipe_table import RESULTS, Table
+
+
+class NoEnvironment(Table):
+    """Evaluations without an environment, although training has one."""
+
+    kind: Annotated[Literal["none"], RESULTS]
+    """Responses of one turn."""
+
+
+def _with_limits(kind: type[EnvironmentTable]) -> Any:
+    """Return a table class with the keys of a kind and the limits of an episode, and the docstring of the kind."""
+    name = f"{kind.__name__.removesuffix('Environment')}Episodes"
+    return type(name, (kind, EpisodeTable), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+KINDS: tuple[type[EpisodeTable], ...] = (*map(_with_limits, SINGLE), ChooseEnvironment)
+
+if TYPE_CHECKING:
+    EnvironmentOf = EpisodeTable
+    EvalEnvironment = EpisodeTable | NoEnvironment
+else:
+    EnvironmentOf = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007 - known at run time
+    EvalEnvironment = Annotated[Union[(*KINDS, NoEnvironment)], Field(discriminator="kind")]
