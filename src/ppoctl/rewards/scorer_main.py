@@ -24,7 +24,6 @@ from io import TextIOWrapper
 from numbers import Real
 from typing import IO, Any
 
-from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScoringFunction
 
@@ -46,7 +45,7 @@ def main(spec_json: str) -> int:
     own_pid = os.getpid()
     for line in requests:
         batch = json.loads(line)
-        reply = {"number": batch["number"], "scores": judge(function, list(map(received, batch["requests"])))}
+        reply = {"number": batch["number"], "scores": judge(function, list(map(ScoreRequest.from_json, batch["requests"])))}
         if os.getpid() != own_pid:
             os._exit(1)  # a process that the scorer forked: it must not write to the parent's pipe
         _reply(replies, reply)
@@ -71,12 +70,6 @@ def _each(function: ScoringFunction, requests: Sequence[ScoreRequest]) -> list[R
         except BaseException as error:  # noqa: BLE001 - a scorer that calls sys.exit has failed like any other
             scored.append(error)
     return scored
-
-
-def received(fields: dict[str, Any]) -> ScoreRequest:
-    """Return the request with these fields, parsed from JSON."""
-    chat = tuple(Message(**message) for message in fields["messages"])
-    return ScoreRequest(**{**fields, "messages": chat, "token_ids": tuple(fields["token_ids"])})
 
 
 def judge(function: BatchFunction, requests: Sequence[ScoreRequest]) -> list[dict[str, Any]]:

@@ -69,9 +69,7 @@ class ScorerProcess:
         if self._process is None:
             self._start()
         self._sent += 1
-        payload = [
-            {**vars(request), "messages": [vars(message) for message in request.messages]} for request in requests
-        ]
+        payload = [request.as_json() for request in requests]
         line = json.dumps({"number": self._sent, "requests": payload}).encode() + b"\n"
         began = time.monotonic()
         try:
