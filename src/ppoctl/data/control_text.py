@@ -1,7 +1,8 @@
 """Token ids of text from an environment, in which no text becomes a control token.
 
-Control tokens are the added tokens of a tokenizer (`<|im_end|>`, `<tool_call>`) except those of blanks only. They are
-written only by the chat template. An observation with the text of one gets the ids of an ordinary text.
+Control tokens are the added tokens of a tokenizer (`<|im_end|>`, `<tool_call>`), except tokens of blanks only and the
+token of unknown characters. Only the chat template writes them. An observation with the text of one gets the ids of an
+ordinary text.
 """
 
 import json
@@ -26,7 +27,9 @@ class ControlText:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         added = tokenizer.added_tokens_decoder if self._backend is None else self._backend.get_added_tokens_decoder()
-        self.texts: dict[int, str] = {id: token.content for id, token in added.items() if token.content.strip()}
+        unknown = getattr(getattr(self._backend, "model", None), "unk_token", None)
+        texts = {id: token.content for id, token in added.items()}
+        self.texts = {id: text for id, text in texts.items() if text.strip() and text != unknown}
         """Id of a control token -> its text."""
         self._ids = {text: id for id, text in self.texts.items()}
         longest_first = sorted(self._ids, key=len, reverse=True)
@@ -51,6 +54,7 @@ class ControlText:
         ids = self._encode(anchor + "".join(pieces))
         if self._controls(ids) != self._controls(wanted):
             ids = self._apart((anchor + opening, *rest), wanted)
+        assert before is None or ids[0] == before
         return ids if before is None else ids[1:]
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -94,7 +98,7 @@ class ControlText:
 
         assert self._backend is not None
         config = json.loads(self._backend.to_str())
-        config["added_tokens"] = [token for token in config["added_tokens"] if not token["content"].strip()]
+        config["added_tokens"] = [token for token in config["added_tokens"] if token["id"] not in self.texts]
         splitter = config["pre_tokenizer"] or {}
         for step in (splitter, *splitter.get("pretokenizers", ())):
             if step.get("prepend_scheme") == "first":

@@ -46,8 +46,8 @@ class TemplateDialogue:
             frame = prompt_frame(self._template.rendered, prompt.messages, first, prompt.template_args)
             pieces = frame.pieces(filled(first))
         else:
-            pieces = [prompt.text, *(piece for message in first for piece in (BLANK_LINE, message.content)), ""]
-            pieces[:2] = [prompt.text + BLANK_LINE]
+            between = [piece for message in first for piece in (message.content, BLANK_LINE)]
+            pieces = [prompt.text + BLANK_LINE, *between[:-1], ""]
         return (*self._template.opening, *self._control.encode(pieces))
 
     def suffix(

@@ -94,28 +94,35 @@ def prompt_frame(
 
 def _frame(render: Callable[[Chat], str], messages: Sequence[Message]) -> Frame:
     roles = [message.role for message in messages]
-    plain, difficult = (_located(render, messages, form, roles) for form in (_PLAIN, _DIFFICULT))
-    if plain.statics != difficult.statics:
-        raise _rejected(roles, "it transforms a content in a way that ppoctl does not know")
-    return difficult
+
+    def rendered(form: str) -> tuple[str, list[str]]:
+        probes = [form.format(number) if message.content else "" for number, message in enumerate(messages)]
+        chat = [{"role": role, "content": probe} for role, probe in zip(roles, probes, strict=True)]
+        try:
+            return render(chat), list(filter(None, probes))
+        except Exception as error:  # a chat template is code: it can fail in any way
+            raise _rejected(roles, str(error)) from error
+
+    text, probes = rendered(_DIFFICULT)
+    transforms = [_transform_of(probe, text) for probe in probes]
+    frame, other = (_located(*found, transforms) for found in ((text, probes), rendered(_PLAIN)))
+    if frame is None or frame != other:
+        raise _rejected(roles, "it omits a content, or changes it in a way that ppoctl does not know")
+    return frame
 
 
-def _located(render: Callable[[Chat], str], messages: Sequence[Message], form: str, roles: Sequence[str]) -> Frame:
-    probes = [form.format(number) if message.content else "" for number, message in enumerate(messages)]
-    try:
-        text = render(
-            [{"role": message.role, "content": probe} for message, probe in zip(messages, probes, strict=True)]
-        )
-    except Exception as error:  # a chat template is code: it can fail in any way
-        raise _rejected(roles, str(error)) from error
-    statics, transforms = list[str](), list[str]()
-    for probe in filter(None, probes):
-        found = (name for name, transform in TRANSFORMS.items() if text.count(transform(probe)) == 1)
-        if (name := next(found, None)) is None:
-            raise _rejected(roles, "it omits a content, or transforms it in a way that ppoctl does not know")
-        before, _, text = text.partition(TRANSFORMS[name](probe))
+def _transform_of(probe: str, text: str) -> str:
+    return next((name for name, transform in TRANSFORMS.items() if transform(probe) in text), "identity")
+
+
+def _located(text: str, probes: Sequence[str], transforms: Sequence[str]) -> Frame | None:
+    """Return the frame of a text; None: the text does not contain each transformed probe once, in order."""
+    statics = list[str]()
+    for probe, transform in zip(probes, transforms, strict=True):
+        before, found, text = text.partition(TRANSFORMS[transform](probe))
+        if not found:
+            return None
         statics.append(before)
-        transforms.append(name)
     return Frame((*statics, text), tuple(transforms))
 
 
