@@ -61,7 +61,7 @@ class MetricFunction(Table):
         # A scorer process accepts only responses. So the samples are sent as the row fields of an empty response, and
         # the metrics come back as extras of a score that is not used.
         request = ScoreRequest("", "", (), "", None, fields, "terminated")
-        dropped = Dropped(self.function)
+        dropped = Dropped(f"metric function `{self.function}`")
         process = ScorerProcess(self._spec, self.timeout_s, dropped)
         try:
             [score] = process.score([request])
