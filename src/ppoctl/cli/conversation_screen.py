@@ -1,6 +1,6 @@
 """The output for an episode: its turns with their calls, and the observations.
 
-The first character of a line tells who wrote it, so that a text cannot imitate another part: a space for the actor,
+The first character of a line shows who wrote it, so that a text cannot imitate another part: a space for the actor,
 `>` for a call as the environment received it, `|` for the environment, and a letter for a title.
 """
 
@@ -24,7 +24,7 @@ def show(parts: "Iterable[EpisodePart]", pieces: Sequence[str] = (), weights: Se
         render.heading(part.title)
         if not part.is_turn:
             for message in part.messages:
-                _lines(f"| {_one_line(message.role)}: ", message.content)
+                _lines(f"| {render.clipped(_one_line(message.role), 20)}: ", message.content)
         elif part.start < part.end:
             texts = [_indented(piece) for piece in pieces[part.start : part.end]]
             render.line(f"  {render.weighted(texts, weights[part.start : part.end], largest)}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ppoctl.cli import conversation_screen, render
 from ppoctl.errors import RecipeError
+from ppoctl.units import counted
 
 if TYPE_CHECKING:
     from ppoctl.runs.samples import ShownSample
@@ -48,7 +49,7 @@ def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
     _print_head(found, place, len(found.tokens))
     render.line()
     added = len(found.episode.first) if found.episode else 0
-    render.heading(f"prompt, whose last {added} messages are the environment's" if added else "prompt")
+    render.heading(f"prompt, with {counted(added, 'message')} of the environment" if added else "prompt")
     render.line(render.printable(found.prompt))
     if found.episode is None:
         render.line()
@@ -88,17 +89,14 @@ def _print_head(
     given: str | None = None,
     extras: dict[str, float] | None = None,
 ) -> None:
-    from ppoctl.store.samples import END_TEXTS
+    from ppoctl.store.samples import END_TEXTS, finish_text
 
     answer = getattr(found, "answer", answer)
     reward = f"{found.outcome}, no score" if found.score is None else f"{found.outcome} {found.score:g}"
     further = "".join(f", {name} {value:g}" for name, value in (extras or {}).items() if value is not None)
     rows = [
         ("sample", place),
-        (
-            "finish",
-            f"{found.finish} after {tokens} tokens" + ("" if found.turns is None else f" in {found.turns} turns"),
-        ),
+        ("finish", finish_text(found.finish, tokens, found.turns)),
         *([] if found.end is None else [("end", f"{found.end}: {END_TEXTS[found.end]}")]),
         ("answer", answer.splitlines()[-1] if answer else ""),
         *([] if given is None else [("given", given)]),
@@ -137,8 +135,8 @@ def _print_tokens(found: "ShownSample") -> None:
             [cell if is_generated else "-" for cell, is_generated in zip(column, found.mask, strict=True)]
             for column in cells
         ]
-        cells += [["yes" if is_generated else "no" for is_generated in found.mask]]
-    headers = ("token", *shown, *([] if found.mask is None else ["in the loss"]))
+        cells += [["yes" if is_generated else "no: not in the loss" for is_generated in found.mask]]
+    headers = ("token", *shown, *([] if found.mask is None else ["generated"]))
     render.table([*zip(tokens, *cells, strict=True)], headers)
 
 

@@ -155,8 +155,8 @@ def _part(part: "EpisodePart") -> Json:
 
 
 def _ended(finish: str, tokens: int, turns: int | None, end: str | None) -> str:
-    text = f"{finish} after {tokens} tokens"
-    return text if turns is None or end is None else f"{text} in {turns} turns ({end}: {samples.END_TEXTS[end]})"
+    text = samples.finish_text(finish, tokens, turns)
+    return text if end is None else f"{text} ({end}: {samples.END_TEXTS[end]})"
 
 
 # --- evaluations --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from ppoctl.batch.episodes import Episode, EpisodeTurn
 from ppoctl.batch.prompts import Message
+from ppoctl.units import counted
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ def recorded_parts(episode: Episode, means: Mapping[str, Sequence[float] | None]
             for name, values in means.items()
             if values is not None and start < end
         ]
-        title = f"turn {number}: {_tokens(turn.generated)}, reward {turn.reward:g}{''.join(given)}"
+        title = f"turn {number}: {counted(turn.generated, 'token')}, reward {turn.reward:g}{''.join(given)}"
         said = (Message("assistant", turn.text),)
         yield EpisodePart(title, said, is_turn=True, calls=_calls(turn), start=start, end=end)
         if turn.observed:
-            title = f"observation: {_tokens(turn.observed)}, not in the loss"
+            title = f"observation: {counted(turn.observed, 'token')}, not in the loss"
             yield EpisodePart(title, turn.messages, start=end, end=end + turn.observed)
         elif turn.messages:
             yield EpisodePart("observation: not in the response", turn.messages)
@@ -59,7 +60,3 @@ def evaluated_parts(conversation: Sequence[Mapping[str, str]]) -> Iterator[Episo
 def _calls(turn: EpisodeTurn) -> tuple[str, ...]:
     calls = [f"{call.name} {json.dumps(dict(call.arguments), ensure_ascii=False)}" for call in turn.calls]
     return (*calls, *([f"a call that cannot be read: {turn.malformed}"] if turn.malformed else []))
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'' if count == 1 else 's'}"

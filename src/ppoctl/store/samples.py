@@ -15,6 +15,7 @@ from ppoctl.store import record_file
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.sample_join import REWARD, JoinedRecords, StepJoin
+from ppoctl.units import counted
 
 ADVANTAGES = "advantages"
 """Stage after which all columns of a list of samples are known."""
@@ -232,6 +233,11 @@ def listed(step: int, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
         )
         for number, row in enumerate(rows)
     ]
+
+
+def finish_text(finish: str, tokens: int, turns: int | None) -> str:
+    """Return how a response ended, with its number of tokens and, for an episode, of turns."""
+    return f"{finish} after {tokens} tokens" + ("" if turns is None else f" in {counted(turns, 'turn')}")
 
 
 def spans(steps: Sequence[int]) -> str:
