@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from ppoctl.batch.episodes import EpisodeSettings
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.batch.scores import Score
@@ -48,6 +49,8 @@ class EvaluateStage:
     seed: int
     fingerprint: str
     name: str = "eval"
+    episodes: EpisodeSettings | None = None
+    """Environment and limits of the responses; None: a response has one turn."""
     modes: tuple[Mode, ...] = ("greedy", "sampled")
     estimates: Estimates = field(default_factory=Estimates)
     needs_truth: Callable[[Prompt], bool] = lambda _: False
@@ -70,7 +73,7 @@ class EvaluateStage:
         key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
         sample_set = SampleSetKey(actor.step, self.name, key)
         batches = [
-            RequestBatch(eval_pass.params, eval_pass.requests, f"{eval_pass.set} {eval_pass.mode}")
+            RequestBatch(eval_pass.params, eval_pass.requests, f"{eval_pass.set} {eval_pass.mode}", self.episodes)
             for eval_pass in passes
         ]
         summary: dict[str, float] = {}
@@ -134,6 +137,8 @@ def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score | No
         "response_tokens": len(sample.tokens),
         "terminated": sample.terminated,
     }
+    if sample.episode is not None:
+        row |= sample.episode.columns
     # A scorer that returns no answer adds no field: such rows equal the rows that earlier versions wrote.
     return row if score is None or score.answer is None else {**row, "given": score.answer}
 
@@ -142,12 +147,16 @@ _PRINTED_CHARS = 4000
 
 
 def _sample_text(row: Mapping[str, Any]) -> str:
-    """Return a sample as text for the log: a line with prompt id and score, then the prompt and the response."""
+    """Return a sample as text for the log: a line with prompt id and score, then the prompt and the response, or the
+    messages of an episode."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     ended = "terminated" if row["terminated"] else "truncated"
     head = f"eval {row['set']} {row['mode']} {row['prompt_id']}: {score}, {row['response_tokens']} tokens, {ended}"
-    texts = ((name, row[name] or "") for name in ("prompt", "response"))
-    return "\n".join([head, *(f"{name}:\n{_shortened(text)}" for name, text in texts)])
+    texts = [("prompt", row["prompt"]), ("response", row["response"])]
+    if "conversation" in row:
+        head += f" after {row['turns']} turns ({row['end']})"
+        texts[1:] = [(message["role"], message["content"]) for message in row["conversation"]]
+    return "\n".join([head, *(f"{name}:\n{_shortened(text or '')}" for name, text in texts)])
 
 
 def _shortened(text: str) -> str:
