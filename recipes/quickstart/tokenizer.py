@@ -68,9 +68,7 @@ def learned(words: Iterable[str], size: int, template: str) -> Qwen2Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     learner.train_from_iterator(
         words,
-        trainers.BpeTrainer(
-            vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
     model = json.loads(learner.to_str())["model"]
     fast = Qwen2Tokenizer(

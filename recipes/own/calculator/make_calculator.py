@@ -26,7 +26,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2ForCaus
 
 BATCHES = 2000
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
-CALL = re.compile(r'<tool_call>\n\{"name": "calculator", "arguments": \{"expression": "([1-9]\d*(?:[*+-][1-9]\d*)+)"\}\}\n</tool_')
+EXPRESSION = re.compile(
+    r'<tool_call>\n\{"name": "calculator", "arguments": \{"expression": "([1-9]\d*([*+-][1-9]\d*)+)"'
+)
 Messages = list[dict[str, str]]
 
 
@@ -53,7 +55,8 @@ def texts(fast: PreTrainedTokenizerBase) -> Iterator[make_model.Text]:
     for problem, has_tool, turns in calculator_problems.pretraining():
         messages: Messages = []
         text: make_model.Text = []
-        for role, content in zip(("user", "assistant", "tool", "assistant"), (problem.question, *turns), strict=False):
+        roles = ("user", "assistant", "tool", "assistant")
+        for role, content in zip(roles, (problem.question, *turns), strict=False):
             messages.append({"role": role, "content": content})
             if role == "assistant":
                 text.append((fast(content)["input_ids"] + [fast.eos_token_id], True))
@@ -63,10 +66,10 @@ def texts(fast: PreTrainedTokenizerBase) -> Iterator[make_model.Text]:
         yield text
 
 
-def sampled(model: Qwen2ForCausalLM, fast: PreTrainedTokenizerBase, dialogues: list[Messages], tool: bool) -> list[str]:
-    """Return the next turn of each dialogue, sampled at temperature 1."""
-    encoded = [{"input_ids": rendered(fast, messages, has_tool=tool)} for messages in dialogues]
-    inputs = fast.pad(encoded, return_tensors="pt", padding_side="left")
+@torch.no_grad()
+def sampled(model: Qwen2ForCausalLM, fast: PreTrainedTokenizerBase, prompts: list[list[int]]) -> list[str]:
+    """Return a response to each prompt, sampled at temperature 1."""
+    inputs = fast.pad([{"input_ids": ids} for ids in prompts], return_tensors="pt", padding_side="left")
     generation = GenerationConfig(
         do_sample=True,
         top_k=0,
@@ -74,8 +77,7 @@ def sampled(model: Qwen2ForCausalLM, fast: PreTrainedTokenizerBase, dialogues: l
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
     )
-    with torch.no_grad():
-        out = model.generate(**inputs, generation_config=generation)
+    out = model.generate(**inputs, generation_config=generation)
     return fast.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
@@ -83,14 +85,14 @@ def measure(model: Qwen2ForCausalLM, fast: PreTrainedTokenizerBase, rows: list[d
     """Sample one answer to each question, with a calculator or without it."""
     torch.manual_seed(make_model.MODEL_SEED)
     dialogues = [[{"role": "user", "content": row["question"]}] for row in rows]
-    first = sampled(model, fast, dialogues, tool)
-    calls = {index: found[1] for index, text in enumerate(first) if tool and (found := CALL.search(text))}
+    first = sampled(model, fast, [rendered(fast, messages, has_tool=tool) for messages in dialogues])
+    answers = dict(enumerate(first))
+    calls = {index: found[1] for index, text in answers.items() if (found := EXPRESSION.search(text))}
     results = {index: str(calculator_problems.value(text)) for index, text in calls.items()}
     for index, result in results.items():
         dialogues[index] += [{"role": "assistant", "content": first[index]}, {"role": "tool", "content": result}]
-    answers = dict(enumerate(first))
-    if calls:
-        second = sampled(model, fast, [dialogues[index] for index in calls], tool)
+    if calls and tool:
+        second = sampled(model, fast, [rendered(fast, dialogues[index], has_tool=True) for index in calls])
         answers |= dict(zip(calls, second, strict=True))
     copied = sum(answers[index] == f"#### {result}" for index, result in results.items())
     right = sum(make_model.is_right(answers[index], row["answer"]) for index, row in enumerate(rows))
