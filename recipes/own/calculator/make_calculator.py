@@ -24,7 +24,7 @@ import make_model
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-BATCHES = 2000
+BATCHES = 800
 TOOLS = [{"type": "function", "function": {"name": "calculator"}}]
 EXPRESSION = re.compile(
     r'<tool_call>\n\{"name": "calculator", "arguments": \{"expression": "([1-9]\d*([*+-][1-9]\d*)+)"'
@@ -104,7 +104,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=calculator_problems.HERE, help="folder for model/ and the rows")
     parser.add_argument("--batches", type=int, default=BATCHES)
     options = parser.parse_args()
-    torch.set_num_threads(2)
     calculator_problems.write_files(options.out)
     fast = calculator_tokenizer.save(options.out / "model")
     model = make_model.train(fast, texts(fast), options.batches)
