@@ -1,5 +1,5 @@
-"""The pages docs/your-own-task.md, docs/your-own-loss.md and docs/your-own-environment.md are followed literally: their
-files are written and their commands typed."""
+"""The pages docs/your-own-task.md, docs/your-own-loss.md and docs/your-own-environment.md are followed literally:
+their files are written and their commands typed."""
 
 import json
 import os
