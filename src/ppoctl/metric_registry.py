@@ -34,6 +34,25 @@ GROUPS_PROMPTS_PER_KEPT = Metric("groups/prompts_per_kept", "prompts", "generate
 GROUPS_ALL_RIGHT_FRAC = Metric("groups/all_right_frac", "fraction", "groups whose responses all pass", "below 0.5")
 GROUPS_ALL_WRONG_FRAC = Metric("groups/all_wrong_frac", "fraction", "groups whose responses all fail", "falling")
 GROUPS_DROPPED_TOKENS = Metric("groups/dropped_tokens", "tokens", "response tokens of groups that the step drops")
+ENVIRONMENT_TURNS_MEAN = Metric(
+    "environment/turns_mean", "turns", "mean number of turns of an episode (with [environment])"
+)
+ENVIRONMENT_OBSERVED_TOKENS_MEAN = Metric(
+    "environment/observed_tokens_mean", "tokens", "mean number of observation tokens of an episode"
+)
+ENVIRONMENT_CALLS_MEAN = Metric("environment/calls_mean", "calls", "mean number of tool calls of an episode")
+ENVIRONMENT_MALFORMED_FRAC = Metric(
+    "environment/malformed_frac", "fraction", "episodes with a tool call that cannot be read", "below 0.1", "lower"
+)
+ENVIRONMENT_TURN_LIMIT_FRAC = Metric(
+    "environment/turn_limit_frac", "fraction", "episodes that environment.turns ended", "below 0.1", "lower"
+)
+ENVIRONMENT_FAILED_FRAC = Metric(
+    "environment/failed_frac", "fraction", "episodes whose environment failed", "0", "lower"
+)
+ENVIRONMENT_METRIC_MEAN = Metric(
+    "environment/{name}_mean", "value", "mean of a metric of your environment, over the episodes that have it"
+)
 REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer returned it", "rising", "higher")
 REWARD_SCORE_STD = Metric(
     "reward/score_std", "score", "standard deviation of the scores", "above 0; at 0 there is nothing to learn from"
@@ -262,6 +281,11 @@ THROUGHPUT_GENERATED = Metric(
     "throughput/generated_tokens_per_s", "tokens/s",
     "response tokens per second of generation, in the attempt that finished the rollout", "steady",
 )  # fmt: skip
+THROUGHPUT_ENGINE_IDLE_FRAC = Metric(
+    "throughput/engine_idle_frac", "fraction",
+    "part of the generation in which all open episodes waited for environments (with [environment])", "below 0.05",
+    "lower",
+)  # fmt: skip
 
 _OWN = [value for value in list(globals().values()) if isinstance(value, Metric) and value not in EVALUATION_METRICS]
 _TIMES = _OWN.index(TIME_ROLLOUT_S)
@@ -314,6 +338,8 @@ def find(name: str) -> Metric | None:
     set_name = eval_set(name)
     general = name.replace(f"/{set_name}/", "/{set}/") if set_name else name
     metric = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
+    if metric is None and _OF_ENVIRONMENT.fullmatch(name):
+        return ENVIRONMENT_METRIC_MEAN
     return REWARD_PART_MEAN if metric is None and reward_part(name) else metric
 
 
@@ -353,6 +379,7 @@ _OF_THE_STEP = {
         REWARD_LENGTH_MEAN, REWARD_SECONDS_MEAN,
     )
 }  # fmt: skip
+_OF_ENVIRONMENT = re.compile(r"environment/[A-Za-z0-9_-]+_mean")
 _OF_PART = re.compile(r"reward/([A-Za-z0-9_-]+)_mean")
 
 

@@ -11,7 +11,7 @@ index that is passed to a port is a row of the `Sequences` that the port receive
             ->  Dialogue                             (tokenizer and chat template)
             ->  Scorer                               (child processes)
                   ->  RewardModel                    (Megatron-Core)
-            ->  FinishedSamples                      (samples of a stage that is not committed yet)
+            ->  FinishedSamples, EpisodeLog          (samples of a stage that is not committed yet)
             ->  Gate                                 (decides whether the job must stop)
 
 `Scorer` and `RewardModel` are defined in `batch.scores`, `Environments` and `Dialogue` in `batch.episodes`, requests
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -305,6 +305,33 @@ class FinishedSamples(Protocol):
 
         Samples are written in groups, even if the context ends with an error.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeEntry:
+    """One event of an episode, as a log keeps it."""
+
+    key: str
+    """Key of the episode."""
+    number: int
+    """Number of the event in its episode, from 0."""
+    event: Mapping[str, Any]
+    """The event as a JSON value."""
+
+
+@runtime_checkable
+class EpisodeLog(Protocol):
+    """Events of the episodes of a stage that is not committed yet. They survive a crash and are dropped when the
+    stage is committed."""
+
+    def load(self, key: SampleSetKey) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Return the events that earlier attempts recorded for the same `SampleSetKey`, in order, by key of the
+        episode."""
+        ...
+
+    def append(self, key: SampleSetKey, entries: Sequence[EpisodeEntry]) -> None:
+        """Record these events. They are on disk when this method returns. Raises StorageError."""
         ...
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ppoctl.algorithm.sampling import plain_sampling
+from ppoctl.algorithm.sampling import episode_settings, plain_sampling
 from ppoctl.algorithm.stage_spec import ModelPass, ScoringParts, StageSpec
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
@@ -24,7 +24,7 @@ class EvaluationSpec(StageSpec["Evaluation"]):
     kind: ClassVar[str] = "evaluation"
     keys: ClassVar[tuple[str, ...]] = (
         "seed", "model", "eval", "reward", "rollout.stop_strings", "rollout.stop_token_ids",
-        "rollout.max_window_tokens",
+        "rollout.max_window_tokens", "environment",
     )  # fmt: skip
     role: str = "actor"
 
@@ -52,6 +52,7 @@ class EvaluationSpec(StageSpec["Evaluation"]):
             samples_per_prompt=table.samples_per_prompt,
             seed=recipe.seed,
             fingerprint=hashlib.sha256("\n".join(read).encode()).hexdigest(),
+            episodes=episode_settings(recipe.eval_environment, parts.eval_environments, parts.dialogue),
             modes=table.modes,
             estimates=Estimates(table.pass_at, table.maj_at, table.pass_score),
             needs_truth=lambda prompt: recipe.reward.of_row(prompt.fields).reads_truth,

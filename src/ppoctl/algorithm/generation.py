@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
-from ppoctl.algorithm.sampling import rollout_sampling
+from ppoctl.algorithm.sampling import episode_settings, rollout_sampling
 from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_round
@@ -18,6 +18,12 @@ ROLLOUT_METRICS = (
     metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
 )  # fmt: skip
 """Metrics of the responses of one or several rounds."""
+EPISODE_METRICS = (
+    metrics.ENVIRONMENT_TURNS_MEAN, metrics.ENVIRONMENT_OBSERVED_TOKENS_MEAN, metrics.ENVIRONMENT_CALLS_MEAN,
+    metrics.ENVIRONMENT_MALFORMED_FRAC, metrics.ENVIRONMENT_TURN_LIMIT_FRAC, metrics.ENVIRONMENT_FAILED_FRAC,
+    metrics.ENVIRONMENT_METRIC_MEAN, metrics.THROUGHPUT_ENGINE_IDLE_FRAC,
+)  # fmt: skip
+"""Metrics of responses of several turns."""
 SCORE_METRICS = (
     metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC, metrics.REWARD_TIMEOUT_FRAC,
 )  # fmt: skip
@@ -29,8 +35,10 @@ class RolloutSpec(StageSpec["Rollouts"]):
     """10-rollout: generation of responses."""
 
     kind: ClassVar[str] = "rollouts"
-    keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout")
-    excluded_keys: ClassVar[tuple[str, ...]] = (*StageSpec.excluded_keys, "rollout.groups")
+    keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout", "environment")
+    excluded_keys: ClassVar[tuple[str, ...]] = (
+        *StageSpec.excluded_keys, "rollout.groups", "environment.on_failure",
+    )  # fmt: skip
     defines_rows: ClassVar[bool] = True
     role: str = "actor"
 
@@ -38,7 +46,15 @@ class RolloutSpec(StageSpec["Rollouts"]):
         return (ModelPass("generate", self.role),)
 
     def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
-        return always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED)
+        has_episodes = recipe.environment is not None
+        of_episodes = (
+            ReportedMetric(metric, has_episodes, "requires `[environment]`", (("environment",),))
+            for metric in EPISODE_METRICS
+        )
+        return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED), *of_episodes)
+
+    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+        return {"episodes": recipe.environment is not None}
 
     def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
         rows = sequences_per_round(recipe)
@@ -55,6 +71,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
             samples_per_prompt=recipe.rollout.samples_per_prompt,
             seed=recipe.seed,
             fingerprint=self.fingerprint(recipe),
+            episodes=episode_settings(recipe.environment, parts.environments, parts.dialogue),
             on_sample=parts.scorer.start if isinstance(parts.scorer, OverlappedScorer) else None,
             name=self.name,
         )

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ppoctl.recipe.schema import Recipe
+from ppoctl.batch.episodes import Dialogue, Environments, EpisodeSettings
+from ppoctl.recipe.schema import EpisodeTable, Recipe
 
 if TYPE_CHECKING:
     from ppoctl.ports import OutputRequest, SamplingParams
@@ -39,6 +40,17 @@ def plain_sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> "
         stop_token_ids=rollout.stop_token_ids,
         max_window_tokens=rollout.max_window_tokens,
     )
+
+
+def episode_settings(
+    table: EpisodeTable | None, environments: Environments | None, dialogue: Dialogue | None
+) -> EpisodeSettings | None:
+    """Return the settings of episodes; None if the table is absent, so that responses have one turn."""
+    if table is None:
+        return None
+    assert environments is not None, "the components of a recipe with an environment have environments"
+    assert dialogue is not None, "and a dialogue"
+    return EpisodeSettings(table.limits, environments, dialogue)
 
 
 def scored_distribution(recipe: Recipe) -> "OutputRequest":

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from ppoctl.batch.prompts import Json, Message, Prompt
@@ -25,6 +26,7 @@ EndReason = Literal["done", "turns", "tokens"] | FailureReason
 FAILURES: tuple[FailureReason, ...] = get_args(FailureReason)
 LIMITS: tuple[EndReason, ...] = ("turns", "tokens")
 """Reasons that truncate a response."""
+NO_ARGUMENTS: Mapping[str, Json] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,22 @@ class Environments(Protocol):
         ...
 
 
-class ControlTokensError(ValueError):
+class ObservationError(ValueError):
+    """The messages of an observation cannot be added to the conversation."""
+
+    reason: FailureReason
+
+
+class ControlTokensError(ObservationError):
     """An observation contains control tokens that cannot be written as text."""
+
+    reason: FailureReason = "control_tokens"
+
+
+class RejectedMessagesError(ObservationError):
+    """The chat template rejects the messages of an observation, for example because of their roles."""
+
+    reason: FailureReason = "invalid"
 
 
 @runtime_checkable
@@ -147,14 +163,20 @@ class Dialogue(Protocol):
 
     def prompt(self, prompt: Prompt, first: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a prompt with further messages, up to the start of the first turn. Nothing has been
-        generated yet, so this is the only method that renders a prompt again."""
+        generated yet, so this is the only method that renders a prompt again.
+
+        The text of the further messages never becomes a control token. Raises ObservationError.
+        """
         ...
 
-    def suffix(self, turn: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+    def suffix(
+        self, turn: Sequence[int], messages: Sequence[Message], arguments: Mapping[str, Json] = NO_ARGUMENTS
+    ) -> tuple[int, ...]:
         """Return the ids between a turn and the next turn: the rest of the turn's message (its end token, if the turn
-        ended without it), the messages, and the start of the next turn.
+        ended without it), the messages, and the start of the next turn. `arguments` are the `template_args` of the
+        prompt.
 
-        The text of the messages never becomes a control token. Raises ControlTokensError.
+        The text of the messages never becomes a control token. Raises ObservationError.
         """
         ...
 

@@ -52,5 +52,7 @@ class Prompts:
         for row in self.rows:
             messages = [[message.role, message.content] for message in row.messages]
             content = [row.id, row.token_ids, row.text, row.answer, messages, dict(row.fields)]
+            if row.template_args:
+                content.append(dict(row.template_args))
             digest.update(json.dumps(content, sort_keys=True).encode() + b"\n")
         return digest.hexdigest()

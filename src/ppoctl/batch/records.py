@@ -21,6 +21,7 @@ from torch import Tensor
 from ppoctl import metric_registry
 from ppoctl.batch import codec
 from ppoctl.batch.carry import Carry as Carry
+from ppoctl.batch.episode_metrics import episode_metrics
 from ppoctl.batch.record import Record as Record
 from ppoctl.batch.sequences import Sequences, require
 from ppoctl.batch.update import State as State
@@ -43,7 +44,7 @@ class Rollouts(Record["Rollouts"]):
 
     kind: ClassVar[str] = "rollouts"
     measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
-    unsaved: ClassVar[tuple[str, ...]] = ("drawing",)
+    unsaved: ClassVar[tuple[str, ...]] = ("drawing", "idle_s")
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int32."""
@@ -73,12 +74,16 @@ class Rollouts(Record["Rollouts"]):
     the mask excludes the observations."""
     drawing: tuple[int, float] | None = None
     """Number of response tokens generated in this process, and seconds of generation; None: the record was loaded."""
+    idle_s: float | None = None
+    """Seconds of generation in which all open episodes waited for environments; None: the record was loaded, or
+    it has no episodes."""
 
     def __post_init__(self) -> None:
         require(not bool((self.mask & ~self.sequences.present).any()), "unmasked tokens are present")
         require(not bool(self.sampler_logprobs[~self.mask].any()), "masked-out log-probs are 0")
-        for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends"):
-            require(len(getattr(self, name)) == self.num_seqs, f"{name} has one entry per sequence")
+        for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends", "episodes"):
+            column = getattr(self, name)
+            require(column is None or len(column) == self.num_seqs, f"{name} has one entry per sequence")
 
     @cached_property
     def sequences(self) -> Sequences:
@@ -102,11 +107,17 @@ class Rollouts(Record["Rollouts"]):
             metric_registry.ROLLOUT_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
             metric_registry.ROLLOUT_RESENT_SEQS.name: float(sum(sends > 1 for sends in self.sends)),
             metric_registry.ROLLOUT_TOKENS.name: float(self.lengths.sum()),
+            **(episode_metrics(self.episodes) if self.episodes else {}),
         }
 
     def timing_metrics(self) -> dict[str, float]:
         tokens, seconds = self.drawing or (0, 0.0)
-        return {metric_registry.THROUGHPUT_GENERATED.name: tokens / seconds} if tokens and seconds > 0 else {}
+        if not tokens or seconds <= 0:
+            return {}
+        metrics = {metric_registry.THROUGHPUT_GENERATED.name: tokens / seconds}
+        if self.idle_s is not None:
+            metrics[metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name] = self.idle_s / seconds
+        return metrics
 
 
 @dataclass(frozen=True)

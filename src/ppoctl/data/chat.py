@@ -44,13 +44,17 @@ class ChatTemplate:
     def render(self, chat: Sequence[Message], arguments: Mapping[str, object] = MappingProxyType({})) -> str:
         """Return the chat as text, ending with the generation prompt that opens the assistant's turn.
 
-        `arguments` are the `template_args` of the recipe. The model must have a template. A template is code, so any
-        error may be raised.
+        `arguments` are the `template_args` of the recipe, and `tools`. The model must have a template. A template is
+        code, so any error may be raised.
         """
+        return self.rendered([{"role": message.role, "content": message.content} for message in chat], arguments)
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object]) -> str:
+        """Return what `render` returns, for messages that may have further keys, such as `tool_calls`."""
         assert self._compiled is not None
-        messages = [{"role": message.role, "content": message.content} for message in chat]
+        defaults = {"tools": None, "documents": None}
         return self._compiled.render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=True, **{**self.special, **arguments}
+            messages=messages, add_generation_prompt=True, **{**defaults, **self.special, **arguments}
         )
 
     def _compile(self, text: str) -> jinja2.Template:

@@ -4,11 +4,10 @@
 tests/data/test_light_tokenizer.py compares the results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
 
 
@@ -41,14 +40,17 @@ class LightTokenizer:
         return {"input_ids": [encoding.ids for encoding in encoded]}
 
     def apply_chat_template(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, **arguments: object
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        **arguments: object,
     ) -> str:
         """Return the chat as text, ending with the generation prompt."""
         assert add_generation_prompt
         assert not tokenize
-        return self._template.render(
-            [Message(message["role"], message["content"]) for message in messages], arguments
-        )
+        return self._template.rendered(messages, arguments)
 
 
 def light_tokenizer(folder: Path, template: ChatTemplate) -> LightTokenizer | None:

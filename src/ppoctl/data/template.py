@@ -23,6 +23,9 @@ from ppoctl.data.rows import DatasetRow
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.rows import SingleTable
 
+BLANK_LINE = "\n\n"
+"""Text between two messages if the model has no chat template."""
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -71,6 +74,10 @@ class PromptTemplate:
         self._tokenizer = tokenizer
 
     @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
     def digest(self) -> str:
         """SHA-256 of everything that token ids depend on: the tokenizer, its special tokens, the chat template."""
         tokenizer = self._tokenizer
@@ -92,20 +99,30 @@ class PromptTemplate:
         return [Rendered(chat, text, ids) for chat, text, ids in rendered]
 
     def text(self, chat: Sequence[Message], row: DatasetRow, arguments: Mapping[str, object]) -> str:
-        """Return the chat as text, ending with the generation prompt.
+        """Return the chat as text, ending with the generation prompt. `arguments` are those of the chat template,
+        including `tools`.
 
         Raises DataError if the template rejects the chat.
         """
-        if self._chat_template is None:
-            return "\n\n".join(message.content for message in chat)
-        messages = [{"role": message.role, "content": message.content} for message in chat]
+        if not self.has_chat_template:
+            return BLANK_LINE.join(message.content for message in chat)
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **arguments
-            )
+            return self.rendered([{"role": message.role, "content": message.content} for message in chat], arguments)
         except Exception as error:  # a template is code and may raise any error
             raise refused(row, error) from error
-        return str(text)
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object]) -> str:
+        """Return messages as text, ending with the generation prompt. The model must have a chat template, which may
+        raise any error."""
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **arguments
+            )
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
 
     def token_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the token ids of texts that `text` returned."""

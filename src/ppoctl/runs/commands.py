@@ -225,6 +225,8 @@ def evaluated(
             notify=notify,
             reward_digest=components.reward_digest,
             evaluation_sets=sets,
+            eval_environments=components.eval_environments,
+            dialogue=components.dialogue,
         )
         return EVALUATION.build(checkpoint.recipe, parts).run(checkpoint.state).result
 

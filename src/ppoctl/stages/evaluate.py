@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from ppoctl.batch.episodes import EpisodeSettings
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.batch.scores import Score
@@ -48,6 +49,8 @@ class EvaluateStage:
     seed: int
     fingerprint: str
     name: str = "eval"
+    episodes: EpisodeSettings | None = None
+    """Environment and limits of the responses; None: a response has one turn."""
     modes: tuple[Mode, ...] = ("greedy", "sampled")
     estimates: Estimates = field(default_factory=Estimates)
     needs_truth: Callable[[Prompt], bool] = lambda _: False
@@ -70,7 +73,7 @@ class EvaluateStage:
         key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
         sample_set = SampleSetKey(actor.step, self.name, key)
         batches = [
-            RequestBatch(eval_pass.params, eval_pass.requests, f"{eval_pass.set} {eval_pass.mode}")
+            RequestBatch(eval_pass.params, eval_pass.requests, f"{eval_pass.set} {eval_pass.mode}", self.episodes)
             for eval_pass in passes
         ]
         summary: dict[str, float] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ppoctl.batch.episodes import EpisodeSettings
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
@@ -24,6 +25,8 @@ class RolloutStage:
     samples_per_prompt: int
     seed: int
     fingerprint: str
+    episodes: EpisodeSettings | None = None
+    """Environment and limits of the responses; None: a response has one turn."""
     on_sample: Callable[[Prompt, Sample], None] | None = None
     """Called with each finished response; None: not called."""
     name: str = "rollout"
@@ -33,10 +36,13 @@ class RolloutStage:
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
         sample_set = SampleSetKey(prompts.step, self.name, key)
         on_sample = self._sample_callback(prompts, requests)
-        batches = [RequestBatch(self.params, requests)]
+        batches = [RequestBatch(self.params, requests, episodes=self.episodes)]
         with self.generation.run(batches, sample_set, lambda: self.models.stamped(actor), on_sample) as generated:
-            record = assemble(prompts, requests, generated.samples, samples=self.samples_per_prompt)
-            return replace(record, drawing=(generated.tokens, generated.seconds))
+            record = assemble(
+                prompts, requests, generated.samples, samples=self.samples_per_prompt, stamp=actor.stamp
+            )
+            idle_s = None if self.episodes is None else generated.idle_s
+            return replace(record, drawing=(generated.tokens, generated.seconds), idle_s=idle_s)
 
     def _sample_callback(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
         if (on_sample := self.on_sample) is None:
@@ -62,6 +68,7 @@ def requests_of(prompts: Prompts, samples: int, seed: Sequence[object], prefix: 
             key=f"{prefix}{prompt.id}#{index}",
             prompt_tokens=prompt.token_ids,
             seed=derive_seed(*seed, prompt.id, index),
+            prompt=prompt,
         )
         for prompt in prompts.rows
         for index in range(samples)
@@ -69,30 +76,41 @@ def requests_of(prompts: Prompts, samples: int, seed: Sequence[object], prefix: 
 
 
 def assemble(
-    prompts: Prompts, requests: list[SampleRequest], done: Mapping[str, Sample], *, samples: int
+    prompts: Prompts, requests: list[SampleRequest], done: Mapping[str, Sample], *, samples: int, stamp: str = ""
 ) -> Rollouts:
-    """Return the record in request order, independent of the order in which samples finished."""
+    """Return the record in request order, independent of the order in which samples finished. `stamp` is that of an
+    episode without a turn, for which the actor generated nothing."""
     in_order = [done[request.key] for request in requests]
     owners = [prompt for prompt in prompts.rows for _ in range(samples)]
+    prompt_ids = [sample.prompt_tokens or owner.token_ids for sample, owner in zip(in_order, owners, strict=True)]
     lengths = torch.tensor([len(sample.tokens) for sample in in_order])
     shape = (len(in_order), int(lengths.max()))
     tokens = torch.zeros(shape, dtype=torch.int32)
     logprobs = torch.zeros(shape, dtype=torch.float32)
+    mask = torch.zeros(shape, dtype=torch.bool)
     for row, sample in enumerate(in_order):
         tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
         logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
+        for start, end in [(0, len(sample.tokens))] if sample.episode is None else sample.episode.spans():
+            mask[row, start:end] = True
+    episodes = [sample.episode.as_json() for sample in in_order if sample.episode is not None]
     return Rollouts(
-        prompt_tokens=torch.tensor([token for owner in owners for token in owner.token_ids], dtype=torch.int32),
-        prompt_lengths=torch.tensor([len(owner.token_ids) for owner in owners]),
+        prompt_tokens=torch.tensor([token for ids in prompt_ids for token in ids], dtype=torch.int32),
+        prompt_lengths=torch.tensor([len(ids) for ids in prompt_ids]),
         tokens=tokens,
         lengths=lengths,
-        mask=torch.arange(shape[1])[None, :] < lengths[:, None],
+        mask=mask,
         sampler_logprobs=logprobs,
         finish=torch.tensor([TERMINATED if sample.terminated else TRUNCATED for sample in in_order]),
         seeds=torch.tensor([request.seed for request in requests]),
         prompt_ids=[owner.id for owner in owners],
         sample_indices=[index for _ in prompts.rows for index in range(samples)],
         texts=[sample.text for sample in in_order],
-        stamps=[sample.stamp for sample in in_order],
+        stamps=[stamp if _has_no_turn(sample) else sample.stamp for sample in in_order],
         sends=[sample.sends for sample in in_order],
+        episodes=episodes or None,
     )
+
+
+def _has_no_turn(sample: Sample) -> bool:
+    return sample.episode is not None and not sample.episode.turns

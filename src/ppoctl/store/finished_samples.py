@@ -23,6 +23,8 @@ from ppoctl.store.run_paths import RunPaths
 KIND = "samples"
 FILES = "*.safetensors"
 PER_TOKEN = ("tokens", "logprobs")
+OF_EPISODES = ("calls", "malformed", "episode", "prompt_tokens")
+"""Fields that only a response of several turns uses. `episode_log` keeps those responses."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:
 
     A record has the same types, so nothing is lost.
     """
-    columns = [f.name for f in fields(Sample) if f.name not in PER_TOKEN]
+    columns = [f.name for f in fields(Sample) if f.name not in (*PER_TOKEN, *OF_EPISODES)]
     tensors = {
         # Converted through an `array`: `torch.tensor` takes five times as long to convert a list of numbers.
         "tokens": torch.frombuffer(array("i", chain.from_iterable(s.tokens for s in samples)), dtype=torch.int32),

@@ -13,7 +13,7 @@ from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.model.head import Head
-from ppoctl.ports import Generator, Scorer
+from ppoctl.ports import Dialogue, Environments, Generator, Scorer
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import model_of
@@ -139,6 +139,7 @@ def build_engines(
     from ppoctl.model.folder import model_folder
 
     settings = vllm_settings(recipe, model_folder(recipe.model.path))
+    environments, eval_environments, dialogue = _conversations(recipe)
     of_head: dict[Head, type[MegatronActor | MegatronCritic]] = {"token": MegatronActor, "value": MegatronCritic}
     trainers = {
         role: of_head[head_of(role)](trainer_settings(recipe, role), ranks) for role, ranks in placed.trained.items()
@@ -154,11 +155,31 @@ def build_engines(
         prompts=prompt_source,
         # One digest covers the files of all models; each role has its own dtype.
         source_digests={role: source_digest(recipe, role, digests["model"]) for role in recipe.trained},
+        environments=environments,
+        eval_environments=eval_environments,
+        dialogue=dialogue,
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in prompt_source.counts.items()},
         close_trainers=placed.close,
         prestart=placed.prestart,
     )
+
+
+def _conversations(recipe: Recipe) -> tuple[Environments | None, Environments | None, Dialogue | None]:
+    """Return the environments of rollouts and of evaluations, which are the same if their tables are equal, and the
+    dialogue that they require. Processes start when the first episode is opened."""
+    tables = recipe.environment, recipe.eval_environment
+    if tables == (None, None):
+        return None, None, None
+    from ppoctl.data.dialogue import TemplateDialogue
+    from ppoctl.environments.pool import EnvironmentPool
+    from ppoctl.model.end_tokens import end_token_ids
+    from ppoctl.model.folder import model_folder
+
+    training, evaluation = (None if table is None else EnvironmentPool(table) for table in tables)
+    template = PromptTemplate(load_tokenizer(recipe.model.path))
+    dialogue = TemplateDialogue(template, end_token_ids(model_folder(recipe.model.path)))
+    return training, training if tables[0] == tables[1] else evaluation, dialogue
 
 
 def source_digest(recipe: Recipe, role: str, of_model: str) -> str:

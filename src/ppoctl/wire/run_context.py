@@ -21,6 +21,7 @@ from ppoctl.stages.generation import OnProgress, SampleGeneration
 from ppoctl.stages.overlapped_scoring import OverlappedScorer
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.best import BestStates
+from ppoctl.store.episode_log import EpisodeLogFiles
 from ppoctl.store.finished_samples import FinishedSampleFiles
 from ppoctl.store.journal import Journal
 from ppoctl.store.ledger import Ledger
@@ -105,11 +106,16 @@ def assemble(
     scorer = OverlappedScorer(components.scorer) if newest.reward.overlaps_generation else components.scorer
     parts = StageParts(
         models=states,
-        generation=SampleGeneration(generator, finished, gate, _to_all(hooks.observers)),
+        generation=SampleGeneration(
+            generator, finished, gate, _to_all(hooks.observers), EpisodeLogFiles(paths, attempt)
+        ),
         scorer=scorer,
         notify=hooks.notify,
         reward_digest=components.reward_digest,
         evaluation_sets=components.prompts.evaluation_sets(),
+        environments=components.environments,
+        eval_environments=components.eval_environments,
+        dialogue=components.dialogue,
     )
     steps = StepsOfRun(recipes, parts, choose)
     states.replay = partial(_replay, steps, paths, outlines)
