@@ -1,7 +1,7 @@
 """Requests for responses, the responses, and their stream. Imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.episodes import Episode, ToolCall
@@ -30,6 +30,14 @@ class SamplingParams:
         if self.max_window_tokens is None:
             return self.max_new_tokens
         return min(self.max_new_tokens, self.max_window_tokens - prompt_tokens)
+
+    def limited(self, max_new_tokens: int | None, *, is_continued: bool) -> "SamplingParams":
+        """Return the parameters of a request with these fields of a `SampleRequest`."""
+        if max_new_tokens is None and not is_continued:
+            return self
+        most = self.max_new_tokens if max_new_tokens is None else max_new_tokens
+        fewest = 0 if is_continued else min(self.min_new_tokens, most)
+        return replace(self, max_new_tokens=most, min_new_tokens=fewest)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import log_location, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.tool_calls import ParsedCalls, VllmToolCalls, parsed_calls
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.machine.device import on_gpu
 from ppoctl.ports import SamplingParams
@@ -44,6 +45,8 @@ class GenerationRequest:
     id: str
     prompt: tuple[int, ...]
     seed: int
+    max_new_tokens: int | None = None
+    is_continued: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class GenerationOutput:
     """vLLM's finish reason: "stop", "length", or a reason that must not occur ("abort", "error", "repetition")."""
     prompt_logprobs: tuple[float, ...]
     """Log-probs of prompt tokens 1..; empty unless requested."""
+    parsed: ParsedCalls = ParsedCalls()
+    """Tool calls; none if the settings of the engine have no format."""
 
 
 class Engine(ReceivingEngine):
@@ -77,6 +82,8 @@ class Engine(ReceivingEngine):
         self._source = folder if folder is not None and Path(folder).is_dir() else None
         self._has_weights = self._source is not None
         self._llm = started(settings, load_format="dummy") if self._source is None else self._start_from(self._source)
+        form = settings.call_format
+        self._tool_calls = None if form is None else VllmToolCalls(form, self._detokenizer.tokenizer, settings.model)
 
     def write_log_into(self, folder: Path | None) -> None:
         """Write the log into a folder. The folder was not known when the engine was created (see
@@ -157,15 +164,23 @@ class Engine(ReceivingEngine):
         for steps in range(1, MOST_STEPS + 1):
             if not self._llm.has_unfinished_requests():
                 break
-            finished += self.step()
+            finished += [self._parsed(output, params) for output in self.step()]
             if finished and steps >= FEWEST_STEPS and len(finished) >= enough:
                 break
         return finished
+
+    def _parsed(self, output: GenerationOutput, params: SamplingParams) -> GenerationOutput:
+        """Return the output with its tool calls."""
+        if self._tool_calls is None:
+            return output
+        text = self._detokenizer.marked_text(output.tokens, params)
+        return replace(output, parsed=parsed_calls(self._tool_calls, text))
 
     def _add(self, request: GenerationRequest, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
+        params = params.limited(request.max_new_tokens, is_continued=request.is_continued)
         # Only stop strings require text inside the engine. vLLM's incremental detokenizer finds the stop strings.
         stops = list(params.stop_strings)
         self._llm.output_processor.tokenizer = self._detokenizer.tokenizer if stops else None

@@ -53,9 +53,7 @@ class VllmGenerator:
                 hint=f"use ids below {vocab_size}",
             )
         self._fleet.open(params)
-        window = self._settings.max_model_len
-        longest = window - 1 if params.max_window_tokens else window - params.max_new_tokens
-        self._stream = VllmStream(self._fleet, self._detokenizer, params, self._stamp, longest)
+        self._stream = VllmStream(self._fleet, self._detokenizer, params, self._stamp, self._settings.max_model_len)
         return self._stream
 
     def close(self) -> None:
@@ -73,14 +71,15 @@ class VllmStream:
     """A `ports.Stream` on the engines of a fleet."""
 
     def __init__(
-        self, fleet: Fleet, detokenizer: Detokenizer, params: SamplingParams, stamp: str, max_prompt_tokens: int
+        self, fleet: Fleet, detokenizer: Detokenizer, params: SamplingParams, stamp: str, window: int
     ) -> None:
         self._fleet = fleet
         self._detokenizer = detokenizer
         self._params = params
         self._stamp = stamp
-        self._max_prompt_tokens = max_prompt_tokens
-        self._keys: set[str] = set()
+        self._window = window
+        self._params_of: dict[str, SamplingParams] = {}
+        """Parameters of each request that the stream had, by key."""
         self._lost = 0
         """Number of requests that were open when the generator was closed."""
         self.is_open = True
@@ -89,16 +88,15 @@ class VllmStream:
         """See `ports.Stream`. Raises DataError, also for a token id outside the vocabulary. Raises ValueError for a
         negative seed, or if the stream already had a request with the same key."""
         self._require_open()
-        keys = set(self._keys)
+        params_of = dict(self._params_of)
         for request in requests:
-            self._check(request)
-            if request.key in keys:
+            params = self._params.limited(request.max_new_tokens, is_continued=request.is_continued)
+            self._check(request, params)
+            if request.key in params_of:
                 raise ValueError(f"two requests have the key `{request.key}`")
-            keys.add(request.key)
-        self._keys = keys
-        self._fleet.submit(
-            [GenerationRequest(request.key, request.prompt_tokens, request.seed) for request in requests]
-        )
+            params_of[request.key] = params
+        self._params_of = params_of
+        self._fleet.submit([_generation_request(request) for request in requests])
 
     def finished(self) -> Sequence[Sample]:
         """See `ports.Stream`. Raises NonFiniteError if log-probs are not finite."""
@@ -127,13 +125,12 @@ class VllmStream:
             why = f"the generator was closed with {self._lost} samples unfinished" if self._lost else "it is closed"
             raise PpoctlError(f"this stream returns no more samples: {why}")
 
-    def _check(self, request: SampleRequest) -> None:
-        length, limit = len(request.prompt_tokens), self._max_prompt_tokens
-        if not 1 <= length <= limit:
-            new = 1 if self._params.max_window_tokens else self._params.max_new_tokens
+    def _check(self, request: SampleRequest, params: SamplingParams) -> None:
+        length, new = len(request.prompt_tokens), 1 if params.max_window_tokens else params.max_new_tokens
+        if not 1 <= length <= self._window - new:
             raise DataError(
                 f"the prompt of `{request.key}` has {length} tokens; with {new} new tokens it must fit into the "
-                f"generator's window of {limit + new}",
+                f"generator's window of {self._window}",
                 hint="raise `rollout.max_prompt_tokens` or remove the prompt from the data",
             )
         if request.seed < 0:
@@ -160,7 +157,15 @@ class VllmStream:
             tokens=finished.tokens,
             logprobs=finished.logprobs,
             terminated=finished.reason == "stop",
-            text=self._detokenizer.text(finished.tokens, self._params),
+            text=self._detokenizer.text(finished.tokens, self._params_of[finished.id]),
             stamp=self._stamp,
             sends=completed.sends,
+            calls=finished.parsed.calls,
+            malformed=finished.parsed.malformed,
         )
+
+
+def _generation_request(request: SampleRequest) -> GenerationRequest:
+    return GenerationRequest(
+        request.key, request.prompt_tokens, request.seed, request.max_new_tokens, request.is_continued
+    )

@@ -31,3 +31,5 @@ class VllmSettings:
     """Seed of the engine. No sample depends on this seed, since every request has a seed."""
     trained: tuple[str, ...] = (POLICY,)
     """Roles that the recipe trains."""
+    call_format: str | None = None
+    """Format of tool calls, by the name of vLLM's parser. None: responses are not parsed."""
