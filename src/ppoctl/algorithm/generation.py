@@ -82,7 +82,7 @@ class RewardSpec(StageSpec["Rewards"]):
     """20-reward: a score of each response."""
 
     kind: ClassVar[str] = "rewards"
-    keys: ClassVar[tuple[str, ...]] = ("reward",)
+    keys: ClassVar[tuple[str, ...]] = ("reward", "environment.on_failure")
 
     def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
         return (ModelPass("score"),)
@@ -106,6 +106,7 @@ class RewardSpec(StageSpec["Rewards"]):
             between=parts.generation.gate.between,
             notify=parts.notify,
             name=self.name,
+            failed_score=None if recipe.environment is None else recipe.environment.on_failure.score,
         )
 
 

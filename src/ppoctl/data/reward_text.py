@@ -1,7 +1,8 @@
 """Input of a reward model: a prompt and its response, as token ids of the reward model's tokenizer.
 
-    own    the chat template of the reward model, applied to the messages and to the response as the assistant's turn.
-           There is no generation prompt, and the tokenizer adds no token
+    own    the chat template of the reward model, applied to the messages and to the response as the assistant's turn,
+           or to all turns and observations of a conversation. There is no generation prompt, and the tokenizer adds no
+           token
     text   the prompt text of the actor, followed by the response. The tokenizer adds its special tokens. It adds the
            beginning-of-sequence token only if the text does not begin with this token
 
@@ -11,6 +12,7 @@ transformers reads the output of the head at the last token that is not padding,
 from pathlib import Path
 from typing import Any, Literal
 
+from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.data.template import load_tokenizer
 from ppoctl.errors import EnvironmentProblemError, quoted
@@ -52,8 +54,8 @@ class RewardText:
         return tuple(ids)
 
     def _by_template(self, request: ScoreRequest) -> list[int]:
-        chat = [{"role": message.role, "content": message.content} for message in request.messages]
-        chat.append({"role": "assistant", "content": request.response})
+        answer = request.conversation or (Message("assistant", request.response),)
+        chat = [{"role": message.role, "content": message.content} for message in (*request.messages, *answer)]
         try:
             text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=False, tokenize=False)
         except Exception as error:  # a template is code and may raise any error

@@ -1,5 +1,6 @@
 """The rewards that the environment of an episode returned, as a score."""
 
+import math
 from concurrent.futures import Future
 from typing import Annotated, Literal
 
@@ -36,7 +37,19 @@ class TurnRewards:
         self._per_turn = per_turn
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        raise NotImplementedError
+        """Return a finished future of the score. It has no value if no environment answered the response."""
+        future: Future[Score] = Future()
+        future.set_result(self._score(request))
+        return future
+
+    def _score(self, request: ScoreRequest) -> Score:
+        if not request.turn_spans:
+            return Score(None, "error", "no environment answered the response")
+        values = [0.0] * len(request.token_ids)
+        for (_, end), reward in zip(request.turn_spans, request.turn_rewards, strict=True):
+            values[end - 1] += reward
+        total = math.fsum(request.turn_rewards)
+        return Score(total, "ok", token_values=tuple(values) if self._per_turn else None)
 
     def close(self) -> None:
         """Do nothing: there is no process."""

@@ -110,7 +110,7 @@ class HttpClient:
         connection.close()
 
     def _scored(self, connection: Connection, request: ScoreRequest) -> Score:
-        body = json.dumps({**vars(request), "messages": [vars(message) for message in request.messages]}).encode()
+        body = json.dumps(request.as_json()).encode()
         chance = Random(body)  # distributes tries over time, equally in every run
         headers: Mapping[str, str]
         tried, failed = 0, NoScoreError("unreachable", "the scorer was closed")

@@ -33,7 +33,7 @@ class LengthScorer(ProcessScorer):
     kind: Annotated[Literal["length"], RESULTS]
     """Check the length of the response."""
     unit: Annotated[Literal["tokens", "characters", "words"], RESULTS] = "tokens"
-    """Unit of the length: tokens (an end token included), characters, or words separated by whitespace."""
+    """Unit of the length: generated tokens (an end token included), characters, or words separated by whitespace."""
     at_least: Annotated[int, RESULTS, NotNegative] = 0
     """Shortest length with reward 1."""
     at_most: Annotated[int | None, RESULTS, AtLeastOne] = None
@@ -67,5 +67,5 @@ def score(
 
 def _length(request: ScoreRequest, unit: str) -> int:
     if unit == "tokens":
-        return len(request.token_ids)
+        return request.generated_tokens
     return len(request.response) if unit == "characters" else len(request.response.split())

@@ -15,7 +15,6 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScoringFunction
 from ppoctl.rewards.message_loop import Handler, describe, entry_of, on_one_line, serve
@@ -24,7 +23,7 @@ from ppoctl.rewards.message_loop import Handler, describe, entry_of, on_one_line
 def handler_of(spec: dict[str, Any]) -> Handler:
     """Return the handler that scores the requests of a message. Raises any error of the scorer's import."""
     function = opened(spec)
-    return lambda message: {"scores": judge(function, list(map(received, message["requests"])))}
+    return lambda message: {"scores": judge(function, list(map(ScoreRequest.from_json, message["requests"])))}
 
 
 def opened(spec: dict[str, Any]) -> BatchFunction:
@@ -44,12 +43,6 @@ def _each(function: ScoringFunction, requests: Sequence[ScoreRequest]) -> list[R
         except BaseException as error:  # noqa: BLE001 - a scorer that calls sys.exit has failed like any other
             scored.append(error)
     return scored
-
-
-def received(fields: dict[str, Any]) -> ScoreRequest:
-    """Return the request with these fields, parsed from JSON."""
-    chat = tuple(Message(**message) for message in fields["messages"])
-    return ScoreRequest(**{**fields, "messages": chat, "token_ids": tuple(fields["token_ids"])})
 
 
 def judge(function: BatchFunction, requests: Sequence[ScoreRequest]) -> list[dict[str, Any]]:

@@ -31,9 +31,7 @@ class ScorerProcess(UserProcess):
         Raises RewardError when no child can be started.
         """
         self.start_if_ended()
-        payload = [
-            {**vars(request), "messages": [vars(message) for message in request.messages]} for request in requests
-        ]
+        payload = [request.as_json() for request in requests]
         began = time.monotonic()
         try:
             reply = self.call({"requests": payload}, self._timeout_s)

@@ -10,7 +10,7 @@ overlap, because the score of a response does not depend on the order.
 from concurrent.futures import Future
 
 from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import BatchScorer, Score, Scorer, ScoreRequest
+from ppoctl.batch.scores import BatchScorer, Finish, Score, Scorer, ScoreRequest
 from ppoctl.ports import Sample
 
 _Key = tuple[str, str, str, tuple[int, ...]]
@@ -24,7 +24,9 @@ class OverlappedScorer:
         self._started: dict[_Key, list[tuple[ScoreRequest, Future[Score]]]] = {}
 
     def start(self, prompt: Prompt, sample: Sample) -> None:
-        """Start to score a finished response."""
+        """Start to score a finished response. A response whose environment failed is not scored."""
+        if sample.episode is not None and sample.episode.is_failed:
+            return
         request = request_about(prompt, sample)
         self._started.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
 
@@ -53,7 +55,8 @@ class OverlappedScorer:
 
 def request_about(prompt: Prompt, sample: Sample) -> ScoreRequest:
     """Return the request to score a sample, equal to the request that the reward stage builds from the rollouts."""
-    return ScoreRequest.about(prompt, sample.text, "terminated" if sample.terminated else "truncated", sample.tokens)
+    finish: Finish = "terminated" if sample.terminated else "truncated"
+    return ScoreRequest.about(prompt, sample.text, finish, sample.tokens, sample.episode)
 
 
 def _key(request: ScoreRequest) -> _Key:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ppoctl import metric_registry
+from ppoctl.batch.episodes import Episode
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Rewards, Rollouts
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, BatchScorer, Score, ScoreRequest
@@ -41,44 +42,88 @@ class RewardStage:
     notify: Callable[[str], None] = ignore_message
     """Called with a message about a sample whose scoring took much longer than the others."""
     name: str = "reward"
+    failed_score: float | None = None
+    """Score of an episode whose environment failed; None: it has no score."""
 
     def run(self, prompts: Prompts, rollouts: Rollouts) -> Rewards:
-        requests = requests_about(prompts, rollouts)
-        scores = score_all(self.scorer, requests, self.between)
+        requests, episodes = requests_about(prompts, rollouts), episodes_of(rollouts)
+        failures = [failure_of(episode, self.failed_score) for episode in episodes]
+        to_score = [request for request, failure in zip(requests, failures, strict=True) if failure is None]
+        scored = iter(score_all(self.scorer, to_score, self.between))
+        scores = [next(scored) if failure is None else failure for failure in failures]
         if (slow := slowest(scores, requests)) is not None:
             self.notify(f"step {rollouts.step}: {slow}")
-        self._require_few_errors(scores, requests, rollouts)
+        self._require_few_errors(scores, requests, episodes, rollouts.step)
         return collect(scores, requests)
 
-    def _require_few_errors(self, scores: list[Score], requests: list[ScoreRequest], rollouts: Rollouts) -> None:
-        missing = [(score, request) for score, request in zip(scores, requests, strict=True) if score.outcome != "ok"]
-        if not missing:
+    def _require_few_errors(
+        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], step: int
+    ) -> None:
+        """Raise RewardError if no sample has a score, or if too many samples have none or a failed environment."""
+        rows = list(zip(scores, requests, episodes, strict=True))
+        reasons = [reason for row in rows if (reason := _error(*row))]
+        if not reasons:
             return
-        fraction, (score, request) = len(missing) / len(scores), missing[0]
-        first = f"first `{request.prompt_id}` {score.outcome} {score.message}".rstrip()
-        if fraction == 1:
+        failed = sum(episode is not None and episode.is_failed for episode in episodes)
+        fraction, first = len(reasons) / len(scores), f"first {reasons[0]}"
+        fix, command = "the rollouts are saved: fix the reward", "ppoctl resume RUN"
+        if failed:
+            fix, command = "the saved rollouts have the failures: fix the environment", f"{command} --back-to {step - 1}"
+        if all(score.value is None for score in scores):
             raise RewardError(
-                f"none of the {len(scores)} samples of step {rollouts.step} has a score, so no response is left "
+                f"none of the {len(scores)} samples of step {step} has a score, so no response is left "
                 f"to train on; {first}",
-                hint="the rollouts are saved: fix the reward, then run `ppoctl resume RUN`",
+                hint=f"{fix}, then run `{command}`",
             )
         if fraction > self.max_error_frac:
+            counts = f"{len(reasons) - failed} of {len(scores)} samples have no score"
+            if failed:
+                counts = f"{failed} of {len(scores)} environments failed, and {len(reasons) - failed} other samples "
+                counts += "have no score"
             raise RewardError(
-                f"{len(missing)} of {len(scores)} samples have no score ({fraction:.1%}, `reward.max_error_frac` is "
-                f"{self.max_error_frac:.1%}); {first}",
-                hint="the rollouts are saved: fix the reward and run `ppoctl resume RUN`, or allow this many errors "
+                f"{counts} ({fraction:.1%}, `reward.max_error_frac` is {self.max_error_frac:.1%}); {first}",
+                hint=f"{fix} and run `{command}`, or allow this many errors "
                 f"with `ppoctl resume RUN --set reward.max_error_frac={math.ceil(fraction * 100) / 100:g}`",
             )
+
+
+def _error(score: Score, request: ScoreRequest, episode: Episode | None) -> str:
+    """Return the prompt of a sample, and why its environment failed or why it has no score; empty: neither."""
+    if episode is not None and episode.is_failed:
+        return f"`{request.prompt_id}` {described(episode)}"
+    return "" if score.outcome == "ok" else f"`{request.prompt_id}` {score.outcome} {score.message}".rstrip()
+
+
+def described(episode: Episode) -> str:
+    """Return why the environment of an episode failed: "environment timeout: no answer within 30 s"."""
+    return f"environment {episode.end}: {episode.message}".rstrip(": ")
+
+
+def failure_of(episode: Episode | None, failed_score: float | None) -> Score | None:
+    """Return the result of an episode whose environment failed: `failed_score`, or no score if it is None. Return
+    None for all other responses, which must be scored."""
+    if episode is None or not episode.is_failed:
+        return None
+    if failed_score is not None:
+        return Score(failed_score, "ok")
+    return Score(None, "error", described(episode))
+
+
+def episodes_of(rollouts: Rollouts) -> list[Episode | None]:
+    """Return the episode of each response; None: it has one turn and no environment."""
+    if rollouts.episodes is None:
+        return [None] * rollouts.num_seqs
+    return [Episode.from_json(episode) for episode in rollouts.episodes]
 
 
 def requests_about(prompts: Prompts, rollouts: Rollouts) -> list[ScoreRequest]:
     """Return the request to score each response, in order."""
     prompt_by_id = {prompt.id: prompt for prompt in prompts.rows}
-    rows = zip(rollouts.prompt_ids, rollouts.texts, rollouts.finish.tolist(), strict=True)
+    rows = zip(rollouts.prompt_ids, rollouts.texts, rollouts.finish.tolist(), episodes_of(rollouts), strict=True)
     ids = (row[:length] for row, length in zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True))
     return [
-        ScoreRequest.about(prompt_by_id[id_], text, FINISH_REASONS[finish], tuple(tokens))
-        for (id_, text, finish), tokens in zip(rows, ids, strict=True)
+        ScoreRequest.about(prompt_by_id[id_], text, FINISH_REASONS[finish], tuple(tokens), episode)
+        for (id_, text, finish, episode), tokens in zip(rows, ids, strict=True)
     ]
 
 
@@ -172,6 +217,6 @@ def _token_scores(scores: list[Score], requests: list[ScoreRequest]) -> Float[Te
     for row, score, request in zip(grid, scores, requests, strict=True):
         if score.token_values is not None:
             row[: len(score.token_values)] = torch.tensor(score.token_values)
-        elif score.value is not None:
+        elif score.value is not None and request.token_ids:
             row[len(request.token_ids) - 1] = score.value
     return grid

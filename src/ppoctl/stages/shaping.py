@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppoctl import metric_registry
@@ -48,6 +48,11 @@ class ShapedRewards:
     def truncated(self) -> Bool[Tensor, " B"]:
         """Responses that the length limit truncated."""
         return self.rollouts.finish == TRUNCATED
+
+    @property
+    def generated_tokens(self) -> Int[Tensor, " B"]:
+        """Number of tokens that the actor generated in each response. Observations of an environment do not count."""
+        return self.rollouts.mask.sum(dim=1)
 
     @property
     def per_token(self) -> Float[Tensor, "B R"]:
@@ -195,7 +200,7 @@ class PenalizeOverlong:
 
     def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
         amounts = overlong_penalty(
-            shaped.rollouts.lengths,
+            shaped.generated_tokens,
             max_tokens=self.max_tokens,
             buffer_tokens=self.buffer_tokens,
             penalty=self.penalty,
@@ -214,8 +219,9 @@ class PenalizeLength:
     free_tokens: int
 
     def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
-        lengths = shaped.rollouts.lengths
-        amounts = length_penalty(lengths, per_token=self.per_token, free_tokens=self.free_tokens)
+        amounts = length_penalty(
+            shaped.generated_tokens, per_token=self.per_token, free_tokens=self.free_tokens
+        )
         return shaped.plus(amounts).with_metrics(
             metrics={metric_registry.REWARD_LENGTH_MEAN.name: shaped.mean(amounts)}
         )
