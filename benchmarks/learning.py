@@ -143,22 +143,28 @@ def judged(results: dict[Cell, Result]) -> int:
 def run(cell: Cell, folder: Path, steps: int) -> None:
     """Train in this process, and write the result."""
     from ppoctl.loading.load import load
-    from ppoctl.loop.expectations import history
-    from ppoctl.runs import new_run, session
-    from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.store.run_paths import RunPaths
 
     settings = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
     fixed = ["tracking={kind='none'}", "cluster.threads=1", f"checkpoint.every_steps={steps}"]
     path = RECIPES / ("quickstart-grpo.toml" if cell.variant in CRITIC_FREE else "quickstart.toml")
     recipe = load([path], [*settings, *fixed, *VARIANTS[cell.variant]]).recipe
+    batches = [recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt]
+    if cell.variant == "remax":
+        batches.append(recipe.rollout.prompts_per_step)
+    result = trained(recipe, folder, batches if cell.shuffled else [])
+    (folder / f"{cell.name}.json").write_text(json.dumps(asdict(result)))
+
+
+def trained(recipe, folder: Path, shuffled: list[int]) -> Result:
+    """Train in this process. Rewards are shuffled if `shuffled` has the batches of `ShuffledScorer`."""
+    from ppoctl.loop.expectations import history
+    from ppoctl.runs import new_run, session
+    from ppoctl.store.resume_plan import plan_resume
+    from ppoctl.store.run_paths import RunPaths
+
     components, digests = session.prepare(recipe)
-    if cell.shuffled:
-        prompts = recipe.rollout.prompts_per_step
-        batches = [prompts * recipe.rollout.samples_per_prompt]
-        if cell.variant == "remax":
-            batches.append(prompts)
-        components = replace(components, scorer=ShuffledScorer(components.scorer, batches))
+    if shuffled:
+        components = replace(components, scorer=ShuffledScorer(components.scorer, shuffled))
     found: list[str] = []
     actor, close = components.trainers["actor"], components.close_trainers
 
@@ -167,12 +173,11 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
         close()
 
     components = replace(components, close_trainers=digest_and_close)
-    paths = RunPaths(folder / "runs" / cell.name)
+    paths = RunPaths(folder / "runs" / recipe.name)
     new_run.create(paths, recipe, digests, command="train")
     ended = session.attempt_run(session.OpenedRun(paths, {1: recipe}, components, plan_resume(paths)))
     points = history(ended.lines)[METRIC]
-    result = Result(points[0][1], points[-1][1], found[0])
-    (folder / f"{cell.name}.json").write_text(json.dumps(asdict(result)))
+    return Result(points[0][1], points[-1][1], found[0])
 
 
 def weights_digest(actor: object) -> str:

@@ -10,10 +10,11 @@ or fewer.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ MODEL_SEED = 7
 BATCHES, BATCH, PEAK_LR, WARMUP = 1500, 64, 2.5e-3, 50
 MAX_NEW_TOKENS = 40
 FORMAT = re.compile(r"#### (-?[0-9.,]+)")
+Text = list[tuple[list[int], bool]]
+"""Ids of a training text in parts, each with whether the model writes it."""
 
 
 @dataclass(frozen=True)
@@ -62,32 +65,36 @@ def prompt_ids(fast: PreTrainedTokenizerBase, question: str) -> list[int]:
     return fast.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
 
 
-def batches(fast: PreTrainedTokenizerBase, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield right-padded ids and labels; the loss covers only the response and its end token."""
-    stream = problems.pretraining()
-    for _ in range(count):
-        pairs = []
-        for _ in range(BATCH):
-            problem, answer = next(stream)
-            response = fast(answer)["input_ids"] + [fast.eos_token_id]
-            pairs.append((prompt_ids(fast, problem.question), response))
-        width = max(len(prompt) + len(response) for prompt, response in pairs)
-        ids = torch.full((BATCH, width), fast.pad_token_id)
-        labels = torch.full((BATCH, width), -100)
-        for row, (prompt, response) in enumerate(pairs):
-            end = len(prompt) + len(response)
-            ids[row, :end] = torch.tensor(prompt + response)
-            labels[row, len(prompt) : end] = torch.tensor(response)
-        yield ids, labels
+def texts(fast: PreTrainedTokenizerBase) -> Iterator[Text]:
+    """Yield an endless stream of questions with careless answers."""
+    for problem, answer in problems.pretraining():
+        yield [(prompt_ids(fast, problem.question), False), (fast(answer)["input_ids"] + [fast.eos_token_id], True)]
 
 
-def train(fast: PreTrainedTokenizerBase, count: int) -> Qwen2ForCausalLM:
+def padded(batch: Sequence[Text], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return right-padded ids and labels; the loss covers only the parts that the model writes."""
+    width = max(sum(len(ids) for ids, _ in text) for text in batch)
+    ids = torch.full((len(batch), width), pad)
+    labels = torch.full((len(batch), width), -100)
+    for row, text in enumerate(batch):
+        start = 0
+        for part, is_written in text:
+            end = start + len(part)
+            ids[row, start:end] = torch.tensor(part)
+            if is_written:
+                labels[row, start:end] = ids[row, start:end]
+            start = end
+    return ids, labels
+
+
+def train(fast: PreTrainedTokenizerBase, stream: Iterator[Text], count: int) -> Qwen2ForCausalLM:
     """Train for `count` batches from a seeded initialization, with linear warm-up and decay, and return the model."""
     torch.manual_seed(MODEL_SEED)
     model = Qwen2ForCausalLM(config(len(fast), fast.eos_token_id, fast.pad_token_id))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     began = time.monotonic()
-    for step, (ids, labels) in enumerate(batches(fast, count)):
+    for step in range(count):
+        ids, labels = padded(list(itertools.islice(stream, BATCH)), fast.pad_token_id)
         for group in optimizer.param_groups:
             group["lr"] = PEAK_LR * min((step + 1) / WARMUP, (count - step) / count)
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss
@@ -158,7 +165,7 @@ def main() -> None:
     torch.set_num_threads(2)
     problems.write_files(options.out)
     fast = tokenizer.save(options.out / "model")
-    model = train(fast, options.batches)
+    model = train(fast, texts(fast), options.batches)
     model.generation_config = GenerationConfig(eos_token_id=fast.eos_token_id, pad_token_id=fast.pad_token_id)
     model.save_pretrained(options.out / "model")
     rows = [json.loads(line) for line in (options.out / "test.jsonl").read_text().splitlines()]

@@ -9,7 +9,7 @@ text exactly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from problems import ITEMS, NAMES, TEMPLATES
@@ -51,7 +51,12 @@ def words() -> Iterator[str]:
 
 
 def build() -> Qwen2Tokenizer:
-    """Return the tokenizer. It depends only on the templates, so it needs no seed."""
+    """Return the tokenizer of the quickstart. It depends only on the templates, so it needs no seed."""
+    return learned(words(), VOCAB_SIZE, CHAT_TEMPLATE)
+
+
+def learned(words: Iterable[str], size: int, template: str) -> Qwen2Tokenizer:
+    """Return a tokenizer of `size` pieces, whose merges are learned from the words."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -62,15 +67,13 @@ def build() -> Qwen2Tokenizer:
     special = [PAD, EOS, *ROLES]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     learner.train_from_iterator(
-        words(),
-        trainers.BpeTrainer(
-            vocab_size=VOCAB_SIZE, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        ),
+        words,
+        trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
-    learned = json.loads(learner.to_str())["model"]
+    model = json.loads(learner.to_str())["model"]
     fast = Qwen2Tokenizer(
-        vocab=learned["vocab"],
-        merges=[tuple(pair) for pair in learned["merges"]],
+        vocab=model["vocab"],
+        merges=[tuple(pair) for pair in model["merges"]],
         unk_token=PAD,
         pad_token=PAD,
         eos_token=EOS,
@@ -79,9 +82,9 @@ def build() -> Qwen2Tokenizer:
         model_max_length=512,
         padding_side="left",
     )
-    if len(fast) != VOCAB_SIZE:
-        raise ValueError(f"the vocabulary has {len(fast)} pieces, not {VOCAB_SIZE}")
-    fast.chat_template = CHAT_TEMPLATE
+    if len(fast) != size:
+        raise ValueError(f"the vocabulary has {len(fast)} pieces, not {size}")
+    fast.chat_template = template
     return fast
 
 

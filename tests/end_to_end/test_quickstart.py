@@ -38,3 +38,20 @@ def test_quickstart_meets_its_expectations(tmp_path: Path, name: str) -> None:
     assert last >= 0.8
     minutes = sum(line.get("seconds", 0.0) for line in lines) / 60
     print(f"\nheld-out pass@1 {first:.3f} -> {last:.3f} in {minutes:.1f} minutes of stages")
+
+
+@pytest.mark.one_each_time
+@pytest.mark.minutes(6)
+def test_model_with_a_calculator_meets_its_expectations(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ppoctl", "train", str(ROOT / "recipes/own/calculator-small.toml"), "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [verdict["met"] for verdict in json.loads(done.stdout)["expect"]] == [True]
+    lines = read_lines(tmp_path / "runs/own-calculator-small/journal.jsonl")
+    calls = [
+        line["figures"]["environment/calls_mean"]
+        for line in lines
+        if "environment/calls_mean" in line.get("figures", {})
+    ]
+    assert calls[0] < 0.75
+    assert calls[-1] > 0.95

@@ -1,5 +1,5 @@
-"""The pages docs/your-own-task.md and docs/your-own-loss.md are followed literally: their files are written and their
-commands typed."""
+"""The pages docs/your-own-task.md, docs/your-own-loss.md and docs/your-own-environment.md are followed literally:
+their files are written and their commands typed."""
 
 import json
 import os
@@ -45,6 +45,19 @@ def test_commands_of_the_own_loss_page_train_a_model(tmp_path: Path) -> None:
     weights = [line["policy/custom_weight"] for line in metrics if "policy/custom_weight" in line]
     assert len(weights) == 2
     assert all(0.9 < weight <= 1 for weight in weights)
+
+
+@pytest.mark.one_each_time
+@pytest.mark.minutes(3)
+def test_commands_of_the_own_environment_page_train_a_model(tmp_path: Path) -> None:
+    outputs = follow("your-own-environment.md", tmp_path)
+    metrics = [line["figures"] for line in read_lines(tmp_path / "runs/desk/journal.jsonl") if "figures" in line]
+    refused = [line["environment/refused_mean"] for line in metrics if "environment/refused_mean" in line]
+    assert refused[0] > 0.1
+    assert refused[-1] < refused[0]
+    scores = [line["reward/score_mean"] for line in metrics if "reward/score_mean" in line]
+    assert scores[-1] > scores[0]
+    assert "calculator" in outputs["show"]
 
 
 def follow(page: str, folder: Path, *, only: Sequence[str] = (), train: Sequence[str] = ()) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The recipe is a folder of scripts, not a package: put it on the path."""
+"""The recipes' folders have scripts, not packages: put them on the path."""
 
 import sys
 from pathlib import Path
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart"
-sys.path.insert(0, str(RECIPE))
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+sys.path[:0] = [str(RECIPES / "quickstart"), str(RECIPES / "own/calculator")]

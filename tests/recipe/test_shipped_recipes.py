@@ -125,7 +125,7 @@ def test_recipe_fits_gpus_named_in_its_header(tmp_path: Path) -> None:
         file: re.match(r"(\d+) GPUs? of (\d+) GB\b", header_of(file.read_text("utf-8")).parts["Needs"])
         for file in FILES
     }
-    on_cpu = {"gsm8k-smoke", "quickstart", "quickstart-grpo"}
+    on_cpu = {"calculator-small", "gsm8k-smoke", "quickstart", "quickstart-grpo"}
     assert {file.stem for file, match in named.items() if match is None} == on_cpu
     gpus = {file: (int(match[1]), USABLE_GIB[int(match[2])]) for file, match in named.items() if match}
     commands = [["plan", str(file), "--gpu-gib", str(gib)] for file, (_, gib) in gpus.items()]
