@@ -1,11 +1,11 @@
 """Environments and a dialogue for the bigram model. The texts of messages are numbers of tokens, as "3 7"."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from fakes.bigram import END, VOCABULARY
-from ppoctl.batch.episodes import ControlTokensError, Failure, Observation, Outcome, Past, Turn
-from ppoctl.batch.prompts import Message, Prompt
+from ppoctl.batch.episodes import NO_ARGUMENTS, ControlTokensError, Failure, Observation, Outcome, Past, Turn
+from ppoctl.batch.prompts import Json, Message, Prompt
 
 NEXT = 10
 """Id that the template puts before each turn."""
@@ -25,7 +25,9 @@ class NumberDialogue:
     def prompt(self, prompt: Prompt, first: Sequence[Message]) -> tuple[int, ...]:
         return (*prompt.token_ids, *ids_of(first), NEXT)
 
-    def suffix(self, turn: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+    def suffix(
+        self, turn: Sequence[int], messages: Sequence[Message], arguments: Mapping[str, Json] = NO_ARGUMENTS
+    ) -> tuple[int, ...]:
         return (*(() if turn[-1] == END else (END,)), *ids_of(messages), NEXT)
 
 
