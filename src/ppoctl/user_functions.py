@@ -38,9 +38,9 @@ def digest_of(function: str) -> str:
         return ""
 
 
-def require_function(function: str, digest: str, *, whose: str, key: str, changed: type[PpoctlError]) -> None:
+def require_function(function: str, digest: str, *, whose: str, setting: str, changed: type[PpoctlError]) -> None:
     """Raise MissingAssetError if a function's file does not exist, and `changed` if the file has another digest than
-    the recorded `digest` (empty: not checked). `key` is the key of the table that names the function."""
+    the recorded `digest` (empty: not checked). `setting` is the setting that names the function, as for `--set`."""
     file = file_of(function)
     if file is None:
         return
@@ -51,7 +51,6 @@ def require_function(function: str, digest: str, *, whose: str, key: str, change
             hint=f"ls -l {quoted(file.parent)}",
         )
     if digest and current != digest:
-        setting = f"{key}.function={function}"
         raise changed(
             f"the {whose} function has changed: `{file}` differs from the file that the recipe was read with "
             f"(digest {current[:12]}, recorded {digest[:12]})",
@@ -93,15 +92,15 @@ def _module_of(file: Path) -> ModuleType:
     return module
 
 
-def require_accepts(call: partial[Any], function: str, argument: str) -> None:
-    """Raise TypeError if the function does not accept one argument and its options. `argument` describes the
-    argument."""
+def require_accepts(call: partial[Any], function: str, argument: str, *, count: int = 1) -> None:
+    """Raise TypeError if the function does not accept `count` arguments and its options. `argument` describes the
+    arguments."""
     try:
         signature = inspect.signature(call.func)
     except ValueError:  # some C functions have no signature
         return
     try:
-        signature.bind(object(), **call.keywords)
+        signature.bind(*(object(),) * count, **call.keywords)
     except TypeError as error:
         options = ", ".join(f"`{name}`" for name in call.keywords)
         raise TypeError(
@@ -146,10 +145,16 @@ class TrainingFunction:
         except Exception as error:  # noqa: BLE001 - the code of a user may raise any error
             self.refuse(f"failed: {described(error, self.function, caller=__file__)}", error)
 
+    @property
+    def _setting(self) -> str:
+        return f"{self.key}.function={self.function}"
+
     def require_there(self) -> None:
         """Raise MissingAssetError if the file does not exist, and RecipeError if the file has changed since the
         recipe was read."""
-        require_function(self.function, self.digest, whose=f"`{self.key}`", key=self.key, changed=RecipeError)
+        require_function(
+            self.function, self.digest, whose=f"`{self.key}`", setting=self._setting, changed=RecipeError
+        )
 
     def refuse(self, problem: str, cause: Exception | None = None) -> NoReturn:
         """Raise RecipeError about what the function did."""

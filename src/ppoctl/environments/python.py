@@ -1,12 +1,16 @@
 """An environment that is a Python class or async function of the user, in a file or in an installed package."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ppoctl.environments.described import schemas_of
 from ppoctl.environments.table import EnvironmentTable
+from ppoctl.errors import RecipeError
 from ppoctl.recipe_table import RESULTS
-from ppoctl.user_functions import FUNCTION_PATTERN
+from ppoctl.rewards.function import ScorerSpec
+from ppoctl.user_functions import FUNCTION_PATTERN, import_command, require_function
 
 
 class PythonEnvironment(EnvironmentTable):
@@ -23,3 +27,18 @@ class PythonEnvironment(EnvironmentTable):
     digest: Annotated[str, RESULTS] = ""
     """SHA-256 of the file, written when the recipe is read. A run does not continue with a changed file, unless
     `path` is set again. Empty for an installed package."""
+
+    @property
+    def answers_by(self) -> ScorerSpec:
+        options = {"path": self.path, "options": dict(self.options)}
+        hint = import_command(self.path)
+        return ScorerSpec("ppoctl.environments.user:opened", options, known_as=self.path, hint=hint)
+
+    def schemas(self) -> Sequence[dict[str, Any]]:
+        return schemas_of(self.answers_by, [self.path])
+
+    def require_there(self, key: str = "environment") -> None:
+        """Raise MissingAssetError if the file does not exist, and RecipeError if it has changed since the recipe was
+        read. `key` is the key of this table."""
+        setting = f"{key}.path={self.path}"
+        require_function(self.path, self.digest, whose="environment's", setting=setting, changed=RecipeError)

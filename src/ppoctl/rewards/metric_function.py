@@ -39,7 +39,8 @@ class MetricFunction(Table):
     def require_there(self) -> None:
         """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
         since the recipe was read."""
-        require_function(self.function, self.digest, whose="evaluation's", key=_KEY, changed=RewardError)
+        setting = f"{_KEY}.function={self.function}"
+        require_function(self.function, self.digest, whose="evaluation's", setting=setting, changed=RewardError)
 
     def require_sound(self) -> None:
         """Raise RewardError if the function cannot be imported, or does not accept its arguments."""
@@ -61,7 +62,7 @@ class MetricFunction(Table):
         # A scorer process accepts only responses. So the samples are sent as the row fields of an empty response, and
         # the metrics come back as extras of a score that is not used.
         request = ScoreRequest("", "", (), "", None, fields, "terminated")
-        dropped = Dropped(self.function)
+        dropped = Dropped(f"metric function `{self.function}`")
         process = ScorerProcess(self._spec, self.timeout_s, dropped)
         try:
             [score] = process.score([request])

@@ -22,7 +22,7 @@ class ScorerPool:
     """`workers` persistent child processes, started by the first requests. Call `close` at the end."""
 
     def __init__(self, spec: ScorerSpec, *, workers: int = 1, timeout_s: float = 10.0) -> None:
-        self._dropped = Dropped(spec.known_as or spec.entry)
+        self._dropped = Dropped(f"scorer `{spec.known_as or spec.entry}`")
         self._processes = [ScorerProcess(spec, timeout_s, self._dropped) for _ in range(workers)]
         self._batch_size = spec.batch_size
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()

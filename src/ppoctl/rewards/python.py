@@ -67,7 +67,8 @@ class PythonScorer(ProcessScorer):
     def require_there(self, key: str = "reward") -> None:
         """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
         since the recipe was read. `key` is the key of this table."""
-        require_function(self.function, self.digest, whose="reward's", key=key, changed=RewardError)
+        setting = f"{key}.function={self.function}"
+        require_function(self.function, self.digest, whose="reward's", setting=setting, changed=RewardError)
 
     def open(self, models: RewardModels = no_models) -> Scorer:
         self.require_there()

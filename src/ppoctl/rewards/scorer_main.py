@@ -1,62 +1,35 @@
 """The scorer process: `python -m ppoctl.rewards.scorer_main SPEC`. It imports little, so that it starts fast.
 
-    stdin   one JSON line per batch:   {"number": n, "requests": [{...}, ...]}, each a `ScoreRequest`
-    stdout  one JSON line at start:    {"ready": true} or {"failed": "why"}
-            one per batch:             {"number": n, "scores": [...]}, for each request one of
-                                       {"value": 1.0, "extras": {...}}
-                                       {"value": 1.0, "extras": {...}, "tokens": [0.0, 1.0]}
-                                       {"error": "why"} or {"error": "why", "outcome": "unreachable"}
+    message   {"number": n, "requests": [{...}, ...]}, each a `ScoreRequest`
+    reply     {"number": n, "scores": [...]}, for each request one of
+              {"value": 1.0, "extras": {...}}
+              {"value": 1.0, "extras": {...}, "tokens": [0.0, 1.0]}
+              {"error": "why"} or {"error": "why", "outcome": "unreachable"}
 
-The process ends when its parent does: at the end of stdin, or, if a scorer hangs and no longer reads, by a signal of
-the kernel. Only Linux has that signal; elsewhere a hanging child of a killed parent runs until its scorer returns.
+`rewards.message_loop` has the rest of the protocol.
 """
 
-import ctypes
-import importlib
-import json
-import os
-import re
-import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
-from io import TextIOWrapper
 from numbers import Real
-from typing import IO, Any
+from typing import Any
 
 from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScoringFunction
-
-_PR_SET_PDEATHSIG = 1
-_MESSAGE_CHARS = 300
+from ppoctl.rewards.message_loop import Handler, describe, entry_of, on_one_line, serve
 
 
-def main(spec_json: str) -> int:
-    """Score requests until stdin ends, and return the exit code."""
-    spec = json.loads(spec_json)
-    _die_with(spec["parent"])
-    requests, replies = _private_pipes()
-    try:
-        function = opened(spec)
-    except BaseException as error:  # noqa: BLE001 - the parent reports any error
-        _reply(replies, {"failed": describe(error)})
-        return 1
-    _reply(replies, {"ready": True})
-    own_pid = os.getpid()
-    for line in requests:
-        batch = json.loads(line)
-        reply = {"number": batch["number"], "scores": judge(function, list(map(received, batch["requests"])))}
-        if os.getpid() != own_pid:
-            os._exit(1)  # a process that the scorer forked: it must not write to the parent's pipe
-        _reply(replies, reply)
-    return 0
+def handler_of(spec: dict[str, Any]) -> Handler:
+    """Return the handler that scores the requests of a message. Raises any error of the scorer's import."""
+    function = opened(spec)
+    return lambda message: {"scores": judge(function, list(map(received, message["requests"])))}
 
 
 def opened(spec: dict[str, Any]) -> BatchFunction:
     """Return the function of a `ScorerSpec`. Raises any error of its import."""
-    module, _, name = spec["entry"].partition(":")
-    entry = getattr(importlib.import_module(module), name)
+    entry = entry_of(spec)
     if spec["opens"]:
         function: BatchFunction = entry(**spec["options"])
         return function
@@ -90,7 +63,7 @@ def judge(function: BatchFunction, requests: Sequence[ScoreRequest]) -> list[dic
 def _reply_for(result: object, request: ScoreRequest) -> dict[str, Any]:
     """Return `value` and `extras`, with `answer` and `tokens` if the scorer returned them; or `error`."""
     if isinstance(result, NoScoreError):
-        return {"error": _on_one_line(str(result)), "outcome": result.outcome}
+        return {"error": on_one_line(str(result)), "outcome": result.outcome}
     if isinstance(result, BaseException):
         return {"error": describe(result)}
     if not isinstance(result, RewardValue):
@@ -111,41 +84,5 @@ def _reply_for(result: object, request: ScoreRequest) -> dict[str, Any]:
     return {**reply, "tokens": [float(value) for value in result.token_values]}
 
 
-def describe(error: BaseException) -> str:
-    """Return type and message on one line, with memory addresses replaced, so that the line is the same in every
-    run."""
-    return _on_one_line(f"{type(error).__name__}: {error}")
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(re.sub(r"0x[0-9a-fA-F]+", "0x..", text).split())[:_MESSAGE_CHARS]
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before prctl took effect
-
-
-def _private_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Return the pipes to the parent, moved away from descriptors 0 and 1, so that a scorer that prints or reads
-    standard input does not use them."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that the call that prints a line also writes it
-    return requests, replies
-
-
-def _reply(replies: IO[bytes], message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message).encode() + b"\n")
-    replies.flush()
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(serve(sys.argv[1], handler_of))

@@ -1,5 +1,5 @@
-"""Output that a scorer prints. Scorer processes write it into pipes; the parent process copies the first bytes of
-each call to its own standard error. Imports only the standard library."""
+"""Output that the user's code prints. Child processes write it into pipes; the parent process copies the first bytes
+of each call to its own standard error. Imports only the standard library."""
 
 import os
 import select
@@ -17,11 +17,12 @@ _WRITE_TIMEOUT_S = 1.0
 
 
 class Dropped:
-    """Counter of the bytes that all processes of one scorer printed beyond the limit. The first drop is reported
-    immediately, and the total at the end."""
+    """Counter of the bytes that all processes of one scorer or environment printed beyond the limit. The first drop
+    is reported immediately, and the total at the end."""
 
-    def __init__(self, scorer: str) -> None:
-        self._scorer = scorer
+    def __init__(self, code: str) -> None:
+        """`code` is the role and the name of the code in the reports, such as "scorer `gsm8k`"."""
+        self._code = code
         self._count = 0
         self._lock = Lock()
 
@@ -31,16 +32,14 @@ class Dropped:
             is_first, self._count = self._count == 0, self._count + count
         if is_first:
             most = units.size(KEPT_BYTES)
-            _write(
-                f"\nppoctl: the scorer `{self._scorer}` printed more than {most} in one call; the rest is dropped\n"
-            )
+            _write(f"\nppoctl: the {self._code} printed more than {most} in one call; the rest is dropped\n")
 
     def report(self) -> None:
         """Report the number of dropped bytes, and reset the count."""
         with self._lock:
             count, self._count = self._count, 0
         if count:
-            _write(f"ppoctl: {units.size(count)} of the output of the scorer `{self._scorer}` were dropped\n")
+            _write(f"ppoctl: {units.size(count)} of the output of the {self._code} were dropped\n")
 
 
 class Output:

@@ -45,7 +45,7 @@ def _metrics(call: Callable[..., Any], request: ScoreRequest) -> RewardValue:
         return RewardValue(0.0)
     answer = call(request.fields["samples"])
     if not isinstance(answer, Mapping):
-        _refuse(f'returned a {_kind(answer)}, not a mapping of metrics such as `{{"words_mean": 12.5}}`')
+        _refuse(f'returned a {kind_of(answer)}, not a mapping of metrics such as `{{"words_mean": 12.5}}`')
     for name in answer:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             _refuse(f"returned a metric named `{name}`: a name consists of letters, digits and underscores")
@@ -115,7 +115,7 @@ def _listed(answers: Any, samples: int) -> list[Any]:
     """Return the answers of a batched function as a list. Raises TypeError unless it has one answer per sample."""
     answers = answers.tolist() if hasattr(answers, "tolist") else answers
     if not isinstance(answers, list | tuple):
-        _refuse(f"returned a {_kind(answers)}, not a list: `batched = true` requires one answer for each sample")
+        _refuse(f"returned a {kind_of(answers)}, not a list: `batched = true` requires one answer for each sample")
     if len(answers) != samples:
         _refuse(f"returned {len(answers)} answers for {samples} samples")
     return list(answers)
@@ -159,11 +159,11 @@ def _of_tokens(answer: Sequence[Any], request: ScoreRequest) -> RewardValue:
 def _number(value: Any, role: str) -> float:
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, Real):
-        _refuse(f"returned a {_kind(value)} {role}, not a number")
+        _refuse(f"returned a {kind_of(value)} {role}, not a number")
     return float(value)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """Return the type of a value, and the value itself if it is short."""
     try:
         text = json.dumps(value)
