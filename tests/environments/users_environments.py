@@ -2,7 +2,12 @@
 
 import asyncio
 import os
+import re
+import signal
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ppoctl.environments.api import Message, Observation, Turn
@@ -54,26 +59,23 @@ async def guessing(row: Any, seed: int, ask: Any, *, low: str = "too low") -> fl
     return 0.0
 
 
-def pid_of_process(row: Any) -> None:
-    """Write the process id where the row asks for it."""
-    with open(row.fields["note"], "a") as file:
-        file.write(f"{os.getpid()}\n")
-
-
 class Misbehaves:
     """Does what the text of the turn names; otherwise, it answers with the texts so far."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
     def open(self, row: Any, seed: int) -> Any:
-        if "note" in row.fields:
-            pid_of_process(row)
-        self.row = row
+        self.texts: list[str] = []
+        if "opened" in row.fields:
+            with Path(row.fields["opened"]).open("a") as file:
+                file.write(f"{row.id} {os.getpid()}\n")
         return self.act(row.truth or "")
 
     def step(self, turn: Turn) -> Any:
         return self.act(turn.text)
+
+    def close(self) -> None:
+        name, _, detail = self.texts[-1].partition(" ")
+        if name == "closing":
+            MISDEEDS[detail]("")
 
     def act(self, text: str) -> Any:
         self.texts.append(text)
@@ -88,4 +90,133 @@ def _hang(detail: str) -> None:
         time.sleep(0.01)
 
 
-MISDEEDS: dict[str, Any] = {"hang": _hang}
+def _hang_in_c(detail: str) -> None:
+    # Catastrophic backtracking: C code that holds the interpreter lock and rarely handles signals.
+    re.match(r"(a|aa)+$", "a" * 200 + "b")
+
+
+def _write_into_pipes(detail: str) -> str:
+    """Write into each descriptor that the process has, also into the private pipe to its parent."""
+    for number in range(3, 20):
+        with suppress(OSError):
+            os.write(number, detail.encode() + b"\n")
+    return "written"
+
+
+def _ten_mib_into_pipes(detail: str) -> str:
+    return _write_into_pipes("9" * 10 * 2**20)
+
+
+def _counted(detail: str) -> str:
+    """Answer with the number of calls so far, which the file `detail` has, and raise the number."""
+    path = Path(detail)
+    path.write_text(path.read_text() + "x")
+    return f"called {len(path.read_text())} times, " + "a" * 200
+
+
+def _print_much(detail: str) -> str:
+    for _ in range(100):
+        print("x" * 10**4)
+    return "printed"
+
+
+def _fork(detail: str) -> str:
+    os.fork()
+    return "forked"
+
+
+def _raise(detail: str) -> None:
+    raise LookupError(detail)
+
+
+MISDEEDS: dict[str, Any] = {
+    "hang": _hang,
+    "hang-in-c": _hang_in_c,
+    "sleep": lambda detail: time.sleep(float(detail)) or "slept",
+    "sys.exit": lambda detail: sys.exit(3),
+    "os._exit": lambda detail: os._exit(3),
+    "kill": lambda detail: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": _raise,
+    "fork": _fork,
+    "pipes": _write_into_pipes,
+    "large-pipes": _ten_mib_into_pipes,
+    "print": _print_much,
+    "counted": _counted,
+    "10MB": lambda detail: "x" * 10**7,
+    "metrics": lambda detail: {"messages": "m", "metrics": {"at": time.monotonic()}},
+    "nothing": lambda detail: None,
+    "number": lambda detail: 1.0,
+    "bytes": lambda detail: b"\xff\xfe",
+    "bytes-content": lambda detail: [{"role": "user", "content": b"\xff"}],
+    "surrogate": lambda detail: "half \udc80",
+    "nan": lambda detail: {"reward": float("nan"), "done": True},
+    "too-large-reward": lambda detail: Observation(reward=1e39, done=True),
+    "text-reward": lambda detail: {"reward": "1", "done": True},
+    "done": lambda detail: {"reward": np_like(0.5), "done": np_like(True)},
+    "number-done": lambda detail: {"done": 1},
+    "unknown-key": lambda detail: {"observation": "x"},
+    "empty": lambda detail: (),
+    "assistant": lambda detail: [Message("assistant", "the answer is 7")],
+    "no-content": lambda detail: [{"role": "user"}],
+    "tool-id": lambda detail: [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+    "messages": lambda detail: [Message("user", "m"), {"role": "tool", "content": "t"}],
+    "bad-metric": lambda detail: {"done": True, "metrics": {"a b": 1}},
+    "nan-metric": lambda detail: {"done": True, "metrics": {"a": float("inf")}},
+    "metrics-list": lambda detail: {"done": True, "metrics": [1]},
+}
+
+
+class np_like:  # noqa: N801 - like numpy's scalar types
+    """A number in a scalar of an array library."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def item(self) -> float:
+        return self.value
+
+
+async def asks_twice_at_once(row: Any, seed: int, ask: Any) -> None:
+    await ask("first")
+    await asyncio.gather(ask("second"), ask("third"))
+
+
+async def returns_at_once(row: Any, seed: int, ask: Any) -> float:
+    return 1.0
+
+
+async def returns_text(row: Any, seed: int, ask: Any) -> str:
+    await ask()
+    return "1.0"
+
+
+async def exits(row: Any, seed: int, ask: Any) -> None:
+    if row.truth == "exit":
+        sys.exit(3)
+    await ask()
+
+
+def not_async(row: Any, seed: int, ask: Any) -> None:
+    pass
+
+
+class WithoutStep:
+    def open(self, row: Any, seed: int) -> None:
+        pass
+
+
+class WithTools:
+    """An environment that offers tools, as a function and as a schema."""
+
+    @staticmethod
+    def look(direction: str) -> str:
+        """Look around."""
+        return direction
+
+    tools = (look, {"type": "function", "function": {"name": "go"}})
+
+    def open(self, row: Any, seed: int) -> None:
+        pass
+
+    def step(self, turn: Turn) -> str:
+        return f"{turn.calls[0].name} {turn.calls[0].arguments}"

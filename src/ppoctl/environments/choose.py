@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field
 
+from ppoctl.batch.prompts import Json
 from ppoctl.environments.python import PythonEnvironment
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
 from ppoctl.environments.tools import ToolsEnvironment
+from ppoctl.errors import DataError
 from ppoctl.recipe_table import RESULTS
 
 SINGLE: tuple[type[EnvironmentTable], ...] = (PythonEnvironment, ToolsEnvironment)
@@ -33,3 +35,19 @@ class ChooseEnvironment(EpisodeTable):
     def kinds(self) -> Mapping[tuple[str, ...], EnvironmentTable]:
         # `loading.partial` replaces an invalid case by None.
         return {("cases", name): case for name, case in self.cases.items() if case is not None}
+
+    def of_row(self, fields: Mapping[str, Json]) -> EnvironmentTable:
+        chosen = fields.get(self.field)
+        if isinstance(chosen, str) and chosen in self.cases:
+            return self.cases[chosen]
+        has = f"is `{chosen}`" if self.field in fields else "is missing"
+        raise DataError(
+            f"the field `{self.field}`, which selects the environment of a row, {has}; the cases of `[environment]` "
+            f"are {', '.join(f'`{name}`' for name in self.cases)}",
+            hint=f"add `[environment.cases.{chosen or 'NAME'}]`, or change the row",
+        )
+
+    def require_there(self, key: str = "environment") -> None:
+        """Call `require_there` of each case. `key` is the key of this table."""
+        for path, case in self.kinds.items():
+            case.require_there(".".join((key, *path)))

@@ -99,7 +99,10 @@ class _Kind:
     def __init__(self, table: EnvironmentTable) -> None:
         spec = table.answers_by
         self._dropped = Dropped(f"environment `{spec.known_as}`")
-        self._lanes = [_Lane(EnvironmentProcess(spec, self._dropped, table.seconds)) for _ in range(table.workers)]
+        self._lanes = [
+            _Lane(EnvironmentProcess(spec, self._dropped, table.seconds, has_state=table.has_state))
+            for _ in range(table.workers)
+        ]
         self._lane_of: dict[str, _Lane] = {}
         self._is_shut = False
         self._cannot_start: PpoctlError | None = None

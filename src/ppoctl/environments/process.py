@@ -24,9 +24,10 @@ class EnvironmentProcess(UserProcess):
     """The child replaces an observation of more than 1 MiB by a failure; only code that writes to the pipe itself
     reaches this limit."""
 
-    def __init__(self, spec: ScorerSpec, dropped: Dropped, seconds: float) -> None:
-        """`seconds` is the time limit of each answer."""
+    def __init__(self, spec: ScorerSpec, dropped: Dropped, seconds: float, *, has_state: bool = True) -> None:
+        """`seconds` is the time limit of each answer. An environment without state is restored by `open` alone."""
         super().__init__(spec, dropped)
+        self._has_state = has_state
         self._seconds = seconds
         self._open: set[str] = set()
         """Keys of the environments that the child holds."""
@@ -79,7 +80,8 @@ class EnvironmentProcess(UserProcess):
         """Open an environment again, and repeat the recorded turns. Return a failure if it does not answer as
         recorded; metrics may differ, because they may be times."""
         outcome = self._opened(past)
-        for number, (turn, recorded) in enumerate(((None, past.first), *past.exchanges)):
+        repeated = past.exchanges if self._has_state else ()
+        for number, (turn, recorded) in enumerate(((None, past.first), *repeated)):
             if turn is not None:
                 outcome = self._stepped(past.key, turn)
             if isinstance(outcome, Failure):

@@ -1,9 +1,11 @@
 """An environment that is a Python class or async function of the user, in a file or in an installed package."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ppoctl.environments.described import schemas_of
 from ppoctl.environments.table import EnvironmentTable
 from ppoctl.errors import RecipeError
 from ppoctl.recipe_table import RESULTS
@@ -31,6 +33,9 @@ class PythonEnvironment(EnvironmentTable):
         options = {"path": self.path, "options": dict(self.options)}
         hint = import_command(self.path)
         return ScorerSpec("ppoctl.environments.user:opened", options, known_as=self.path, hint=hint)
+
+    def schemas(self) -> Sequence[dict[str, Any]]:
+        return schemas_of(self.answers_by, [self.path])
 
     def require_there(self, key: str = "environment") -> None:
         """Raise MissingAssetError if the file does not exist, and RecipeError if it has changed since the recipe was

@@ -7,7 +7,7 @@ The recipe imports these tables, so slow imports happen only when an environment
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ppoctl.batch.episodes import EpisodeLimits
 from ppoctl.batch.prompts import Json
@@ -27,6 +27,10 @@ class OnFailure(Table):
 
 class EnvironmentTable(Table):
     """Keys of one kind of environment. Each kind adds `kind`, with its own literal."""
+
+    has_state: ClassVar[bool] = True
+    """Whether an answer may depend on earlier turns. A lost environment with state receives the recorded turns
+    again."""
 
     seconds: Annotated[float, SPEED, Positive] = 30.0
     """Time limit of one answer in seconds. At the limit the environment's process is killed, and the episode ends

@@ -7,6 +7,14 @@ from functools import wraps
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, validate_call
+from pydantic.json_schema import GenerateJsonSchema
+
+
+class _Untitled(GenerateJsonSchema):
+    """Schemas without titles, which repeat the names and would lengthen each prompt."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the same for each field
+        return False
 
 
 class WrongArgumentsError(ValueError):
@@ -15,7 +23,8 @@ class WrongArgumentsError(ValueError):
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of a tool in OpenAI's format: name, description (the docstring) and parameters."""
-    parameters = TypeAdapter(_arguments_of(function)).json_schema()
+    parameters = TypeAdapter[Any](_arguments_of(function)).json_schema(schema_generator=_Untitled)
+    parameters.pop("additionalProperties", None)
     described = {"name": function.__name__, "description": inspect.getdoc(function) or "", "parameters": parameters}
     return {"type": "function", "function": described}
 

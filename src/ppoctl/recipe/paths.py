@@ -52,6 +52,8 @@ FUNCTIONS = (
 )
 """Paths of the keys that name a function or class with a digest. The key `digest` of the same table has the digest of
 its file."""
+TOOLS = tuple((*path, "tools") for path in _ENVIRONMENTS)
+"""Paths of the keys that name several functions. The key `digests` of the same table has the digest of each file."""
 PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 
@@ -89,6 +91,10 @@ class PathResolver:
             for path, table in matching(data, pattern):
                 if isinstance(table[path[-1]], str):
                     self._resolve_function(path, table)
+        for pattern in TOOLS:
+            for path, table in matching(data, pattern):
+                if isinstance(table[path[-1]], list):
+                    self._resolve_tools(path, table)
 
     def _resolved(self, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
         """Return the absolute path of a folder or file; return a URL, a hub id or an image in a registry
@@ -110,11 +116,24 @@ class PathResolver:
 
     def _resolve_function(self, path: KeyPath, table: dict[str, Any]) -> None:
         """Make the path of a function's file absolute, and add its digest if the layer does not have it."""
-        written = table[path[-1]]
-        if (file := file_of(written)) is not None:
-            absolute = self._resolved(path, str(file), may_be_hub=False)
-            table[path[-1]] = f"{absolute}:{written.rpartition(':')[2]}"
+        table[path[-1]] = self._absolute(path, table[path[-1]])
         table.setdefault("digest", digest_of(table[path[-1]]))
+
+    def _resolve_tools(self, path: KeyPath, table: dict[str, Any]) -> None:
+        """Make the paths of the files in a list absolute, and add their digests if the layer does not have them."""
+        table[path[-1]] = [self._absolute(path, one) if isinstance(one, str) else one for one in table[path[-1]]]
+        digests = {
+            one: digest_of(one) for one in table[path[-1]] if isinstance(one, str) and file_of(one) is not None
+        }
+        if digests:
+            table.setdefault("digests", digests)
+
+    def _absolute(self, path: KeyPath, function: str) -> str:
+        """Return `path.py:name` with an absolute path; `module:name` unchanged."""
+        file = file_of(function)
+        if file is None:
+            return function
+        return f"{self._resolved(path, str(file), may_be_hub=False)}:{function.rpartition(':')[2]}"
 
 
 def is_written(data: Any, path: KeyPath) -> bool:
