@@ -14,7 +14,7 @@ from ppoctl.runs.session import prepare
 from recipe.conftest import SMALLEST, Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-ADAPTERS = 'requires = ["lora", "tools"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
+ADAPTERS = 'requires = ["lora", "async"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
 
 
 @pytest.fixture
@@ -30,16 +30,16 @@ def test_recipe_with_planned_capabilities_is_validated_and_planned(
     assert run([command, str(adapters)]) == 0
     said = capsys.readouterr().err
     assert "`requires` names `lora`, which ppoctl cannot do yet: LoRA and other adapters, which train" in said
-    assert "training requires `--without tools`" in said
+    assert "training requires `--without async`" in said
 
 
 def test_training_requires_all_missing_capabilities_accepted(adapters: Path) -> None:
-    recipe = load([adapters], ['without=["tools"]']).recipe
+    recipe = load([adapters], ['without=["async"]']).recipe
     assert wanting(recipe) == ("lora",)
     with pytest.raises(RecipeError, match="`lora`") as error:
         prepare(recipe)
     assert error.value.hint == "--without lora  # accepts that the run deviates"
-    require_capable(load([adapters], with_accepted(None, ["tools", "lora"])).recipe)
+    require_capable(load([adapters], with_accepted(None, ["async", "lora"])).recipe)
 
 
 @pytest.mark.parametrize("command", ["train", "rollout"])
@@ -56,13 +56,13 @@ def test_missing_capability_stops_command_before_run_folder_exists(
 
 
 def test_accepted_capabilities_are_saved_in_run_recipe(adapters: Path) -> None:
-    loaded = load([adapters], with_accepted(["steps=3"], ["tools", "lora"]))
-    assert loaded.resolved()["requires"] == ["lora", "tools"]
-    assert loaded.resolved()["without"] == ["tools", "lora"]
+    loaded = load([adapters], with_accepted(["steps=3"], ["async", "lora"]))
+    assert loaded.resolved()["requires"] == ["lora", "async"]
+    assert loaded.resolved()["without"] == ["async", "lora"]
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize("name", ["async", "critic-free", "lora", "sft-start", "tools"])
+@pytest.mark.parametrize("name", ["async", "critic-free", "lora", "sft-start"])
 def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
@@ -71,7 +71,7 @@ def test_every_planned_capability_can_be_required(write: Write, name: str) -> No
 ESTIMATORS = ("gpg", "optimal_token_baseline")
 
 
-@pytest.mark.parametrize("name", ["dynamic-sampling", "freezing", "pf-ppo"])
+@pytest.mark.parametrize("name", ["dynamic-sampling", "freezing", "pf-ppo", "tools"])
 def test_capability_that_came_since_may_still_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\nwithout = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == ()
@@ -116,7 +116,6 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
         ("model.lora={rank=8, alpha=32}", "model.lora", "LoRA and other adapters"),
         ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
         ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
-        ("rollout.tools=['python']", "rollout.tools", "responses of several turns"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),
     ],
 )

@@ -27,6 +27,15 @@ SINGLE = [
     "{format='python', function='x.py:rows'}",
 ]
 ROWS = [*SINGLE, *(f"{{format='mix', sources={{one={table}}}}}" for table in SINGLE)]
+ENVIRONMENTS = [
+    f"{{turns=2, tokens=9, {kind}}}"
+    for kind in (
+        "kind='python', path='package:Environment'",
+        "kind='tools', tools=['calculator']",
+        "kind='choose', cases={a={kind='python', path='package:Environment'}}",
+        "kind='choose', cases={a={kind='tools', tools=['python']}}",
+    )
+]
 RECIPES: list[list[str]] = [
     [],
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
@@ -69,6 +78,8 @@ RECIPES: list[list[str]] = [
     ["reward={kind='format', pattern='a'}"],
     ["reward={kind='model', path='org/judge', parallel={}}"],
     ["reward={kind='sum', parts={a={kind='gsm8k'}}}"],
+    *([f"{key}={table}", f"data.train={SINGLE[3]}"] for key in ("environment", "eval.environment") for table in ENVIRONMENTS),
+    [f"environment={ENVIRONMENTS[0]}", "reward={kind='environment'}"],
     ["reward={kind='choose', cases={a={kind='gsm8k'}}, otherwise={kind='gsm8k'}}"],
     ["actor.batching.microbatch_seqs=1", "critic.batching.microbatch_seqs=1"],
     ["actor.batching.logits_chunk_tokens=8", "health.explained_variance.max=2", "health.kl.min=0"],
@@ -125,7 +136,10 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path, write: Write
     rows = [f"{table}.{key}" for table in sets for key in ("template_args.*", "answer", "options.*")]
     # A digest is read with its function. The keys of a scorer are the same as a component, or as a case.
     remaining = [line.key for line in left if not line.key.endswith(".digest") and not line.key.startswith(_SCORERS)]
-    assert remaining == [*rows, *named]
+    names = [f"{table}.{key}" for table in ("", ".cases.*") for key in ("options.*", "digests.*")]
+    of_environments = [f"environment{name}" for name in names]
+    of_evaluations = [f"eval.environment{name}" for name in names]
+    assert remaining == [*rows, *of_environments, *named[:4], *of_evaluations, *named[4:]]
 
 
 def test_default_alternative_without_kind_is_marked() -> None:
@@ -144,11 +158,11 @@ def with_stars(path: KeyPath) -> KeyPath:
         "expect": 1,
         "until": 1,
         "data": 2 if path[1:2] == ("eval",) else None,
-        "reward": 2 if path[1:2] in (("parts",), ("cases",)) else None,
+        "reward": 2 if path[1:2] == ("parts",) else None,
     }.get(path[0])
     starred = path if named is None else (*path[:named], tree.ANY_NAME, *path[named + 1 :])
-    if "sources" in starred:
-        inside = starred.index("sources") + 1
+    for table in {"sources", "cases"} & {*starred}:
+        inside = starred.index(table) + 1
         starred = (*starred[:inside], tree.ANY_NAME, *starred[inside + 1 :])
     return starred
 

@@ -9,6 +9,7 @@ from ppoctl.errors import RecipeError
 from ppoctl.loading.load import load
 from ppoctl.loading.rules import across_tables
 from ppoctl.loading.rules.critic import CRITIC_RULES
+from ppoctl.loading.rules.environment import ENVIRONMENT_RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.frozen import FROZEN_RULES
 from ppoctl.loading.rules.groups import GROUP_RULES
@@ -790,7 +791,7 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, lora, sft-start, tools: "
+        "--set: unknown capability `magic`; known are async, critic-free, lora, sft-start: "
         '`requires` = `["tools", "magic"]` (--set)',
     ),
     (
@@ -813,8 +814,8 @@ def test_every_rule_has_a_failing_case() -> None:
     assert {name for name, _, _ in CASES} == {
         rule.__name__
         for rule in {*across_tables.RULES}
-        - {*CRITIC_RULES, *ESTIMATOR_RULES, *FROZEN_RULES, *GROUP_RULES, *LAYOUT_RULES, *SLURM_RULES}
-        - {*VALUE_HEAD_RULES}
+        - {*CRITIC_RULES, *ENVIRONMENT_RULES, *ESTIMATOR_RULES, *FROZEN_RULES, *GROUP_RULES, *LAYOUT_RULES}
+        - {*SLURM_RULES, *VALUE_HEAD_RULES}
     }
 
 

@@ -240,7 +240,7 @@ def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
 def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tuple[Array, dict[str, Any]]:
     """Return each response's shaped reward, 0 without a score: scale, clip, moments, clip, unfinished, overlong,
     length."""
-    keys, lengths, numbers = tables["reward"], rollout.present.sum(1), {}
+    keys, lengths, numbers = tables["reward"], rollout.mask.sum(1), {}
     scores = np.array([0.0 if score is None else score for score in rollout.scores])
     rewards = np.array([scaled(score, keys["scale"]) for score in scores])
     if keys["scale"]:

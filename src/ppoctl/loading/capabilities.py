@@ -17,18 +17,16 @@ NOT_YET = {
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "lora": "LoRA and other adapters, which train in place of the weights",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
-    "tools": "responses of several turns, with tools or an environment",
 }
 """Capability that a recipe may require -> its description."""
 
-AVAILABLE = ("dynamic-sampling", "freezing", "pf-ppo")
+AVAILABLE = ("dynamic-sampling", "freezing", "pf-ppo", "tools")
 """Capabilities that an earlier version did not have: the recipe of a run may still require them."""
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
     "critic-free": ("critic_free",),
     "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
-    "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
 }
 """Capability -> names that users try as a key for it."""
 

@@ -30,6 +30,7 @@ EXAMPLES = {
     "steps": "100",
     "path": '"path/from/this/file"',
     "function": '"rows.py:rows"',
+    "environment.path": '"env.py:Environment"',
     "url": '"http://127.0.0.1:8000/score"',
     "pattern": "'(?s)<think>.*</think>.*'",
     "prompt": '"question"',
@@ -57,6 +58,9 @@ EXAMPLES = {
     "buffer_tokens": "512",
     "per_token": "0.001",
     "top_layers": "2",
+    "turns": "4",
+    "tokens": "2048",
+    "tools": '["calculator"]',
     "microbatch_seqs": "4",
     "max_tokens_per_microbatch": "16384",
 }
@@ -372,12 +376,13 @@ def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
     if isinstance(known, tree.NamedTables):
         return f"table {section((*table, name))}; add {section((*table, name, 'NAME'))} with a name of your choice"
     where = "under" if table else "at"
-    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, name)}`"
+    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, table, name)}`"
 
 
-def _example(known: tree.Node | None, name: str) -> str:
+def _example(known: tree.Node | None, table: KeyPath, name: str) -> str:
     values = tree.allowed(known.annotation) if isinstance(known, tree.Leaf) else ()
-    return as_toml(values[0]) if values else EXAMPLES[name]
+    own = f"environment.{name}" if "environment" in table else name
+    return as_toml(values[0]) if values else EXAMPLES.get(own, EXAMPLES[name])
 
 
 def _required(table: tree.TableNode) -> list[KeyPath]:

@@ -28,8 +28,8 @@ class RowTable(Table):
     template_args: Annotated[dict[str, Scalar], RESULTS] = Field(default_factory=dict)
     """Arguments of the model's chat template by name (`enable_thinking = false`)."""
     fields: Annotated[tuple[str, ...] | None, RESULTS, Array, OrAll] = ()
-    """Names of further columns that are passed to the reward. "all": every column except the question and its ground
-    truth."""
+    """Names of further columns that are passed to the reward and to the environment. "all": every column except the
+    question and its ground truth."""
     max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Number of rows to read, starting with the first row; absent: all rows. Dropped rows are not replaced by later
     rows."""
@@ -104,8 +104,8 @@ class VerlRows(StoredRows):
     format: Annotated[Literal["verl"], RESULTS]
     """Parquet or JSONL with verl's columns."""
     fields: Annotated[tuple[str, ...] | None, RESULTS, Array, OrAll] = None
-    """Names of further columns that are passed to the reward. "all": every column except the question and its ground
-    truth."""
+    """Names of further columns that are passed to the reward and to the environment. "all": every column except the
+    question and its ground truth."""
 
 
 class DialogueRows(StoredRows):
@@ -127,7 +127,8 @@ class PythonRows(RowTable):
     options: Annotated[dict[str, Any], RESULTS] = Field(default_factory=dict)
     """Arguments of the function by name."""
     fields: Annotated[tuple[str, ...] | None, RESULTS, Array, OrAll] = None
-    """Names of further keys of a row that are passed to the reward. "all": every key except `prompt` and `answer`."""
+    """Names of further keys of a row that are passed to the reward and to the environment. "all": every key except
+    `prompt` and `answer`."""
 
     @property
     def named(self) -> str:

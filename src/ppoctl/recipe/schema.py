@@ -358,7 +358,7 @@ class Recipe(Table):
     the next epoch; such rows of the last epoch are not used."""
     requires: Annotated[tuple[str, ...], REPORTING, Array] = ()
     """Features that the run requires and ppoctl does not have yet, by their names in docs/limits.md (`lora`,
-    `tools`). `validate` and `plan` report them; `train` rejects the recipe."""
+    `async`). `validate` and `plan` report them; `train` rejects the recipe."""
     without: Annotated[tuple[str, ...], REPORTING, Array] = ()
     """Names in `requires` that the run trains without; `train --without NAME` adds a name. The results can then
     differ from the results of the original recipe."""

@@ -2,10 +2,13 @@
 
 import math
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Annotated, Literal
 
+from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.recipe_table import RESULTS
+from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
 
 
@@ -45,11 +48,39 @@ class TurnRewards:
     def _score(self, request: ScoreRequest) -> Score:
         if not request.turn_spans:
             return Score(None, "error", "no environment answered the response")
-        values = [0.0] * len(request.token_ids)
-        for (_, end), reward in zip(request.turn_spans, request.turn_rewards, strict=True):
-            values[end - 1] += reward
         total = math.fsum(request.turn_rewards)
-        return Score(total, "ok", token_values=tuple(values) if self._per_turn else None)
+        if not self._per_turn:
+            return Score(total, "ok")
+        at_end = {end - 1: reward for (_, end), reward in zip(request.turn_spans, request.turn_rewards, strict=True)}
+        values = tuple(at_end.get(position, 0.0) for position in range(len(request.token_ids)))
+        return Score(total, "ok", token_values=values)
 
     def close(self) -> None:
         """Do nothing: there is no process."""
+
+
+class AsOneTurn:
+    """Scorer of answers that are tried before a run with an environment: each answer is a conversation of one turn
+    for which the environment returned the reward 0."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        """Submit the request with one turn."""
+        return self._scorer.submit(
+            replace(
+                request,
+                conversation=(Message("assistant", request.response),),
+                turn_spans=((0, len(request.token_ids)),),
+                turn_rewards=(0.0,),
+            )
+        )
+
+    def flush(self) -> None:
+        """See `batch.scores.BatchScorer`."""
+        flush_all_scorers([self._scorer])
+
+    def close(self) -> None:
+        """Close the scorer."""
+        self._scorer.close()

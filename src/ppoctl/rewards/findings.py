@@ -29,6 +29,8 @@ class RewardFinding:
 
 def findings(trial: Trial) -> list[RewardFinding]:
     """Return all findings of a trial, the most serious first within each subject."""
+    if not trial.tried and not trial.faults:
+        return [RewardFinding("note", "the environment returns the score of an episode: there are no answers to try")]
     if not trial.tried:
         return [_faulty_rows(trial)]
     about_answers = [*_of_gold(trial)] if trial.has_gold else [*_without_gold(trial)]

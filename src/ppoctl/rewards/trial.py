@@ -19,6 +19,7 @@ from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.rewards.boxed import stated
 from ppoctl.rewards.combined_scores import flush_all_scorers
+from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
 from ppoctl.rewards.table import Candidates, ScorerTable
 
@@ -125,6 +126,8 @@ def trials(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encod
 def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode, reward: ScorerTable) -> Trial:
     submitted: list[tuple[str, str, str, Future[Score]]] = []
     faults: dict[str, str] = {}
+    if isinstance(reward.of_row(prompts[0].fields), EnvironmentScorer):
+        return Trial(name, has_gold=False, rows=tuple(prompt.id for prompt in prompts), tried=())
     has_gold, is_first = False, True
     for prompt in prompts:
         try:

@@ -10,7 +10,7 @@ from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.findings import RewardFinding, findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
-from ppoctl.wire.engines import encoder, place_roles, read_prompts
+from ppoctl.wire.engines import encoder, place_roles, read_prompts, tried_scorer
 from ppoctl.wire.reward_models import RewardModelsOf
 
 
@@ -54,7 +54,7 @@ def try_reward(recipe: Recipe, rows: int) -> list[Report]:
         placed = opened.enter_context(closing(place_roles(recipe))).rewards if reward_models(recipe) else {}
         scorer = opened.enter_context(closing(recipe.reward.open(RewardModelsOf(recipe, placed))))
         chosen = chosen_rows(recipe.reward, prompt_source.train, rows)
-        return [_report(trial, recipe) for trial in trials(scorer, recipe.reward, chosen, encoder(recipe))]
+        return [_report(trial, recipe) for trial in trials(tried_scorer(recipe, scorer), recipe.reward, chosen, encoder(recipe))]
 
 
 def require_worth_training_on(reports: Sequence[Report]) -> None:

@@ -217,6 +217,6 @@ def _token_scores(scores: list[Score], requests: list[ScoreRequest]) -> Float[Te
     for row, score, request in zip(grid, scores, requests, strict=True):
         if score.token_values is not None:
             row[: len(score.token_values)] = torch.tensor(score.token_values)
-        elif score.value is not None and request.token_ids:
+        elif score.value is not None:
             row[len(request.token_ids) - 1] = score.value
     return grid

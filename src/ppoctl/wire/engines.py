@@ -19,6 +19,7 @@ from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.environment import AsOneTurn
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.stages.reward import require_own_names
@@ -80,9 +81,15 @@ def opened_and_probed(
     models = RewardModelsOf(recipe, placed.rewards)
     scorer = recipe.reward.open(models)
     with closed_if_it_fails(scorer):
-        probed = probe(scorer, recipe.reward, probed_rows(recipe.reward, prompt_source.train), encoder(recipe))
+        rows = probed_rows(recipe.reward, prompt_source.train)
+        probed = probe(tried_scorer(recipe, scorer), recipe.reward, rows, encoder(recipe))
         models.leave()
         yield scorer, probed
+
+
+def tried_scorer(recipe: Recipe, scorer: Scorer) -> Scorer:
+    """Return the scorer of answers that are tried before a run."""
+    return scorer if recipe.environment is None else AsOneTurn(scorer)
 
 
 def encoder(recipe: Recipe) -> Encode:

@@ -14,6 +14,7 @@ from ppoctl.loading.explain import shown
 from ppoctl.loading.problems import Conflict, Problem, rules_of
 from ppoctl.loading.rules.correction import CORRECTION_RULES
 from ppoctl.loading.rules.critic import CRITIC_RULES
+from ppoctl.loading.rules.environment import ENVIRONMENT_RULES
 from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.evaluation import EVALUATION_RULES
 from ppoctl.loading.rules.frozen import FROZEN_RULES
@@ -187,6 +188,7 @@ RULES = (
     *EVALUATION_RULES,
     *SAMPLING_RULES,
     *GROUP_RULES,
+    *ENVIRONMENT_RULES,
     *LAYOUT_RULES,
     *FROZEN_RULES,
     *SLURM_RULES,
