@@ -20,3 +20,8 @@ def number(count: int) -> str:
             return f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:,.3g}B"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return the count with its noun, which has an `s` unless the count is 1."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -99,7 +99,8 @@ def resume_from_every_moment(
     `half` is 0 or 1. Each resume plan is without fault, and each resumed run ends like the uninterrupted run.
     """
     walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
-    witnesses = {looks: Witness(act=walk.on_moment, looks=looks) for looks, walk in walks.items()}
+    turns = recipe.environment is not None
+    witnesses = {looks: Witness(act=walk.on_moment, looks=looks, turns=turns) for looks, walk in walks.items()}
     for looks, witness in witnesses.items():
         play(walks[looks].root, recipe, witness, choose)
         stages = {moment.split()[1] for moment in witness.moments}
@@ -122,7 +123,7 @@ def resume_from_every_moment(
 
     def die_and_go_on(looks: float, number: int, name: str) -> None:
         root = folder / f"{looks} {number} killed"
-        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks), choose))
+        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks, turns=turns), choose))
         assert died == signal.SIGKILL, f"not killed at {name}"
         assert contents(root).keys() == walks[looks].left_at(number).files.keys(), f"killed at: {name}"
         assert in_a_process(lambda: play(root, recipe, choose=choose)) == 0

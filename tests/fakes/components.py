@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, RoleCallback, filtered_logs, ignore_call, without_ends
+from fakes.conversations import NumberDialogue, SumEnvironments, ignore
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -74,8 +75,10 @@ class BigramGenerator:
         filters = (params.temperature, params.top_p, params.top_k, params.min_p)
         output_request = OutputRequest(*filters, params.min_new_tokens, params.stop_token_ids)
         ends = {END, *params.stop_token_ids}
-        for number in range(params.new_tokens(len(request.prompt_tokens))):
-            early = torch.tensor([number < params.min_new_tokens])
+        limit = request.max_new_tokens or params.new_tokens(len(request.prompt_tokens))
+        minimum = 0 if request.is_continued else params.min_new_tokens
+        for number in range(limit):
+            early = torch.tensor([number < minimum])
             [logs] = filtered_logs(
                 without_ends(self.table[tokens[-1]][None], early, None, output_request), None, output_request
             )
@@ -84,7 +87,7 @@ class BigramGenerator:
             logprobs.append(float(logs[token]))
             text = " ".join(map(str, tokens[1:]))
             found = [text.index(stop) for stop in params.stop_strings if stop in text]
-            stopped = (bool(found) and number >= params.min_new_tokens) or token in ends
+            stopped = (bool(found) and number >= minimum) or token in ends
             if stopped:
                 text = text[: min(found)] if found else text
                 break
@@ -109,7 +112,7 @@ class EvenScorer:
         pass
 
     def _score(self, request: ScoreRequest) -> Score:
-        tokens = [int(word) for word in request.response.split()]
+        tokens = [int(word) for word in request.response.split()] or [1]  # an episode may have no turn
         extras = {} if self.other_reading is None else {self.other_reading: float(tokens[0] % 2 == 0)}
         return Score(
             sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras=extras, answer=str(tokens[0])
@@ -144,13 +147,19 @@ def fake_components(
     on_minibatch: RoleCallback = ignore_call,
     on_file: RoleCallback = ignore_call,
     looks: float | Mapping[str, float] = 1,
+    on_environment: Callable[[str], None] = ignore,
 ) -> Components:
     def trainer(role: str) -> BigramTrainer:
         save_looks = looks[role] if isinstance(looks, Mapping) else looks
         has_head = role == "actor" and recipe.value_head is not None
         return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks, value_head=has_head)
 
+    tables = (recipe.environment, recipe.eval_environment)
+    environments = None if tables == (None, None) else SumEnvironments(on_call=on_environment)
     return Components(
+        environments=environments,
+        eval_environments=environments,
+        dialogue=environments and NumberDialogue(),
         trainers={role: trainer(role) for role in recipe.trained},
         generator=lambda actor_at, notify, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),

@@ -37,6 +37,8 @@ class Witness:
     """Number of polls of a background save until half a file more is written. Infinite: nothing is written before the
     save is waited for. One number, or one per role, so that either role can be published first."""
     moments: list[str] = field(default_factory=list)
+    turns: bool = False
+    """Whether each turn of an episode, each observation, and each call of an environment is a moment."""
     stage: str = ""
     """The stage that runs, or that ran last."""
     committed: list[JournalLine] = field(default_factory=list)
@@ -63,8 +65,12 @@ class Witness:
         self.record(f"inside state/{role} after {number} half files")
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        if done == total // 2:
+        if done == total // 2 or self.turns:
             self.record(f"inside {self.stage} after {done} samples")
+
+    def on_environment(self, call: str) -> None:
+        if self.turns:
+            self.record(f"inside {self.stage} at environment {call}")
 
 
 PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: trace(PPO).outline}).as_json()}
@@ -161,7 +167,11 @@ def open_run(
         versions={},
     )
     components = components or fake_components(
-        recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
+        recipe,
+        on_minibatch=witness.on_minibatch,
+        on_file=witness.on_file,
+        looks=witness.looks,
+        on_environment=witness.on_environment,
     )
     return Wiring(*assemble(paths, attempt, recipes or {1: recipe}, components, hooks, choose))
 

@@ -1,17 +1,23 @@
-"""Two short runs on fakes, one of which was resumed with other keys, and their reports."""
+"""Two short runs on fakes, one of which was resumed with other keys; and a browser for their reports. Chromium is
+installed if this process is root on Debian."""
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import debian
 import ppoctl
 from fakes.components import fake_components
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import session
+from report.browser import Browser
 
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+"""Programs of which one is required."""
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 HOSTILE = "</script></pre><img src=x onerror=\"document.title='owned'\"><!--<script>"
 """Text that a model or a user may write."""
@@ -58,3 +64,21 @@ def attacked(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     samples.write_text("".join(json.dumps({**row, "response": HOSTILE + row["response"]}) + "\n" for row in rows))
     return copy
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Return the path of the browser's program."""
+    debian.require(lambda: bool(_found()), "chromium")
+    return _found()
+
+
+def _found() -> str:
+    return next(filter(None, map(shutil.which, NAMES)), "")
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all tests, because it starts in seconds."""
+    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser

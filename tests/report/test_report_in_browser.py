@@ -1,39 +1,18 @@
 """A report in a real browser. The page draws all its data without a network, on narrow and wide screens, in light and
-dark mode, and works with the keyboard alone. Chromium is installed if this process is root on Debian."""
+dark mode, and works with the keyboard alone."""
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import debian
 from ppoctl.report.contents import contents
 from ppoctl.report.render_page import html
 from ppoctl.report.run_reader import read_runs
 from ppoctl.report.write import write_report
 from report.browser import Browser
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    debian.require(lambda: bool(_found()), "chromium")
-    return _found()
-
-
-def _found() -> str:
-    return next(filter(None, map(shutil.which, NAMES)), "")
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,17 @@
 """Samples as rows, and rows as tables."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 
+from ppoctl.runs.mlflow_extras import trained_on
 from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.record_file import PlainRecord
 from ppoctl.store.sample_join import JoinedRecords
 from ppoctl.store.samples import StepRecords
+from ppoctl.tracking.mlflow_tables import training_table
+from store.episodes_on_disk import episodes, run_of_episodes
 
 
 def test_each_row_has_its_own_prompt() -> None:
@@ -19,3 +25,12 @@ def test_each_row_has_its_own_prompt() -> None:
 def test_table_has_a_column_for_each_field_of_any_row() -> None:
     table = as_table([{"step": 1, "score": 0.5}, {"step": 2, "notes": {"level": 3}}])
     assert table.to_pydict() == {"step": [1, 2], "score": [0.5, None], "notes": [None, '{"level": 3}']}
+
+
+def test_training_table_of_episodes_has_their_conversations(tmp_path: Path) -> None:
+    table = json.loads(training_table(trained_on(run_of_episodes(tmp_path / "run"), 1)) or "")
+    assert table["columns"][-3:] == ["conversation", "turns", "end"]
+    for row, episode in zip(table["data"], episodes(), strict=True):
+        assert [json.loads(row[-3]), *row[-2:]] == list(episode.columns.values())
+    single = trained_on(run_of_episodes(tmp_path / "single", has_episodes=False), 1)
+    assert list(single[0]) == ["step", "prompt", "response", "reward", "finish", "mean advantage"]

@@ -36,7 +36,7 @@ class EvaluationSpec(StageSpec["Evaluation"]):
         from ppoctl.stages.eval_metrics import Estimates
         from ppoctl.stages.evaluate import EvaluateStage
 
-        table = recipe.eval
+        table, environment = recipe.eval, recipe.eval_environment
         length = table.max_new_tokens or recipe.rollout.max_new_tokens
         sampled = replace(
             plain_sampling(recipe, table.temperature, length),
@@ -52,7 +52,8 @@ class EvaluationSpec(StageSpec["Evaluation"]):
             samples_per_prompt=table.samples_per_prompt,
             seed=recipe.seed,
             fingerprint=hashlib.sha256("\n".join(read).encode()).hexdigest(),
-            episodes=episode_settings(recipe.eval_environment, parts.eval_environments, parts.dialogue),
+            episodes=episode_settings(environment, parts.eval_environments, parts.dialogue),
+            failed_score=None if environment is None else environment.on_failure.score,
             modes=table.modes,
             estimates=Estimates(table.pass_at, table.maj_at, table.pass_score),
             needs_truth=lambda prompt: recipe.reward.of_row(prompt.fields).reads_truth,

@@ -88,14 +88,15 @@ class Run:
         """Return one row per response of a step. If `step` is None, this is the last step with rollouts.
 
         Columns are prompt and reward and, for each token, id, log-probs, value, advantage and KL from the reference.
-        Values that the step has not computed are missing. Raises RecipeError if the step has no rollouts.
+        Values that the step has not computed are missing. Episodes have two more columns: `mask`, the tokens that the
+        actor generated, and `episode`, its turns as JSON. Raises RecipeError if the step has no rollouts.
         """
         from ppoctl.runs.samples import read_samples
         from ppoctl.store.arrow_tables import as_table
 
         if step is None:
             step = max(self.steps_with_samples(), default=1)
-        return as_table([vars(sample) for sample in read_samples(self.layout, step)])
+        return as_table([sample.as_dict() for sample in read_samples(self.layout, step)])
 
     def evaluations(self) -> "pyarrow.Table":
         """Return one row per sample of every evaluation, with the step after which the evaluation ran."""

@@ -263,6 +263,12 @@ class Episode:
             for message in (Message("assistant", turn.text), *(turn.messages if turn.observed else ()))
         )
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns of the episode in a table of samples, for people."""
+        messages = [dict(vars(message)) for message in (*self.first, *self.conversation)]
+        return {"conversation": messages, "turns": len(self.turns), "end": self.end}
+
     def spans(self) -> Iterator[tuple[int, int]]:
         """Yield the first position of each turn in the response, and the position after its last token."""
         start = 0

@@ -181,14 +181,17 @@ def _blocks(rows: Sequence[Sequence[str]], headers: Sequence[str], room: int) ->
     sys.stdout.flush()
 
 
-def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
+def weighted(pieces: Sequence[str], weights: Sequence[float], largest: float | None = None) -> str:
     """Return the text with green pieces for weights above 0 and red pieces for weights below 0.
 
-    A larger absolute weight gives a stronger colour. If stdout has no colour, the text is plain.
+    A larger absolute weight gives a stronger colour; `largest` gives the strongest. If it is None, it is the largest
+    absolute weight. If stdout has no colour, the text is plain.
     """
     if not colour(sys.stdout):
         return "".join(pieces)
-    largest = max((abs(weight) for weight in weights), default=0.0) or 1.0
+    if largest is None:
+        largest = max((abs(weight) for weight in weights), default=0.0)
+    largest = largest or 1.0
     return "".join(_tinted(piece, weight / largest) for piece, weight in zip(pieces, weights, strict=True))
 
 

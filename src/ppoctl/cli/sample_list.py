@@ -17,7 +17,7 @@ AROUND = 5
 """Number of lines on a screen that are not samples: headers, notes, and the shell prompt."""
 LEAST_RESPONSE = 16
 """Minimum width of the response column, in characters. Other columns are left out to make the response fit."""
-DROPPED = ("finish", "outcome", "sample", "set", "advantage", "tokens")
+DROPPED = ("finish", "outcome", "sample", "set", "advantage", "turns", "tokens", "end")
 """Columns that are left out on a narrow terminal, in this order."""
 
 
@@ -105,6 +105,8 @@ def _columns(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips) -> list[C
         ("tokens", lambda row: row.tokens),
         ("finish", lambda row: row.finish),
     ]
+    if any(row.turns is not None for row in rows):
+        columns += [("turns", lambda row: row.turns), ("end", lambda row: row.end)]
     if any(row.advantage is not None for row in rows):
         columns += [("advantage", lambda row: None if row.advantage is None else f"{row.advantage:+.3f}")]
     if form.sort == "flipped":
@@ -134,7 +136,8 @@ def _as_json(row: "SampleRow", flipped: _Flips, form: Form) -> dict[str, Any]:
     question = (row.set, row.prompt_id)
     flip = {"flip": flipped.by_question.get(question)} if form.sort == "flipped" else {}
     before = flipped.before.get(question)
-    fields = {name: value for name, value in vars(row).items() if name != "round" or value > 1}
+    only_if = {"round": row.round > 1, "turns": row.turns is not None, "end": row.end is not None}
+    fields = {name: value for name, value in vars(row).items() if only_if.get(name, True)}
     return {**fields, **flip, **({} if before is None else {"before": vars(before)})}
 
 

@@ -4,8 +4,9 @@ import json as json_module
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from ppoctl.cli import render
+from ppoctl.cli import conversation_screen, render
 from ppoctl.errors import RecipeError
+from ppoctl.units import counted
 
 if TYPE_CHECKING:
     from ppoctl.runs.samples import ShownSample
@@ -27,7 +28,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
     if not source.evaluations:
         [sample] = read_samples(source.paths, step, [row])
         if as_json:
-            render.json(vars(sample))
+            render.json(sample.as_dict())
         else:
             print_sample(sample, by)
         return
@@ -47,11 +48,18 @@ def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
     place = f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"
     _print_head(found, place, len(found.tokens))
     render.line()
-    render.heading("prompt")
+    added = len(found.episode.first) if found.episode else 0
+    render.heading(f"prompt, with {counted(added, 'message')} of the environment" if added else "prompt")
     render.line(render.printable(found.prompt))
-    render.line()
-    render.heading("response")
-    render.line(render.weighted([render.printable(piece) for piece in found.pieces], weights))
+    if found.episode is None:
+        render.line()
+        render.heading("response")
+        render.line(render.weighted([render.printable(piece) for piece in found.pieces], weights))
+    else:
+        from ppoctl.runs.episode_parts import recorded_parts
+
+        parts = recorded_parts(found.episode, {"value": found.values, "advantage": found.advantages})
+        conversation_screen.show(parts, found.pieces, weights)
     if any(weights) and render.is_coloured():
         render.line(f"({LEGENDS[by]})")
     render.line()
@@ -62,10 +70,14 @@ def print_evaluated(row: "SampleRow", found: dict[str, Any]) -> None:
     """Print a sample of an evaluation."""
     place = f"{row.row} of the evaluation after step {row.step}: {row.set} {row.prompt_id} #{row.sample}"
     _print_head(row, place, row.tokens, answer=found["answer"], given=found.get("given"), extras=found.get("extras"))
-    for name in ("prompt", "response"):
+    for name in ("prompt",) if "conversation" in found else ("prompt", "response"):
         render.line()
         render.heading(name)
         render.line(render.printable(found[name] or ""))
+    if "conversation" in found:
+        from ppoctl.runs.episode_parts import evaluated_parts
+
+        conversation_screen.show(evaluated_parts(found["conversation"]))
 
 
 def _print_head(
@@ -77,12 +89,15 @@ def _print_head(
     given: str | None = None,
     extras: dict[str, float] | None = None,
 ) -> None:
+    from ppoctl.store.samples import END_TEXTS, finish_text
+
     answer = getattr(found, "answer", answer)
     reward = f"{found.outcome}, no score" if found.score is None else f"{found.outcome} {found.score:g}"
     further = "".join(f", {name} {value:g}" for name, value in (extras or {}).items() if value is not None)
     rows = [
         ("sample", place),
-        ("finish", f"{found.finish} after {tokens} tokens"),
+        ("finish", finish_text(found.finish, tokens, found.turns)),
+        *([] if found.end is None else [("end", f"{found.end}: {END_TEXTS[found.end]}")]),
         ("answer", answer.splitlines()[-1] if answer else ""),
         *([] if given is None else [("given", given)]),
         ("reward", reward + further),
@@ -91,7 +106,7 @@ def _print_head(
 
 
 def _weights(found: "ShownSample", by: TokenMetric) -> list[float]:
-    """Return a number for each token: above 0 for green, below 0 for red.
+    """Return a number for each token: above 0 for green, below 0 for red, 0 for tokens of observations.
 
     All numbers are 0 if the metric is the advantage and the unfinished step has not computed it yet. Raises
     RecipeError if another metric was not recorded.
@@ -103,8 +118,10 @@ def _weights(found: "ShownSample", by: TokenMetric) -> list[float]:
             return [0.0] * len(found.tokens)
         names = ", ".join(name for name, each in recorded.items() if each is not None) or "none"
         raise RecipeError(f"step {found.step} has no `{by}` of tokens; recorded: {names}", hint="omit --colour")
-    middle = fmean(values) if by == "value" else 0.0
-    return [value - middle for value in values]
+    mask = found.mask or [True] * len(values)
+    generated = [value for value, is_generated in zip(values, mask, strict=True) if is_generated]
+    middle = fmean(generated) if by == "value" and generated else 0.0
+    return [value - middle if is_generated else 0.0 for value, is_generated in zip(values, mask, strict=True)]
 
 
 def _print_tokens(found: "ShownSample") -> None:
@@ -113,7 +130,14 @@ def _print_tokens(found: "ShownSample") -> None:
     form = {"log-prob": "{:.3f}", "kl": "{:+z.4f}"}
     cells = [[form.get(name, "{:+z.3f}").format(value) for value in values] for name, values in shown.items()]
     tokens = [_token(piece) for piece in found.pieces]
-    render.table([*zip(tokens, *cells, strict=True)], ("token", *shown))
+    if found.mask is not None:
+        cells = [
+            [cell if is_generated else "-" for cell, is_generated in zip(column, found.mask, strict=True)]
+            for column in cells
+        ]
+        cells += [["yes" if is_generated else "no: not in the loss" for is_generated in found.mask]]
+    headers = ("token", *shown, *([] if found.mask is None else ["generated"]))
+    render.table([*zip(tokens, *cells, strict=True)], headers)
 
 
 def _token(piece: str) -> str:

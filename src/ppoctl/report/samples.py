@@ -15,6 +15,7 @@ from ppoctl.store import eval_samples, samples
 from ppoctl.store.outline import EVAL
 
 if TYPE_CHECKING:
+    from ppoctl.runs.episode_parts import EpisodePart
     from ppoctl.runs.samples import ShownSample
 
 Json = dict[str, Any]
@@ -93,28 +94,69 @@ def _ranked(kinds: dict[str, list[int]]) -> dict[int, tuple[int, list[str]]]:
 
 
 def _rollout(sample: "ShownSample") -> Json:
-    end = MOST_TOKENS
+    end = min(MOST_TOKENS, len(sample.tokens))
     columns = {
         "advantage": sample.advantages,
         "value": sample.values,
         "kl": sample.kl,
         "logprob": sample.logprobs,
     }
+    mask = [True] * len(sample.tokens) if sample.mask is None else sample.mask
     return {
         "title": f"{sample.prompt_id} #{sample.sample}",
         "score": rounded(sample.score),
-        "ended": f"{sample.finish} after {len(sample.tokens)} tokens",
+        "ended": _ended(sample.finish, len(sample.tokens), sample.turns, sample.end),
         "outcome": sample.outcome,
         "answer": cut(sample.answer),
         "prompt": cut(sample.prompt),
         "tokens": sample.pieces[:end],
-        "cut": max(len(sample.tokens) - end, 0),
+        "cut": len(sample.tokens) - end,
         **{
-            name: [rounded(value) for value in values[: min(end, len(sample.tokens))]]
+            name: [
+                rounded(value) if is_generated else None
+                for value, is_generated in zip(values[:end], mask[:end], strict=True)
+            ]
             for name, values in columns.items()
             if values is not None
         },
+        **({} if sample.mask is None else {"mask": mask[:end]}),
+        **_conversation(sample, end),
     }
+
+
+def _conversation(sample: "ShownSample", end: int) -> Json:
+    """Return the parts of an episode, if the sample is one. A part of which tokens are on the page has no text."""
+    if sample.episode is None:
+        return {}
+    from ppoctl.runs.episode_parts import recorded_parts
+
+    parts = recorded_parts(sample.episode, {"value": sample.values, "advantage": sample.advantages})
+    return {
+        "parts": [
+            {**_part(part), "from": part.start, "to": min(part.end, end), "text": None}
+            if part.start < part.end
+            else _part(part)
+            for part in parts
+            if part.start < end
+        ]
+    }
+
+
+def _part(part: "EpisodePart") -> Json:
+    text = "\n".join(
+        message.content if part.is_turn else f"{message.role}: {message.content}" for message in part.messages
+    )
+    return {
+        "title": part.title[0].upper() + part.title[1:],
+        "turn": part.is_turn,
+        "text": cut(text),
+        "calls": [cut(call) for call in part.calls],
+    }
+
+
+def _ended(finish: str, tokens: int, turns: int | None, end: str | None) -> str:
+    text = samples.finish_text(finish, tokens, turns)
+    return text if end is None else f"{text} ({end}: {samples.END_TEXTS[end]})"
 
 
 # --- evaluations --------------------------------------------------------------------------------------------------
@@ -177,16 +219,20 @@ def _evaluated(rows: Sequence[Json], before: dict[tuple[str, str, str, int], Jso
 
 
 def _evaluation(row: Json, earlier: Json | None, first: int) -> Json:
-    ended = "terminated" if row["terminated"] else "truncated"
+    finish = "terminated" if row["terminated"] else "truncated"
     found: Json = {
         "title": f"{row['prompt_id']} #{row['sample']}",
         "score": rounded(row["score"]),
-        "ended": f"{ended} after {row['response_tokens']} tokens",
+        "ended": _ended(finish, row["response_tokens"], row.get("turns"), row.get("end")),
         "outcome": str(row["outcome"]),
         "answer": cut(str(row["answer"] or "")),
         "prompt": cut(str(row["prompt"] or "")),
         "response": cut(str(row["response"])),
     }
+    if "conversation" in row:
+        from ppoctl.runs.episode_parts import evaluated_parts
+
+        found["parts"] = [_part(part) for part in evaluated_parts(row["conversation"])]
     if earlier is not None:
         score = "no score" if earlier["score"] is None else f"score {earlier['score']:.4g}"
         found["earlier"] = {"title": f"after step {first}: {score}", "response": cut(str(earlier["response"]))}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from ppoctl.batch.episodes import Episode
 from ppoctl.data.token_text import TokenText
 from ppoctl.errors import PpoctlError
 from ppoctl.loop.expectations import ExpectationResult, check_expectations
@@ -53,9 +54,14 @@ def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
             "reward": sample.score,
             "finish": sample.finish,
             "mean advantage": sample.advantage,
+            **({} if sample.turns is None else _episode(records, row).columns),
         }
         for row, sample in ((row, records.row(row)) for row in rows)
     ]
+
+
+def _episode(records: StepRecords, row: int) -> Episode:
+    return Episode.from_json(records.rollouts.value("episodes", row))
 
 
 @cache

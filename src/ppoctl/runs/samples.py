@@ -3,7 +3,9 @@ torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from ppoctl.batch.episodes import EndReason, Episode
 from ppoctl.data.token_text import TokenText
 from ppoctl.errors import RecipeError
 from ppoctl.store import run_dir
@@ -36,6 +38,26 @@ class ShownSample:
     advantages: list[float] | None
     kl: list[float] | None = None
     """KL from the reference, of each token; None: the reference was not used."""
+    mask: list[bool] | None = None
+    """Tokens that the actor generated, shape [tokens]; None: all."""
+    episode: Episode | None = None
+    """Turns of the response; None: it has one turn and no environment."""
+
+    @property
+    def turns(self) -> int | None:
+        """Number of turns; None: the response is not an episode."""
+        return None if self.episode is None else len(self.episode.turns)
+
+    @property
+    def end(self) -> EndReason | None:
+        """Why the episode ended; None: the response is not an episode."""
+        return None if self.episode is None else self.episode.end
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values. `mask` and `episode` are absent if they are None."""
+        only_if = {"mask": self.mask is not None, "episode": self.episode is not None}
+        fields = {name: value for name, value in vars(self).items() if only_if.get(name, True)}
+        return fields if self.episode is None else {**fields, "episode": self.episode.as_json()}
 
 
 def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
@@ -61,6 +83,8 @@ def require_row(row: int, count: int) -> None:
 def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
     sample, rollouts, rewards = records.row(row), records.rollouts, records.rewards
     tokens: list[int] = rollouts.value("tokens", row)[: sample.tokens].tolist()
+    mask: list[bool] = rollouts.value("mask", row)[: sample.tokens].tolist()
+    episode = rollouts.value("episodes", row)
     return ShownSample(
         step=records.step,
         row=row,
@@ -79,4 +103,6 @@ def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
         values=records.per_token(records.values, "values", row),
         advantages=records.per_token(records.advantages, "advantages", row),
         kl=records.kl(row),
+        mask=None if all(mask) else mask,
+        episode=None if episode is None else Episode.from_json(episode),
     )

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ppoctl.batch.episodes import (
-    ControlTokensError,
     Dialogue,
     EndReason,
     EnvironmentRow,
@@ -18,6 +17,7 @@ from ppoctl.batch.episodes import (
     EpisodeTurn,
     Failure,
     Observation,
+    ObservationError,
     Outcome,
     Past,
     Turn,
@@ -108,9 +108,11 @@ class EpisodeState:
             if not self._is_open:
                 return Opened(outcome, dialogue.prompt(self._prompt, messages) if messages else None)
             is_last = outcome.done or len(self._turns) == self._limits.turns
-            return Observed(outcome, () if is_last else dialogue.suffix(self._samples[-1].tokens, messages))
-        except ControlTokensError as error:
-            return Failure("control_tokens", str(error))
+            if is_last:
+                return Observed(outcome)
+            return Observed(outcome, dialogue.suffix(self._samples[-1].tokens, messages, self._prompt.template_args))
+        except ObservationError as error:
+            return Failure(error.reason, str(error))
 
     def take(self, event: Event) -> None:
         """Change the state by an event, which must be the result of `action`."""

@@ -17,7 +17,7 @@ from ppoctl.ports import Sample, SampleRequest, SampleSetKey, SamplingParams, Sc
 from ppoctl.stages.eval_metrics import UNSCORED, Estimates, Mode, Rows, eval_metric_name, summarise
 from ppoctl.stages.generation import RequestBatch, SampleGeneration
 from ppoctl.stages.overlapped_scoring import request_about
-from ppoctl.stages.reward import score_all
+from ppoctl.stages.reward import failure_of, score_all
 from ppoctl.stages.rollout import requests_of
 
 
@@ -51,6 +51,8 @@ class EvaluateStage:
     name: str = "eval"
     episodes: EpisodeSettings | None = None
     """Environment and limits of the responses; None: a response has one turn."""
+    failed_score: float | None = None
+    """Score of an episode whose environment failed; None: it has no score."""
     modes: tuple[Mode, ...] = ("greedy", "sampled")
     estimates: Estimates = field(default_factory=Estimates)
     needs_truth: Callable[[Prompt], bool] = lambda _: False
@@ -99,13 +101,18 @@ class EvaluateStage:
 
     def _scored(self, eval_pass: _Pass, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         pairs = list(zip(eval_pass.prompts, samples, strict=True))
+        scores_by_key = {
+            sample.key: failure
+            for sample in samples
+            if (failure := failure_of(sample.episode, self.failed_score)) is not None
+        }
         requests = {
             sample.key: request_about(prompt, sample)
             for prompt, sample in pairs
-            if prompt.answer is not None or not self.needs_truth(prompt)
+            if sample.key not in scores_by_key and (prompt.answer is not None or not self.needs_truth(prompt))
         }
         scores = score_all(self.scorer, list(requests.values()), self.generation.gate.between)
-        scores_by_key = dict(zip(requests, scores, strict=True))
+        scores_by_key |= dict(zip(requests, scores, strict=True))
         return [
             _row(eval_pass.set, eval_pass.mode, prompt, sample, scores_by_key.get(sample.key))
             for prompt, sample in pairs
@@ -137,6 +144,8 @@ def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score | No
         "response_tokens": len(sample.tokens),
         "terminated": sample.terminated,
     }
+    if sample.episode is not None:
+        row |= sample.episode.columns
     # A scorer that returns no answer adds no field: such rows equal the rows that earlier versions wrote.
     return row if score is None or score.answer is None else {**row, "given": score.answer}
 
@@ -145,12 +154,16 @@ _PRINTED_CHARS = 4000
 
 
 def _sample_text(row: Mapping[str, Any]) -> str:
-    """Return a sample as text for the log: a line with prompt id and score, then the prompt and the response."""
+    """Return a sample as text for the log: a line with prompt id and score, then the prompt and the response, or the
+    messages of an episode."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     ended = "terminated" if row["terminated"] else "truncated"
     head = f"eval {row['set']} {row['mode']} {row['prompt_id']}: {score}, {row['response_tokens']} tokens, {ended}"
-    texts = ((name, row[name] or "") for name in ("prompt", "response"))
-    return "\n".join([head, *(f"{name}:\n{_shortened(text)}" for name, text in texts)])
+    texts = [("prompt", row["prompt"]), ("response", row["response"])]
+    if "conversation" in row:
+        head += f" after {row['turns']} turns ({row['end']})"
+        texts[1:] = [(message["role"], message["content"]) for message in row["conversation"]]
+    return "\n".join([head, *(f"{name}:\n{_shortened(text or '')}" for name, text in texts)])
 
 
 def _shortened(text: str) -> str:

@@ -3,10 +3,11 @@
 Imports numpy but not torch. The texts of prompts are not included, because decoding them requires a tokenizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppoctl.batch.episodes import EndReason
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import manifest as manifests
@@ -14,9 +15,23 @@ from ppoctl.store import record_file
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.sample_join import REWARD, JoinedRecords, StepJoin
+from ppoctl.units import counted
 
 ADVANTAGES = "advantages"
 """Stage after which all columns of a list of samples are known."""
+END_TEXTS: Mapping[str, str] = {
+    "done": "the environment ended the episode",
+    "turns": "the limit of turns",
+    "tokens": "a limit of tokens",
+    "timeout": "the environment did not answer in time",
+    "died": "the environment's process ended",
+    "error": "the environment raised an error",
+    "invalid": "the environment's answer is not an observation",
+    "too_large": "the environment's answer is too large",
+    "control_tokens": "the observation contains control tokens",
+    "changed": "after a restart, the environment answered differently",
+}
+"""Meaning of the reasons for the end of an episode."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,10 @@ class SampleRow:
     response: str
     round: int = 1
     """Round of the step in which the sample was generated."""
+    turns: int | None = None
+    """Number of turns; None: the response is not an episode."""
+    end: EndReason | None = None
+    """Why the episode ended; None: the response is not an episode."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,7 @@ class StepRecords:
         """Return the row of one response."""
         rollouts, code = self.rollouts, self.rewards.value("outcomes", row)
         outcome = "not scored" if code is None else REWARD_OUTCOMES[int(code)]
+        episode = rollouts.value("episodes", row)
         return SampleRow(
             step=self.step,
             row=row,
@@ -125,6 +145,8 @@ class StepRecords:
             advantage=self._mean_advantage(row),
             response=rollouts.value("texts", row),
             round=self.rounds[row],
+            turns=None if episode is None else len(episode["turns"]),
+            end=None if episode is None else episode["end"],
         )
 
     def rows(self) -> list[SampleRow]:
@@ -206,9 +228,16 @@ def listed(step: int, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
             finish="terminated" if row["terminated"] else "truncated",
             advantage=None,
             response=row["response"],
+            turns=row.get("turns"),
+            end=row.get("end"),
         )
         for number, row in enumerate(rows)
     ]
+
+
+def finish_text(finish: str, tokens: int, turns: int | None) -> str:
+    """Return how a response ended, with its number of tokens and, for an episode, of turns."""
+    return f"{finish} after {tokens} tokens" + ("" if turns is None else f" in {counted(turns, 'turn')}")
 
 
 def spans(steps: Sequence[int]) -> str:

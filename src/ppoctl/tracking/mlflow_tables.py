@@ -16,7 +16,7 @@ MOST_OF_TRAINING = 40
 """Largest number of training tables among these, so that training tables do not displace evaluations."""
 _TRAINING = "samples/train-"
 
-_FIRST = ("set", "mode", "prompt", "response", "score", "given", "answer", "outcome")
+_FIRST = ("set", "mode", "prompt", "response", "conversation", "score", "given", "answer", "outcome")
 """First columns of a table, by which a reader compares rows; all other columns come after them."""
 
 

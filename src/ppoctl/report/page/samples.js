@@ -68,14 +68,15 @@ function detailOf(item, column) {
   const parts = [element("h3", {}, item.title), element("p", { class: "says" }, `${scoreOf(item)}; ${item.ended}; ${item.kinds.join(", ")}`)];
   parts.push(...textOf("Prompt", item.prompt));
   if (item.tokens) {
-    parts.push(element("h4", {}, "Response"), ...tokensOf(item, item[column] ? column : COLOURS.map(([key]) => key).find((key) => item[key])));
+    parts.push(element("h4", {}, item.parts ? "Conversation" : "Response"), ...tokensOf(item, item[column] ? column : COLOURS.map(([key]) => key).find((key) => item[key])));
     if (item.cut) parts.push(element("p", { class: "note" }, `${item.cut} more tokens are not in this file.`));
-  } else parts.push(...textOf("Response", item.response));
+  } else if (!item.parts) parts.push(...textOf("Response", item.response));
+  for (const part of item.parts || []) if (part.text !== null) parts.push(...textOf(part.title, part.text, part.turn ? "" : "observation"));
   if (item.answer) parts.push(...textOf("Expected", item.answer));
   if (item.earlier) parts.push(...textOf(`Earlier response, ${item.earlier.title}`, item.earlier.response));
   return parts;
 }
 
-function textOf(title, text) {
-  return [element("h4", {}, title), element("p", { class: "text token-text", tabindex: "0", role: "region", "aria-label": title }, ...visible(text))];
+function textOf(title, text, kind = "") {
+  return [element("h4", {}, title), element("p", { class: `text token-text ${kind}`, tabindex: "0", role: "region", "aria-label": title }, ...visible(text))];
 }

@@ -6,10 +6,10 @@ function tokensOf(item, column) {
   const bounds = boundsOf(column, item[column] || []);
   const readout = element("p", { class: "readout", role: "status" });
   const spans = item.tokens.map((piece, at) => element("span", {
-    class: `token ${shade((item[column] || [])[at], bounds)}`, tabindex: at ? "-1" : "0", title: tokenWords(item, at), role: "option",
+    class: `token ${isObserved(item, at) ? "observed" : shade((item[column] || [])[at], bounds)}`, tabindex: at ? "-1" : "0", title: tokenWords(item, at), role: "option",
     "aria-label": tokenWords(item, at),
   }, ...visible(piece)));
-  const box = element("div", { class: "tokens token-text", role: "listbox", "aria-orientation": "horizontal", "aria-label": "Tokens of the response" }, ...spans);
+  const box = element("div", { class: "tokens token-text", role: "listbox", "aria-orientation": "horizontal", "aria-label": "Tokens of the response" }, ...groupsOf(item, spans));
   const enter = (at) => {
     spans.forEach((span, number) => {
       span.setAttribute("tabindex", number === at ? "0" : "-1");
@@ -32,11 +32,24 @@ function tokensOf(item, column) {
   return [scaleOf(item, column, bounds), box, readout];
 }
 
+// Return the tokens of each turn and observation of an episode in a group with its title; otherwise the tokens alone.
+function groupsOf(item, spans) {
+  if (!item.parts) return spans;
+  return item.parts.filter((part) => part.text === null).map((part) => element("div", { role: "group", "aria-label": part.title, class: part.turn ? "turn" : "observation" },
+    element("p", { class: "says", role: "presentation" }, part.title), ...spans.slice(part.from, part.to),
+    ...part.calls.map((call) => element("p", { class: "says", role: "presentation" }, "call: ", ...visible(call)))));
+}
+
+function isObserved(item, at) {
+  return Boolean(item.mask) && !item.mask[at];
+}
+
 // Return the sizes between which a column is shaded. They start at 0, except for the values of a critic that all have
 // one sign, which differ by little.
 function boundsOf(column, values) {
-  const sizes = values.map((value) => Math.abs(value || 0));
-  const isOneSided = values.every((value) => value > 0) || values.every((value) => value < 0);
+  const known = values.filter((value) => value !== null);
+  const sizes = known.map((value) => Math.abs(value || 0));
+  const isOneSided = known.every((value) => value > 0) || known.every((value) => value < 0);
   const largest = Math.max(0, ...sizes);
   return [column === "value" && isOneSided ? Math.min(largest, ...sizes) : 0, largest];
 }
@@ -61,7 +74,7 @@ function scaleOf(item, column, bounds) {
 }
 
 function tokenWords(item, at) {
-  const values = COLUMNS.filter(([key]) => item[key]).map(([key, name]) => `${name} ${key === "advantage" ? signed(item[key][at]) : formatted(item[key][at])}`);
+  const values = isObserved(item, at) ? ["not in the loss"] : COLUMNS.filter(([key]) => item[key]).map(([key, name]) => `${name} ${key === "advantage" ? signed(item[key][at]) : formatted(item[key][at])}`);
   return [`token ${at + 1} of ${item.tokens.length}: ${JSON.stringify(item.tokens[at])}`, ...values].join(", ");
 }
 
