@@ -5,8 +5,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+
+def barred(text: str) -> str:
+    """Return a text with DeepSeek's wide bars in the place of `~`."""
+    return text.replace("~", "\uff5c")
+
+
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call>'
 
 _QWEN_SYSTEM = (
     "{%- if tools %}<|im_start|>system\nYou help.\n\n# Tools\n"
@@ -54,29 +59,30 @@ MISTRAL = (
     "{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}"
     "{{- bos_token }}{%- for m in messages %}"
     "{%- if m.role == 'user' %}"
-    "{%- if tools and m == users[-1] %}{{- '[AVAILABLE_TOOLS] ' ~ (tools | tojson) ~ '[/AVAILABLE_TOOLS]' }}{%- endif %}"
+    "{%- if tools and m == users[-1] %}"
+    "{{- '[AVAILABLE_TOOLS] ' ~ (tools | tojson) ~ '[/AVAILABLE_TOOLS]' }}{%- endif %}"
     "{{- '[INST] ' + m.content + '[/INST]' }}"
     "{%- elif m.role == 'assistant' and m.content %}{{- ' ' + m.content + eos_token }}"
     "{%- elif m.role == 'assistant' %}{{- '[TOOL_CALLS] ' ~ (m.tool_calls | tojson) ~ eos_token }}"
     "{%- else %}{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{%- endif %}"
     "{%- endfor %}"
 )
-DEEPSEEK = (
+DEEPSEEK = barred(
     "{{- bos_token }}{%- set ns = namespace(is_tool=false, is_first=true) %}{%- for m in messages %}"
-    "{%- if m.role == 'user' %}{%- set ns.is_tool = false %}{{- '<｜User｜>' + m.content }}"
+    "{%- if m.role == 'user' %}{%- set ns.is_tool = false %}{{- '<~User~>' + m.content }}"
     "{%- elif m.role == 'assistant' and m.content is none %}{%- set ns.is_first = true %}"
-    "{{- '<｜tool▁outputs▁end｜>' if ns.is_tool else '<｜Assistant｜>' }}{%- set ns.is_tool = false %}"
-    "{%- for c in m.tool_calls %}{{- '<｜tool▁calls▁begin｜>' + c.function.name + '<｜tool▁sep｜>' }}"
-    "{{- c.function.arguments + '<｜tool▁calls▁end｜>' }}{%- endfor %}{{- eos_token }}"
+    "{{- '<~tool▁outputs▁end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
+    "{%- for c in m.tool_calls %}{{- '<~tool▁calls▁begin~>' + c.function.name + '<~tool▁sep~>' }}"
+    "{{- c.function.arguments + '<~tool▁calls▁end~>' }}{%- endfor %}{{- eos_token }}"
     "{%- elif m.role == 'assistant' %}"
-    "{{- '<｜tool▁outputs▁end｜>' if ns.is_tool else '<｜Assistant｜>' }}{%- set ns.is_tool = false %}"
+    "{{- '<~tool▁outputs▁end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
     "{{- m.content.split('</think>')[-1] + eos_token }}"
     "{%- else %}{%- set ns.is_tool = true %}"
-    "{{- '<｜tool▁outputs▁begin｜>' if ns.is_first else '\\n' }}{%- set ns.is_first = false %}"
-    "{{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}{%- endif %}"
+    "{{- '<~tool▁outputs▁begin~>' if ns.is_first else '\\n' }}{%- set ns.is_first = false %}"
+    "{{- '<~tool▁output▁begin~>' + m.content + '<~tool▁output▁end~>' }}{%- endif %}"
     "{%- endfor %}"
-    "{%- if ns.is_tool %}{{- '<｜tool▁outputs▁end｜>' }}"
-    "{%- elif add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}"
+    "{%- if ns.is_tool %}{{- '<~tool▁outputs▁end~>' }}"
+    "{%- elif add_generation_prompt %}{{- '<~Assistant~>' }}{%- endif %}"
 )
 GEMMA2 = (
     "{{- bos_token }}{%- for m in messages %}"
@@ -98,10 +104,12 @@ NO_TOOLS = (  # ChatML, which ignores `tools`
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 _CHATML = (*_CHATML, "<tool_response>", "</tool_response>")
 _LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
-_DEEPSEEK = (
-    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>"),
-    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"),
-    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+_DEEPSEEK = tuple(
+    barred(f"<~{name}~>")
+    for name in (
+        *("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁sep", "tool▁calls▁begin"),
+        *("tool▁calls▁end", "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin", "tool▁output▁end"),
+    )
 )
 _MISTRAL = ("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]")
 
@@ -142,7 +150,7 @@ FAMILIES = {
     "qwen3 without thinking": Family(QWEN3, _CHATML, "<|im_end|>", arguments={"enable_thinking": False}),
     "llama 3.1": Family(LLAMA31, _LLAMA3, "<|eot_id|>", "<|begin_of_text|>", arguments={"tools": TOOLS}),
     "mistral": Family(MISTRAL, _MISTRAL, "</s>", "<s>", is_metaspace=True, before_turn=" "),
-    "deepseek": Family(DEEPSEEK, _DEEPSEEK, "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>"),
+    "deepseek": Family(DEEPSEEK, _DEEPSEEK, _DEEPSEEK[1], _DEEPSEEK[0]),
     "gemma 2": Family(
         GEMMA2, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<end_of_turn>", "<bos>", "<eos>", True
     ),
@@ -155,7 +163,17 @@ def _byte_level() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("Ċ", "Ċ"), ("Ġ", "4"), ("i", "m"), ("im", "_"), ("e", "n"), ("en", "d"), ("u", "s"), ("e", "r"), ("us", "er")]
+    merges = [
+        ("Ċ", "Ċ"),
+        ("Ġ", "4"),
+        ("i", "m"),
+        ("im", "_"),
+        ("e", "n"),
+        ("en", "d"),
+        ("u", "s"),
+        ("e", "r"),
+        ("us", "er"),
+    ]
     merged = ["".join(pair) for pair in merges]
     core = Tokenizer(models.BPE({token: id for id, token in enumerate([*alphabet, *merged])}, merges))
     words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -171,7 +189,9 @@ def _metaspace() -> Any:
     letters = [chr(code) for code in range(33, 127)]
     merges = [("▁", "4"), ("t", "h"), ("th", "e"), ("▁", "the")]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, *map("".join, merges)]
-    core = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True))
+    core = Tokenizer(
+        models.BPE({token: id for id, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
+    )
     core.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
     core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return core

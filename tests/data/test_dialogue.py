@@ -9,21 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.dialogue_families import CALL, FAMILIES, Family, called
+from data.dialogue_families import FAMILIES, Family, barred, called
 from ppoctl.batch.episodes import ControlTokensError, RejectedMessagesError
 from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.data.dialogue import TemplateDialogue
 from ppoctl.data.template import PromptTemplate
 
 QUESTION = Message("user", "What is 6*7? ")
-PAST = "Let me see.\n\n" + CALL
 
 
 @cache
 def opened(name: str) -> tuple[Any, TemplateDialogue, Family]:
     family = FAMILIES[name]
     tokenizer = family.tokenizer()
-    return tokenizer, TemplateDialogue(PromptTemplate(tokenizer), [tokenizer.convert_tokens_to_ids(family.end)]), family
+    return (
+        tokenizer,
+        TemplateDialogue(PromptTemplate(tokenizer), [tokenizer.convert_tokens_to_ids(family.end)]),
+        family,
+    )
 
 
 def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
@@ -45,9 +48,9 @@ def after(tokenizer: Any, family: Family, text: str) -> tuple[int, ...]:
 
 # Messages of the observations after two turns. The second one starts and ends with blanks, and contains a line break
 # that the tokenizer merges with that of the template.
-USER = [[Message("user", "42\n\nno: \"4\u00e9\"")], [Message("user", "\n the end ")]]
+USER = [[Message("user", '42\n\nno: "4\u00e9"')], [Message("user", "\n the end ")]]
 TOOL = [
-    [Message("tool", "42\n\n\"4\u00e9\"\\")],
+    [Message("tool", '42\n\n"4\u00e9"\\')],
     [Message("tool", "\n the end "), Message("tool", " 4"), Message("tool", "")],
 ]
 CASES = [
@@ -73,7 +76,8 @@ def test_prompt_turns_and_suffixes_are_the_rendered_dialogue(name: str, observat
     is_structured = name == "deepseek" and observations is TOOL
     for number, messages in enumerate(observations):
         text = f"Turn {number}."
-        written = f'<｜tool▁calls▁begin｜>{text}<｜tool▁sep｜>{{"n": 1}}<｜tool▁calls▁end｜>' if is_structured else text
+        call = barred(f'<~tool▁calls▁begin~>{text}<~tool▁sep~>{{"n": 1}}<~tool▁calls▁end~>')
+        written = call if is_structured else text
         turn = encoded(tokenizer, "x" + family.before_turn + written + family.end)[len(encoded(tokenizer, "x")) :]
         ids = (*ids, *turn, *dialogue.suffix(turn, messages, family.arguments))
         chat += [called(text) if is_structured else {"role": "assistant", "content": text}]
@@ -194,7 +198,10 @@ def test_token_without_a_form_as_text_is_refused(make_tokenizer: Any) -> None:
     """The vocabulary of this tokenizer has whole words, and its end token is one of them."""
     tokenizer = make_tokenizer()
     dialogue = TemplateDialogue(PromptTemplate(tokenizer), [2])
-    assert tokenizer.decode(dialogue.suffix([8, 2], [Message("user", "two three")])) == "<|user|> two three <|assistant|>"
+    assert (
+        tokenizer.decode(dialogue.suffix([8, 2], [Message("user", "two three")]))
+        == "<|user|> two three <|assistant|>"
+    )
     with pytest.raises(ControlTokensError, match=r"no other tokens for the text of the control tokens \['<eos>'\]"):
         dialogue.suffix([8, 2], [Message("user", "two <eos> three")])
 
@@ -234,7 +241,7 @@ def test_unknown_transforms_of_a_content_are_refused(content: str, is_known: boo
     template = f"{{% for m in messages %}}{written}<|im_end|>{{% endfor %}}"
     tokenizer = Family(template, FAMILIES["qwen3"].added, "<|im_end|>").tokenizer()
     dialogue = TemplateDialogue(PromptTemplate(tokenizer), [tokenizer.convert_tokens_to_ids("<|im_end|>")])
-    message = Message("tool", "\n \"a\" \n")
+    message = Message("tool", '\n "a" \n')
     if not is_known:
         with pytest.raises(RejectedMessagesError, match="changes it in a way that ppoctl does not know"):
             dialogue.suffix([1], [message])

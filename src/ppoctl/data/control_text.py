@@ -1,8 +1,8 @@
 """Token ids of text from an environment, in which no text becomes a control token.
 
 Control tokens are the added tokens of a tokenizer (`<|im_end|>`, `<tool_call>`), except tokens of blanks only and the
-token of unknown characters. Only the chat template writes them. An observation with the text of one gets the ids of an
-ordinary text.
+token of unknown characters. Only the chat template writes them. An observation with the text of one gets the ids of
+an ordinary text.
 """
 
 import json
@@ -74,8 +74,8 @@ class ControlText:
         return ids
 
     def _split(self, pieces: Sequence[str]) -> tuple[int, ...]:
-        """Return the ids of the pieces. The control tokens of the static pieces are found first; the text between them
-        is encoded without control tokens."""
+        """Return the ids of the pieces. The control tokens of the static pieces are found first; the text between
+        them is encoded without control tokens."""
         opening = pieces[0]
         start = max((found.end() for found in self._any.finditer(opening)), default=len(opening))
         ids, run = list(self._encode(opening[:start])), opening[start:]

@@ -18,8 +18,10 @@ from ppoctl.data.framing import Framing
 from ppoctl.data.index import RowSet
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
+from ppoctl.data.template_arguments import TemplateArguments
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
+from ppoctl.recipe.schema import EpisodeTable
 
 _FEW = 10
 """The rows whose prompts are too long are considered few if they are at most 1 in this number of rows."""
@@ -60,16 +62,25 @@ class Counts:
 
 
 class PromptSet(Sequence[Prompt]):
-    """Prompts of the used rows of one table, in file order.
+    """Prompts of the used rows of one table, in file order. Chat templates receive the tools of `environment`.
 
+    Equal questions are measured once, with the tools of the first row. A longer prompt of another row is truncated.
     Raises the errors of `Framing.chat` and of the chat template. Raises DataError if a prompt has no tokens, or if a
     prompt is too long and `long_prompts` is `"error"`.
     """
 
-    def __init__(self, rows: RowSet, table: SingleTable, template: PromptTemplate, max_tokens: int) -> None:
+    def __init__(
+        self,
+        rows: RowSet,
+        table: SingleTable,
+        template: PromptTemplate,
+        max_tokens: int,
+        environment: EpisodeTable | None = None,
+    ) -> None:
         self.rows, self.weight = rows, table.weight
         self._table, self._template, self._max_tokens = table, template, max_tokens
         self._framing = Framing(table, name=rows.name)
+        self._arguments = TemplateArguments(table, environment, name=rows.name)
         self._prompt = lru_cache(_KEPT_PROMPTS)(self._render)
         self.lengths = self._long_questions()
         """Question number -> number of tokens, for each question that is too long."""
@@ -111,12 +122,14 @@ class PromptSet(Sequence[Prompt]):
     def _render(self, position: int) -> Prompt:
         row = self.rows.row(position)
         chat = self._framing.chat(row)
-        text = self._template.text(chat, row, self._table.template_args)
+        arguments = self._arguments.of(row)
+        text = self._template.text(chat, row, arguments)
         (ids,) = self._template.token_ids([text])
         if len(ids) > self._max_tokens:
             opening = self._template.opening
             ids = (*opening, *ids[len(ids) - self._max_tokens + len(opening) :])
-        return Prompt(row.id, ids, text, row.answer, chat, row.fields)
+        has_turns = self._arguments.environment is not None
+        return Prompt(row.id, ids, text, row.answer, chat, row.fields, arguments if has_turns else {})
 
     def _long_questions(self) -> dict[int, int]:
         lengths: dict[int, int] = {}
@@ -135,7 +148,8 @@ class PromptSet(Sequence[Prompt]):
     def _unsure(self) -> Iterator[tuple[int, DatasetRow, str]]:
         """Yield number, first row and text of each question that may be too long, judging by its number of bytes."""
         for number, row in enumerate(self.rows.first_rows()):
-            text = self._template.text(self._framing.chat(row), row, self._table.template_args)
+            text = self._template.text(self._framing.chat(row), row, self._arguments.of(row))
+            self._arguments.require_shown(row, text)
             bound = self._template.most_tokens(text)
             if not text or bound is None or bound > self._max_tokens:
                 yield number, row, text

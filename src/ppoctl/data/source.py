@@ -14,6 +14,7 @@ from ppoctl.data.order import Order, SourceShare
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.rows import require_enough, require_in_an_epoch, single_tables, tables_of
 from ppoctl.data.template import PromptTemplate
+from ppoctl.data.template_arguments import EnvironmentOf, no_environment
 from ppoctl.recipe.schema import DataTable, RolloutTable
 
 
@@ -35,12 +36,22 @@ class PromptSource:
     """Rows and weights of the sources of the training set; empty: the training set is not a mix."""
 
     @classmethod
-    def load(cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int) -> "PromptSource":
+    def load(
+        cls,
+        data: DataTable,
+        rollout: RolloutTable,
+        template: PromptTemplate,
+        *,
+        seed: int,
+        environment_of: EnvironmentOf = no_environment,
+    ) -> "PromptSource":
         """Read and check all data sets of a recipe. Raises DataError."""
         most = rollout.max_prompt_tokens
         sets = {
             name: {
-                source: PromptSet(read_set(single, name=key, source=source), single, template, most)
+                source: PromptSet(
+                    read_set(single, name=key, source=source), single, template, most, environment_of(name)
+                )
                 for source, (key, single) in single_tables(table, name=name).items()
             }
             for name, table in tables_of(data).items()

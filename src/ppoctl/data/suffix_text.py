@@ -67,8 +67,8 @@ def suffix_frame(
     """Return the frame of the text between a turn and the next turn. The frame depends on the roles of the messages,
     and on which of them are empty. `history` are the messages before the turn.
 
-    Raises RejectedMessagesError if the template rejects the messages, omits one, or transforms a content in an unknown
-    way.
+    Raises RejectedMessagesError if the template rejects the messages, omits one, or transforms a content in an
+    unknown way.
     """
     before = (*history, {"role": "assistant", "content": MARK})
 

@@ -1,17 +1,20 @@
 """All checks of the model, the data and the reward of a recipe, in one pass."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
+from ppoctl.data.template_arguments import environment_of
 from ppoctl.errors import PpoctlError
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.loading.problems import Problem, as_error
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.preflight.conversations import conversation_notes
 from ppoctl.preflight.model import model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.generator_limits import device_of_the_build
@@ -19,7 +22,7 @@ from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.rows import StoredRows, sources_of
-from ppoctl.recipe.schema import AnyRows, PythonAdvantages, PythonPolicyLoss, Recipe, Table
+from ppoctl.recipe.schema import AnyRows, EpisodeTable, PythonAdvantages, PythonPolicyLoss, Recipe, Table
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.sizes import window_tokens
 from ppoctl.rewards.metric_function import MetricFunction
@@ -88,6 +91,7 @@ def check(
         _try(found, place(("eval", "metrics", "function")), measures.require_there)
     for key, own in _training_functions(recipe):
         _try(found, place((*key, "function")), own.called.require_there)
+    _check_conversations(recipe, template, found, place)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
         _try(found, place(("tracking", "uri")), lambda: resolved_uri(uri))
@@ -96,8 +100,15 @@ def check(
         for key, table in _datasets(recipe):
             enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
             of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
+            environment = _environment(recipe, ".".join(key[1:]))
             rows_check = partial(
-                checks.require, table, ".".join(key[1:]), at_least=enough, key=of_round, reward=reward
+                checks.require,
+                table,
+                ".".join(key[1:]),
+                at_least=enough,
+                key=of_round,
+                reward=reward,
+                environment=environment,
             )
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
@@ -164,6 +175,39 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
     if template.text is None:
         found.notes.append(f"the model in `{folder}` has no chat template: prompts are plain text")
     return template
+
+
+def _check_conversations(recipe: Recipe, template: ChatTemplate | None, found: Findings, place: OriginOf) -> None:
+    """Check the chat template with the environments of all data sets. Equal cases are checked once."""
+    if template is None or template.text is None:
+        return
+    checked = set[str]()
+    for key, table in _datasets(recipe):
+        name = ".".join(key[1:])
+        environment = _environment(recipe, name)
+        if environment is None:
+            continue
+        own = ("environment",) if environment is getattr(recipe, "environment", None) else ("eval", "environment")
+        for single in sources_of(table).values():
+            case = f"{own} {json.dumps(single.template_args, sort_keys=True)}"
+            if case not in checked:
+                checked.add(case)
+                notes = conversation_notes(template, environment, single.template_args, dotted(own))
+                _try(found, place((*own, "kind")), lambda notes=notes: _add(found, notes))  # type: ignore[misc]
+
+
+def _add(found: Findings, notes: Iterable[str]) -> None:
+    found.notes.extend(note for note in notes if note not in found.notes)
+
+
+def _environment(recipe: Recipe, name: str) -> EpisodeTable | None:
+    """Return the environment of a set; None: it has none, or any of its keys is wrong."""
+    try:
+        environment = environment_of(recipe, name)
+        all(True for _ in (() if environment is None else values(environment)))
+    except AttributeError:
+        return None
+    return environment
 
 
 def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, AnyRows]]:

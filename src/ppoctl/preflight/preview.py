@@ -15,6 +15,7 @@ from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.prompt_set import PromptSet
 from ppoctl.data.rows import single_tables, tables_of
 from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template_arguments import environment_of
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import model_folder
@@ -80,8 +81,9 @@ def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = 
     template = ChatTemplate(folder)
     tokenizer: Any = light_tokenizer(folder, template) or load_tokenizer(recipe.model.path)
     most = recipe.rollout.max_prompt_tokens
+    renderer, environment = PromptTemplate(tokenizer), environment_of(recipe, name)
     prompt_sets = [
-        PromptSet(read_set(single, name=its, source=source, counted=counted), single, PromptTemplate(tokenizer), most)
+        PromptSet(read_set(single, name=its, source=source, counted=counted), single, renderer, most, environment)
         for source, (its, single) in single_tables(tables[name], name=name).items()
     ]
     prompts = [prompt for each in prompt_sets for prompt in _evenly(each, _MEASURED // len(prompt_sets))]

@@ -1,9 +1,9 @@
 """Checks of every row of the data, read as in training. The chat template is tried on each kind of row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ppoctl.batch.prompts import Message
+from ppoctl.batch.prompts import Json, Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
 from ppoctl.data.index import Counted, RowSet, read_set
@@ -11,10 +11,11 @@ from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.prompt_set import PromptSet
 from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, single_tables
 from ppoctl.data.template import PromptTemplate, refused
+from ppoctl.data.template_arguments import TemplateArguments
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.row_files import in_an_epoch
 from ppoctl.recipe.rows import ColumnRows
-from ppoctl.recipe.schema import AnyRows, SingleTable
+from ppoctl.recipe.schema import AnyRows, EpisodeTable, SingleTable
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.rewards.table import ScorerTable
 
@@ -43,24 +44,25 @@ class RowChecks:
         at_least: int,
         key: str = "rollout.prompts_per_step",
         reward: ScorerTable | None = None,
+        environment: EpisodeTable | None = None,
     ) -> Iterator[str]:
         """Yield notes on the rows of a table.
 
         Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`. Raises DataError if there are
         fewer rows than `at_least` (the rows of a round, which `key` sets), or if the chat template rejects a row.
-        Raises RewardError if `reward` cannot score a row.
+        Raises RewardError if `reward` cannot score a row. Raises the errors of `environment` if it rejects a row.
         """
         read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
             found = read_set(single, name=its, source=source, counted=self._counted)
-            self._require_rendered(found, single)
+            self._require_rendered(found, single, environment)
             if scored is not None:
                 for row, times in found.different_rows():
                     scored.see(row.id, row.answer, row.fields, times)
             used = len(found)
             read += used
             if self._renderer is not None and self._max_tokens is not None:
-                counts = PromptSet(found, single, self._renderer, self._max_tokens).counts
+                counts = PromptSet(found, single, self._renderer, self._max_tokens, environment).counts
                 used = counts.used
                 if remarks := counts.remarks():
                     yield f"`data.{its}`: {remarks}"
@@ -75,18 +77,19 @@ class RowChecks:
                     f"requires a ground truth, and the rows have none{_column_hint(table, name)}"
                 )
 
-    def _require_rendered(self, rows: RowSet, table: SingleTable) -> None:
+    def _require_rendered(self, rows: RowSet, table: SingleTable, environment: EpisodeTable | None) -> None:
         """Frame every question, and render one question for each sequence of chat roles.
 
         A chat template may reject some sequences of roles.
         """
         framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
+        arguments = TemplateArguments(table, environment, name=rows.name)
         for row in rows.first_rows():
             chat = framing.chat(row)
             roles = tuple(message.role for message in chat)
             if self._template is not None and self._template.text is not None and roles not in tried:
                 tried.add(roles)
-                _require_rendered(self._template, chat, row, table)
+                _require_rendered(self._template, chat, row, arguments.of(row))
 
 
 def _column_hint(table: AnyRows, name: str) -> str:
@@ -94,11 +97,13 @@ def _column_hint(table: AnyRows, name: str) -> str:
     return f"; if there is a column: --set data.{name}.answer=COLUMN" if has_no_column else ""
 
 
-def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: DatasetRow, table: SingleTable) -> None:
+def _require_rendered(
+    template: ChatTemplate, chat: tuple[Message, ...], row: DatasetRow, arguments: Mapping[str, Json]
+) -> None:
     try:
-        text = template.render(chat, table.template_args)
+        text = template.render(chat, arguments)
         last = Message(chat[-1].role, f"{chat[-1].content} Or not?")
-        other = template.render((*chat[:-1], last), table.template_args)
+        other = template.render((*chat[:-1], last), arguments)
     except Exception as error:  # a chat template is code: it can fail in any way
         raise refused(row, error) from error
     if not text.strip():

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from ppoctl.activity import loading, preparing
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template_arguments import environment_of
 from ppoctl.model.head import Head
 from ppoctl.ports import Dialogue, Environments, Generator, Scorer
 from ppoctl.recipe.origins import dotted
@@ -39,7 +41,8 @@ def read_prompts(recipe: Recipe) -> PromptSource:
     with loading("the tokenizer"):
         template = PromptTemplate(load_tokenizer(recipe.model.path))
     with preparing("reading data"):
-        return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
+        of_set = partial(environment_of, recipe)
+        return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, environment_of=of_set)
 
 
 def place_roles(recipe: Recipe) -> Placed:
