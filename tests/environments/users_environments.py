@@ -205,13 +205,13 @@ class WithoutStep:
         pass
 
 
+def look(direction: str) -> str:
+    """Look around."""
+    return direction
+
+
 class WithTools:
     """An environment that offers tools, as a function and as a schema."""
-
-    @staticmethod
-    def look(direction: str) -> str:
-        """Look around."""
-        return direction
 
     tools = (look, {"type": "function", "function": {"name": "go"}})
 

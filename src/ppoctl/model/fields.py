@@ -83,6 +83,9 @@ class Family:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelShape` with the same value in the whole family."""
 
+    call_format: str | None = None
+    """Format in which the family's models write tool calls, by the name of vLLM's parser. None: they have none."""
+
     @property
     def fields_read(self) -> frozenset[str]:
         """Fields of the configuration that affect the `ModelShape`."""

@@ -17,6 +17,7 @@ from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.preflight.conversations import conversation_notes
 from ppoctl.preflight.model import model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
+from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
@@ -74,6 +75,7 @@ def check(
             found.problems.append(_problem(error, place(("model", "path"))))
         found.notes += _carried(path)
         _check_own_models(recipe, path, found, place)
+        _check_call_format(recipe, path, found, place)
         found.problems += _window_problems(recipe, path, "model", place)
     template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
     if hasattr(recipe, "requires") and hasattr(recipe, "without"):
@@ -152,6 +154,15 @@ def _check_own_models(recipe: Recipe, base: str, found: Findings, place: OriginO
             require = partial(require_own_model, name, path, base)
             _try(found, place(("model", name)), lambda require=require: found.notes.extend(require()))  # type: ignore[misc]
             found.problems += _window_problems(recipe, path, name, place)
+
+
+def _check_call_format(recipe: Recipe, path: str, found: Findings, place: OriginOf) -> None:
+    """Check that the model has a format of tool calls, if all keys of the environments are right."""
+    folder, evaluation = local_folder(path), getattr(recipe, "eval", None)
+    if folder is not None and hasattr(recipe, "environment") and hasattr(evaluation, "environment"):
+        tables = [table for table in (recipe.environment, recipe.eval.environment) if table is not None]
+        if all(map(_has_all_keys, tables)):
+            _try(found, place(("environment",)), lambda: call_format_of(recipe, folder))
 
 
 def _carried(path: str) -> Iterator[str]:

@@ -81,8 +81,8 @@ class UserProcess(ABC):
 
     def start_if_ended(self) -> bool:
         """Start the child unless it runs. Return whether it was started. Raises the error of `refused`."""
-        if self._process is not None and self._ending():
-            self._stop()  # the child ended between two messages, so nothing is lost
+        if self._process is not None and (self._inbox or self._is_readable() or self._ending()):
+            self._stop()  # it ended, or wrote something that is not a reply, between two messages: nothing is lost
         if self._process is not None:
             return False
         self._start()
@@ -209,6 +209,12 @@ class UserProcess(ABC):
             return dict(json.loads(first))
         except (TypeError, ValueError, RecursionError):
             return None
+
+    def _is_readable(self) -> bool:
+        """Whether the child has sent something, or has closed its end."""
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        return bool(readable.poll(0))
 
     def _waiting(self) -> select.poll:
         """Return a poll object for messages and output of the child."""

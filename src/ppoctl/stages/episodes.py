@@ -149,7 +149,7 @@ class EpisodeState:
             self._end = "done"
         elif len(self._turns) == self._limits.turns:
             self._end = "turns"
-        elif self._room() <= len(suffix):
+        elif self._room(len(suffix)) < 1:
             self._end = "tokens"
         else:
             answered = replace(answered, observed=len(suffix))
@@ -160,10 +160,10 @@ class EpisodeState:
         self._tokens += tokens
         self._logprobs += logprobs
 
-    def _room(self) -> int:
-        """Return the number of tokens that the limits leave. Messages that the environment added to the prompt count
-        as tokens of the episode, so that the sequence fits into the window."""
-        present, params = len(self._tokens), self._params
+    def _room(self, observed: int = 0) -> int:
+        """Return the number of tokens that can be generated after `observed` further tokens. Messages that the environment
+        added to the prompt count as tokens of the episode, so that the sequence fits into the window."""
+        present, params = len(self._tokens) + observed, self._params
         generated = sum(turn.generated for turn in self._turns)
         added = len(self._prompt_tokens) - len(self.request.prompt_tokens)
         window = replace(params, max_new_tokens=self._limits.tokens - added).new_tokens(len(self._prompt_tokens))

@@ -12,6 +12,7 @@ from ppoctl.machine import nvml
 from ppoctl.machine.device import visible
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import local_folder
+from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window
@@ -24,7 +25,8 @@ def cpu_threads(recipe: Recipe) -> int:
 
 
 def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
-    """Return the settings of the recipe's engines; `folder` contains the model."""
+    """Return the settings of the recipe's engines; `folder` contains the model. Raises the errors of
+    `call_format_of`."""
     return VllmSettings(
         model=str(folder),
         dtype=recipe.model.dtype,
@@ -33,6 +35,7 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
         table=recipe.generator,
         sleeps="generator" in recipe.cluster.offload,
         trained=tuple(recipe.trained),
+        call_format=call_format_of(recipe, folder),
     )
 
 

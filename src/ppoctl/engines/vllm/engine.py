@@ -19,7 +19,7 @@ from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import log_location, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.tool_calls import ParsedCalls, VllmToolCalls, parsed_calls
+from ppoctl.engines.vllm.tool_calls import NO_CALLS, ParsedCalls, VllmToolCalls, parsed_calls
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.machine.device import on_gpu
 from ppoctl.ports import SamplingParams
@@ -60,7 +60,7 @@ class GenerationOutput:
     """vLLM's finish reason: "stop", "length", or a reason that must not occur ("abort", "error", "repetition")."""
     prompt_logprobs: tuple[float, ...]
     """Log-probs of prompt tokens 1..; empty unless requested."""
-    parsed: ParsedCalls = ParsedCalls()
+    parsed: ParsedCalls = NO_CALLS
     """Tool calls; none if the settings of the engine have no format."""
 
 

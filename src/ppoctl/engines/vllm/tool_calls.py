@@ -16,8 +16,8 @@ from ppoctl.batch.episodes import ToolCall
 from ppoctl.errors import RecipeError
 
 MOST_CALLS = 64
-"""Maximum number of calls in a turn of a format with `_Format.marks`. The regular expression of such a parser takes time
-that grows with the third power of the number of marks, and a policy that fails may repeat them."""
+"""Maximum number of calls in a turn of a format with `_Format.marks`. The regular expression of such a parser takes
+time that grows with the third power of the number of marks, and a policy that fails may repeat them."""
 _MOST_LEVELS = 64
 """Maximum depth of the arguments. Every process that a call passes must be able to read them as JSON."""
 
@@ -32,6 +32,9 @@ class ParsedCalls:
 
     calls: tuple[ToolCall, ...] = ()
     malformed: str = ""
+
+
+NO_CALLS = ParsedCalls()
 
 
 class ToolCallParser(Protocol):
@@ -49,7 +52,7 @@ class ToolCallParser(Protocol):
 def parsed_calls(parser: ToolCallParser, text: str) -> ParsedCalls:
     """Return the calls of a turn, or the reason why they cannot be read."""
     if not parser.is_attempt(text):
-        return ParsedCalls()
+        return NO_CALLS
     try:
         return ParsedCalls(parser.calls(text))
     except MalformedCallError as error:
@@ -76,9 +79,9 @@ _FORMATS: Mapping[str, _Format] = {
     ),
     "mistral": _Format(r"\[TOOL_CALLS\]", "the form of the chat template, with arguments in JSON"),
     "deepseek_v3": _Format(
-        "<｜tool▁calls▁begin｜>",
+        "<\uff5ctool▁calls▁begin\uff5c>",
         "the form of the chat template, with arguments in one line of JSON",
-        marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+        marks=("<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁sep\uff5c>"),
     ),
 }
 

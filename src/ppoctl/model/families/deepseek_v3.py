@@ -136,4 +136,5 @@ DEEPSEEK_V3 = Family(
     ignores=IGNORES
     | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
     | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},
+    call_format="deepseek_v3",
 )

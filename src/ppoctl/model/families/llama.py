@@ -68,4 +68,5 @@ LLAMA = Family(
     },
     requires={**REQUIRES, "attention_bias": off, "mlp_bias": off},
     ignores=IGNORES | {"pretraining_tp"},
+    call_format="llama3_json",
 )

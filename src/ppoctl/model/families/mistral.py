@@ -22,4 +22,5 @@ MISTRAL = Family(
     },
     requires=REQUIRES,
     ignores=IGNORES,
+    call_format="mistral",
 )

@@ -60,6 +60,7 @@ QWEN2 = Family(
     requires={**REQUIRES, **_NO_WINDOW, "use_mrope": off},
     ignores=IGNORES | {"max_window_layers"},
     constants={"qkv_bias": True},
+    call_format="hermes",
 )
 """Qwen2: Llama with biases on queries, keys and values."""
 
@@ -100,6 +101,7 @@ QWEN3 = Family(
     requires={**REQUIRES, **_NO_WINDOW, "attention_bias": off},
     ignores=IGNORES | {"max_window_layers"},
     constants={"qk_norm": True},
+    call_format="hermes",
 )
 """Qwen3: queries and keys of each head are normalized, and have no biases."""
 
