@@ -59,7 +59,7 @@ def test_damaged_line_ends_the_known_part_of_its_episode_only(paths: RunPaths) -
 
 
 @pytest.mark.parametrize("wrote_before", [False, True])
-def test_superseded_attempt_records_no_event(paths: RunPaths, wrote_before: bool) -> None:  # noqa: FBT001
+def test_superseded_attempt_records_no_event(paths: RunPaths, wrote_before: bool) -> None:
     log = EpisodeLogFiles(paths, claim(paths))
     if wrote_before:
         log.append(ONE, [entry(0, "opened")])
