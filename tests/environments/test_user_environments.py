@@ -93,7 +93,8 @@ def test_async_function_asks_for_each_turn() -> None:
 def test_faults_of_async_functions_are_reported() -> None:
     twice = Conversation("asks_twice_at_once")
     assert twice.open() == observation(("user", "first"))
-    reason, why = twice.step("x")
+    assert twice.step("x") == observation(("user", "second"))
+    reason, why = twice.step("y")
     assert (reason, why.partition(" (")[0]) == (
         "error", "RuntimeError: `ask` was called while another call of `ask` waits for its turn",
     )  # fmt: skip

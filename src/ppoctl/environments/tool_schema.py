@@ -23,7 +23,8 @@ class WrongArgumentsError(ValueError):
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of a tool in OpenAI's format: name, description (the docstring) and parameters."""
-    parameters = TypeAdapter[Any](_arguments_of(function)).json_schema(schema_generator=_Untitled)
+    signature: Any = _arguments_of(function)
+    parameters = TypeAdapter(signature).json_schema(schema_generator=_Untitled)
     parameters.pop("additionalProperties", None)
     described = {"name": function.__name__, "description": inspect.getdoc(function) or "", "parameters": parameters}
     return {"type": "function", "function": described}

@@ -19,8 +19,12 @@ from ppoctl.user_functions import described, imported
 
 _PROGRAM = """
 import sys, traceback
-sys.excepthook = lambda kind, error, trace: traceback.print_exception(kind, error, trace.tb_next, file=sys.stdout)
-exec(compile({program!r}, "program.py", "exec"), {{"__name__": "__main__"}})
+def report(kind, error, trace):
+    while trace is not None and trace.tb_frame.f_code.co_filename != "main.py":
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, trace, file=sys.stdout)
+sys.excepthook = report
+exec(compile({program!r}, "main.py", "exec"), {{"__name__": "__main__"}})
 """
 """Program whose errors are printed to its standard output, the only text that leaves the sandbox."""
 _SANDBOX_FRAC = 1 / 3

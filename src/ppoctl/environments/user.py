@@ -30,6 +30,15 @@ async def _as_coroutine(value: Awaitable[Any]) -> Any:
     return await value
 
 
+async def _without_exit(call: Awaitable[Any]) -> Any:
+    """Return the result of a call. An exit becomes an error, because an exit in a task would also end the calls of
+    other episodes in the same event loop."""
+    try:
+        return await call
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
+
+
 class UserEnvironments:
     """Environments of a class, or of an async function."""
 
@@ -114,7 +123,7 @@ class FunctionEnvironment:
         self._loop.resolved(self._close())
 
     async def _open(self, row: EnvironmentRow, seed: int) -> Any:
-        self._call = asyncio.ensure_future(self._make(row, seed, self._ask))
+        self._call = asyncio.ensure_future(_without_exit(self._make(row, seed, self._ask)))
         return await self._next()
 
     async def _step(self, turn: Turn) -> Any:
