@@ -219,9 +219,7 @@ class PenalizeLength:
     free_tokens: int
 
     def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
-        amounts = length_penalty(
-            shaped.generated_tokens, per_token=self.per_token, free_tokens=self.free_tokens
-        )
+        amounts = length_penalty(shaped.generated_tokens, per_token=self.per_token, free_tokens=self.free_tokens)
         return shaped.plus(amounts).with_metrics(
             metrics={metric_registry.REWARD_LENGTH_MEAN.name: shaped.mean(amounts)}
         )
