@@ -60,8 +60,8 @@ def test_evaluations_have_the_same_format_as_training(tmp_path: Path) -> None:
     folder = model(tmp_path, "gemma2", tokens=CALL_TOKENS.values())
     assert format_of(folder, PYTHON, f"eval.{TOOLS}", "eval.environment.call_format='mistral'") == "mistral"
     assert format_of(folder, PYTHON, "environment.call_format='hermes'", "eval.environment={kind='none'}") == "hermes"
+    other = "eval.environment.call_format='mistral'"
     with pytest.raises(RecipeError, match="different formats of tool calls: hermes, mistral") as caught:
-        other = "eval.environment.call_format='mistral'"
         format_of(folder, TOOLS, "environment.call_format='hermes'", f"eval.{PYTHON}", other)
     assert "--set 'eval.environment.call_format=\"hermes\"'" in str(caught.value.hint)
     with pytest.raises(RecipeError, match=r"`eval\.environment` has tools, but"):

@@ -66,8 +66,8 @@ uri = "x"
 """)
     lines, hint = said(file, sets=("ppo.kl.x", "nothing=1"), environ={"PPOCTL_SEED": "-1", "PPOCTL_ACTR__LR": "1"})
     top = "`name`, `seed`, `steps`, `epochs`, `requires`, `without`, `model`, `data`, `rollout`, `environment`, "
-    top += "`reward`, `ppo`, `actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`, "
-    top += "`until`"
+    top += "`reward`, `ppo`, `actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, "
+    top += "`slurm`, `expect`, `until`"
     name = "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
     first = "before the first [section]"
     assert lines == [
