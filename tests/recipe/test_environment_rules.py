@@ -147,7 +147,10 @@ def test_environment_without_effect_or_use_is_refused(case: str) -> None:
 ACCEPTED: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "as many turns as fit": ({**CLASS, "turns": 5, "tokens": 9, "tokens_per_turn": 6}, {"reward": OWN}),
     "one turn of a class": ({**CLASS, "turns": 1}, {"reward": {**OWN, "per_turn": True}}),
-    "tools beside a class": ({"kind": "choose", "cases": {"a": TOOLS, "b": CLASS}, "field": "level"}, {"reward": OWN}),
+    "tools beside a class": (
+        {"kind": "choose", "cases": {"a": TOOLS, "b": CLASS}, "field": "level"},
+        {"reward": OWN},
+    ),
     "evaluations of one turn": (CLASS, {"eval": {"environment": {"kind": "none"}}}),
     "environment of evaluations only": (None, {"eval": {"environment": {**CLASS, "turns": 2, "tokens": 9}}}),
     "sources of a mix": (

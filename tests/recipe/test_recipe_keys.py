@@ -78,7 +78,11 @@ RECIPES: list[list[str]] = [
     ["reward={kind='format', pattern='a'}"],
     ["reward={kind='model', path='org/judge', parallel={}}"],
     ["reward={kind='sum', parts={a={kind='gsm8k'}}}"],
-    *([f"{key}={table}", f"data.train={SINGLE[3]}"] for key in ("environment", "eval.environment") for table in ENVIRONMENTS),
+    *(
+        [f"{key}={table}", f"data.train={SINGLE[3]}"]
+        for key in ("environment", "eval.environment")
+        for table in ENVIRONMENTS
+    ),
     [f"environment={ENVIRONMENTS[0]}", "reward={kind='environment'}"],
     ["reward={kind='choose', cases={a={kind='gsm8k'}}, otherwise={kind='gsm8k'}}"],
     ["actor.batching.microbatch_seqs=1", "critic.batching.microbatch_seqs=1"],
