@@ -65,8 +65,9 @@ uri = "x"
 "reward/score_men" = { min = 1 }
 """)
     lines, hint = said(file, sets=("ppo.kl.x", "nothing=1"), environ={"PPOCTL_SEED": "-1", "PPOCTL_ACTR__LR": "1"})
-    top = "`name`, `seed`, `steps`, `epochs`, `requires`, `without`, `model`, `data`, `rollout`, `environment`, `reward`, `ppo`, "
+    top = "`name`, `seed`, `steps`, `epochs`, `requires`, `without`, `model`, `data`, `rollout`, `environment`, "
     top += (
+        "`reward`, `ppo`, "
         "`actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`, "
     )
     top += "`until`"

@@ -68,7 +68,8 @@ class RewardStage:
         fraction, first = len(reasons) / len(scores), f"first {reasons[0]}"
         fix, command = "the rollouts are saved: fix the reward", "ppoctl resume RUN"
         if failed:
-            fix, command = "the saved rollouts have the failures: fix the environment", f"{command} --back-to {step - 1}"
+            fix = "the saved rollouts have the failures: fix the environment"
+            command += f" --back-to {step - 1}"
         if all(score.value is None for score in scores):
             raise RewardError(
                 f"none of the {len(scores)} samples of step {step} has a score, so no response is left "
