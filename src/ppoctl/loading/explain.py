@@ -376,7 +376,8 @@ def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
     if isinstance(known, tree.NamedTables):
         return f"table {section((*table, name))}; add {section((*table, name, 'NAME'))} with a name of your choice"
     where = "under" if table else "at"
-    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, table, name)}`"
+    example = f"{name} = {_example(known, table, name)}"
+    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{example}`"
 
 
 def _example(known: tree.Node | None, table: KeyPath, name: str) -> str:

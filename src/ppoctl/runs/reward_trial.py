@@ -54,7 +54,8 @@ def try_reward(recipe: Recipe, rows: int) -> list[Report]:
         placed = opened.enter_context(closing(place_roles(recipe))).rewards if reward_models(recipe) else {}
         scorer = opened.enter_context(closing(recipe.reward.open(RewardModelsOf(recipe, placed))))
         chosen = chosen_rows(recipe.reward, prompt_source.train, rows)
-        return [_report(trial, recipe) for trial in trials(tried_scorer(recipe, scorer), recipe.reward, chosen, encoder(recipe))]
+        tried = trials(tried_scorer(recipe, scorer), recipe.reward, chosen, encoder(recipe))
+        return [_report(trial, recipe) for trial in tried]
 
 
 def require_worth_training_on(reports: Sequence[Report]) -> None:
