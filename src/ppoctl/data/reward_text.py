@@ -1,8 +1,8 @@
 """Input of a reward model: a prompt and its response, as token ids of the reward model's tokenizer.
 
     own    the chat template of the reward model, applied to the messages and to the response as the assistant's
-           turn, or to all turns and observations of a conversation. There is no generation prompt, and the tokenizer adds no
-           token
+           turn, or to all turns and observations of a conversation. There is no generation prompt, and the tokenizer
+           adds no token
     text   the prompt text of the actor, followed by the response. The tokenizer adds its special tokens. It adds the
            beginning-of-sequence token only if the text does not begin with this token
 
