@@ -41,10 +41,10 @@ class EnvironmentPool:
 
     def __init__(self, table: EpisodeTable) -> None:
         self._table = table
-        self._kinds = {id(kind): _Kind(kind) for kind in table.kinds.values()}
+        self._kinds = {id(kind): _KindProcesses(kind) for kind in table.kinds.values()}
         self._lock = Lock()
         """Held while an episode is assigned or a call is queued."""
-        self._of_episode: dict[str, _Kind] = {}
+        self._of_episode: dict[str, _KindProcesses] = {}
         self._is_shut = False
 
     @property
@@ -93,7 +93,7 @@ class EnvironmentPool:
         return future
 
 
-class _Kind:
+class _KindProcesses:
     """Processes of one kind of environment."""
 
     def __init__(self, table: EnvironmentTable) -> None:
