@@ -70,6 +70,7 @@ MISTRAL = (
 DEEPSEEK = barred(
     "{{- bos_token }}{%- set ns = namespace(is_tool=false, is_first=true) %}{%- for m in messages %}"
     "{%- if m.role == 'user' %}{%- set ns.is_tool = false %}{{- '<~User~>' + m.content }}"
+    "{%- elif m.role == 'system' %}{{- m.content }}"
     "{%- elif m.role == 'assistant' and m.content is none %}{%- set ns.is_first = true %}"
     "{{- '<~tool▁outputs▁end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
     "{%- for c in m.tool_calls %}{{- '<~tool▁calls▁begin~>' + c.function.name + '<~tool▁sep~>' }}"

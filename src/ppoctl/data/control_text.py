@@ -7,7 +7,7 @@ an ordinary text.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,16 +20,16 @@ _HARMLESS = "x"
 class ControlText:
     """Encoder of text that alternates between static text of a template and contents of an environment.
 
-    `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`.
+    `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`. `ends` are control tokens in any case.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, ends: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         added = tokenizer.added_tokens_decoder if self._backend is None else self._backend.get_added_tokens_decoder()
         unknown = getattr(getattr(self._backend, "model", None), "unk_token", None)
         texts = {id: token.content for id, token in added.items()}
-        self.texts = {id: text for id, text in texts.items() if text.strip() and text != unknown}
+        self.texts = {id: text for id, text in texts.items() if id in ends or (text.strip() and text != unknown)}
         """Id of a control token -> its text."""
         self._ids = {text: id for id, text in self.texts.items()}
         longest_first = sorted(self._ids, key=len, reverse=True)

@@ -34,7 +34,7 @@ class TemplateDialogue:
 
     def __init__(self, template: PromptTemplate, end_token_ids: Sequence[int]) -> None:
         self._template, self._ends = template, frozenset(end_token_ids)
-        self._control = ControlText(template.tokenizer)
+        self._control = ControlText(template.tokenizer, end_token_ids)
         self._anchor = next((id for id in end_token_ids if id in self._control.texts), None)
         self._frames: dict[object, Frame] = {}
 

@@ -25,7 +25,8 @@ Chat = Sequence[Mapping[str, Any]]
 
 MARK = "MARK-OF-THE-TURN"
 QUESTION: Chat = ({"role": "user", "content": "Question?"},)
-"""The history before the turn."""
+"""The messages before the turn."""
+TURN: Mapping[str, Any] = {"role": "assistant", "content": MARK}
 _BLANKS = "\n \t\n \t \n"
 _PLAIN, _DIFFICULT = "probe{}", f'{_BLANKS}"pr\n\\obe{{}} \u00e9"<&{_BLANKS}'
 """Forms of a probe. The second form shows how the template transforms a content."""
@@ -62,18 +63,18 @@ def filled(messages: Sequence[Message]) -> list[str]:
 
 
 def suffix_frame(
-    render: Render, messages: Sequence[Message], arguments: Mapping[str, object], history: Chat = QUESTION
+    render: Render, messages: Sequence[Message], arguments: Mapping[str, object], history: Chat = (*QUESTION, TURN)
 ) -> Frame:
     """Return the frame of the text between a turn and the next turn. The frame depends on the roles of the messages,
-    and on which of them are empty. `history` are the messages before the turn.
+    and on which of them are empty. `history` ends with the turn, which
+    contains MARK.
 
     Raises RejectedMessagesError if the template rejects the messages, omits one, or transforms a content in an
     unknown way.
     """
-    before = (*history, {"role": "assistant", "content": MARK})
 
     def after_mark(chat: Chat) -> str:
-        parts = render((*before, *chat), arguments).split(MARK)
+        parts = render((*history, *chat), arguments).split(MARK)
         if len(parts) != 2:
             raise ValueError(f"it writes an answer of the assistant {len(parts) - 1} times")
         return parts[1]

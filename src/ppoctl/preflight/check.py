@@ -188,22 +188,26 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
 
 
 def _check_conversations(recipe: Recipe, template: ChatTemplate | None, found: Findings, place: OriginOf) -> None:
-    """Check the chat template with the environments of all data sets. Equal cases are checked once."""
-    if template is None or template.text is None:
-        return
-    checked = set[str]()
+    """Check the environments of all data sets, and the chat template with them. Equal cases are checked once."""
+    checked = set[object]()
     for key, table in _datasets(recipe):
         name = ".".join(key[1:])
         environment = _environment(recipe, name)
         if environment is None:
             continue
         own = ("environment",) if environment is getattr(recipe, "environment", None) else ("eval", "environment")
+        where = place((*own, "kind"))
+        if own not in checked:
+            checked.add(own)
+            _try(found, where, partial(environment.require_there, dotted(own)))
+        if template is None or template.text is None:
+            continue
         for single in sources_of(table).values():
-            case = f"{own} {json.dumps(single.template_args, sort_keys=True)}"
+            case = (own, json.dumps(single.template_args, sort_keys=True))
             if case not in checked:
                 checked.add(case)
                 notes = conversation_notes(template, environment, single.template_args, dotted(own))
-                _try(found, place((*own, "kind")), lambda notes=notes: _add(found, notes))  # type: ignore[misc]
+                _try(found, where, lambda notes=notes: _add(found, notes))  # type: ignore[misc]
 
 
 def _add(found: Findings, notes: Iterable[str]) -> None:

@@ -5,32 +5,38 @@ same in every conversation. A template may remove text of earlier turns: trainin
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ppoctl.batch.episodes import RejectedMessagesError
 from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.suffix_text import QUESTION, Chat, suffix_frame
+from ppoctl.data.suffix_text import MARK, QUESTION, TURN, Chat, suffix_frame
 from ppoctl.data.template_arguments import tools_of
 from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.recipe.schema import EpisodeTable
 
 _ANSWER = {"role": "assistant", "content": "An answer."}
-_CALL = {"type": "function", "id": "abcdefghi", "function": {"name": "tool", "arguments": "{}"}}
 _RESULT = {"role": "tool", "content": "12"}
+_EARLIER_CALL = "an earlier tool call"
+
+
+def _call(name: str) -> Mapping[str, Any]:
+    """Return a turn with a tool call that is not part of its content."""
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 _HISTORIES: Mapping[str, Sequence[Chat]] = {
-    "the text of the question": [({"role": "user", "content": "What is 3 + 4?\nThink."},)],
-    "a system message": [({"role": "system", "content": "Be brief."}, *QUESTION)],
+    "the text of the question": [({"role": "user", "content": "What is 3 + 4?\nThink."}, TURN)],
+    "a system message": [({"role": "system", "content": "Be brief."}, *QUESTION, TURN)],
     "the number of earlier turns": [
-        (*QUESTION, _ANSWER, *QUESTION),
-        (*QUESTION, _ANSWER, *QUESTION, _ANSWER, *QUESTION),
+        (*QUESTION, _ANSWER, *QUESTION, TURN),
+        (*QUESTION, _ANSWER, *QUESTION, _ANSWER, *QUESTION, TURN),
     ],
-    "an earlier tool call": [
-        (*QUESTION, {"role": "assistant", "content": None, "tool_calls": [_CALL]}, _RESULT),
-        (*QUESTION, _ANSWER, _RESULT),
-    ],
+    _EARLIER_CALL: [(*QUESTION, _call("tool"), _RESULT, _call(MARK)), (*QUESTION, _ANSWER, _RESULT, TURN)],
 }
-"""Difference from the usual history -> histories. Only the first earlier tool call that the template accepts is
-used."""
+"""Difference from the usual history -> histories, each with the turn. Only the first history with an earlier tool
+call that the template accepts is used: templates write tool calls, and our turns contain the text of the calls."""
 _KEPT = ("earlier-thought", "earlier-answer")
 _HINT = "use a model whose chat template writes each message independently of the messages before it"
 
@@ -80,14 +86,16 @@ def _require_independent(
                 frame = suffix_frame(template.rendered, messages, arguments, history)
             except RejectedMessagesError:
                 continue  # the template rejects this history, so it does not occur
-            if frame != usual:
+            # After a tool call that is not a content, the end of the call is between the mark and the usual text.
+            start, *rest = frame.statics
+            if not start.endswith(usual.statics[0]) or rest != list(usual.statics[1:]):
                 raise RecipeError(
                     f"`{key}` adds messages to a conversation, but the text that the model's chat template writes "
                     f"around a message of the role `{role}` depends on {difference}: "
                     f"{''.join(frame.statics)!r} instead of {''.join(usual.statics)!r}",
                     hint=_HINT,
                 )
-            if difference == "an earlier tool call":
+            if difference == _EARLIER_CALL:
                 break
 
 
