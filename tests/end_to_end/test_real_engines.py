@@ -89,6 +89,14 @@ def test_full_grid_of_kills_on_real_engines(
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, checkpoint, moments)) == moments
 
 
+ENVIRONMENT = {
+    "kind": "python",
+    "path": f"{Path(__file__).with_name('users_environment.py')}:Counts",
+    "turns": 4,
+    "tokens": 160,
+    "tokens_per_turn": 12,
+    "workers": 2,
+}
 ROLLOUT = {"prompts_per_step": 8, "samples_per_prompt": 2, "max_prompt_tokens": 96, "max_new_tokens": 24}
 PPO = {"minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.01}}
 TRAINED = {"optimizer": {"lr": 1e-3}}
@@ -115,6 +123,15 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "ppo": PPO,
         },
         ["1 keep_groups.2 starts", "2 all_rows renamed", "2 critic_advantages written", "3 critic_update inside"],
+    ),
+    "episodes": (
+        {
+            "rollout": {**ROLLOUT, "max_new_tokens": 48, "stop_strings": ["\n", "."]},
+            "environment": ENVIRONMENT,
+            "reward": {"kind": "environment", "per_turn": True},
+            "ppo": PPO,
+        },
+        ["1 rollout turn", "1 rollout inside", "2 rollout turn", "2 critic_update inside", "3 actor_update inside"],
     ),
     "pf-ppo": (
         {"rollout": ROLLOUT, "ppo": {**PPO, "resample": {"kind": "pow", "order": "before_whitening"}}},

@@ -110,16 +110,12 @@ def test_step_without_any_score_stops_the_run() -> None:
 def samples(*episodes: Episode) -> list[Sample]:
     return [
         Sample(f"{name}#0", tokens, (0.0,) * len(tokens), terminated, episode.text, "s", episode=episode)
-        for name, tokens, terminated, episode in zip(
-            "ab", ((2, 9, 4), (3, 5)), (True, False), episodes, strict=True
-        )
+        for name, tokens, terminated, episode in zip("ab", ((2, 9, 4), (3, 5)), (True, False), episodes, strict=True)
     ]
 
 
 def test_live_sample_and_stored_row_give_equal_requests() -> None:
-    live = [
-        request_about(prompt, sample) for prompt, sample in zip(PROMPTS.rows, samples(DONE, SHORT), strict=True)
-    ]
+    live = [request_about(prompt, sample) for prompt, sample in zip(PROMPTS.rows, samples(DONE, SHORT), strict=True)]
     assert live == requests_about(PROMPTS, rollouts(DONE, SHORT))
     assert live[0].turn_spans == ((0, 1), (2, 3))
 

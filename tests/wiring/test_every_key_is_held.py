@@ -28,7 +28,12 @@ def result_keys() -> dict[str, set[str]]:
 
 
 def _known_as(path: KeyPath) -> str:
-    """Return the name under which a key is covered: a scorer's keys mean the same as the reward, a part or a case."""
+    """Return the name under which a key is covered: a scorer's keys mean the same as the reward, a part or a case,
+    and an environment's keys in training, in an evaluation or as a case."""
+    if path[:2] == ("eval", "environment"):
+        path = path[1:]
+    if path[:3] == ("environment", "cases", tree.ANY_NAME):
+        path = ("environment", *path[3:])
     scorers = (("reward", "parts", tree.ANY_NAME), ("reward", "cases", tree.ANY_NAME), ("reward", "otherwise"))
     around = next((table for table in scorers if path[: len(table)] == table), None)
     if around is None or not tree.keys_at(tree.of(Recipe), ("reward", *path[len(around) :])):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ppoctl.model.head import Head
 from ppoctl.recipe.bounds import bounds_text
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import NoKl, NoResampling, Recipe
+from ppoctl.recipe.schema import EpisodeTable, NoKl, NoResampling, Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
     LengthPenalty,
@@ -37,6 +37,7 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     losses: Mapping[Head, str] = {"token": _describe(ppo.policy_loss), "value": _value_loss(recipe)}
     groups = recipe.rollout.groups
     choices = {
+        **({} if recipe.environment is None else {"environment": _episodes(recipe.environment)}),
         **({} if groups is None else {"dynamic sampling": _describe(groups)}),
         "advantages": _describe(ppo.advantages),
         **{f"{role}'s loss": losses[head_of(role)] for role in recipe.trained},
@@ -60,6 +61,12 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     if ppo.max_sequence_gap is not None:
         tables.append(f"max_sequence_gap {ppo.max_sequence_gap:g}")
     return choices | {"correction": "; ".join(tables)}
+
+
+def _episodes(table: EpisodeTable) -> str:
+    per_turn = "" if table.tokens_per_turn is None else f" of at most {table.tokens_per_turn} tokens"
+    kinds = " or ".join(dict.fromkeys(getattr(kind, "kind", "") for kind in table.kinds.values()))
+    return f"{kinds}: at most {table.turns} turns{per_turn}, {table.tokens} tokens with observations"
 
 
 def _of_value_head(recipe: Recipe) -> Mapping[str, str]:

@@ -256,7 +256,7 @@ def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
     generates = [call for call in traced.calls if any(each.kind == "generate" for each in call.stage.passes(recipe))]
     least, most = (stage_rows(traced, recipe, most=most) for most in (False, True))
     fewest, highest = (sum(rows[call.stage.name].total for call in generates) for rows in (least, most))
-    window = sizes.window_tokens(rollout, rollout.max_new_tokens)
+    window = sizes.window_tokens(rollout, sizes.response_tokens(recipe))
     return BatchPlan(
         steps=recipe.steps,
         prompts_per_step=rollout.prompts_per_step,

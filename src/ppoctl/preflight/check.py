@@ -25,13 +25,12 @@ from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import AnyRows, EpisodeTable, PythonAdvantages, PythonPolicyLoss, Recipe, Table
 from ppoctl.recipe.schema_tree import values
-from ppoctl.recipe.sizes import window_tokens
+from ppoctl.recipe.sizes import response_tokens, window_tokens
 from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.table import RewardTable
 
-_WINDOW = ("max_prompt_tokens", "max_new_tokens")
 OriginOf = Callable[[KeyPath], str]
 """Function that returns where a key was set, as text."""
 
@@ -279,11 +278,12 @@ def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> 
     """
     shape = shape_if_known(path)
     try:
-        window = window_tokens(recipe.rollout, recipe.rollout.max_new_tokens)
+        window = window_tokens(recipe.rollout, response_tokens(recipe))
     except AttributeError:  # a part of the recipe is wrong (`loading.partial`)
         return
     if shape is not None and window > shape.max_positions:
-        parts = " + ".join(f"`rollout.{name}` `{getattr(recipe.rollout, name)}`" for name in _WINDOW)
+        key = ("rollout", "max_new_tokens") if recipe.environment is None else ("environment", "tokens")
+        parts = f"`rollout.max_prompt_tokens` `{recipe.rollout.max_prompt_tokens}` + `{dotted(key)}` "
+        parts += f"`{response_tokens(recipe)}`"
         message = f"a window of {window} tokens ({parts}) does not fit the {whose}'s {shape.max_positions} positions"
-        key = ("rollout", "max_new_tokens")
-        yield Problem(place(key), message, f"lower `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")
+        yield Problem(place(key), message, f"lower `{dotted(key)}` or `rollout.max_prompt_tokens`")

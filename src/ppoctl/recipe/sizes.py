@@ -115,6 +115,14 @@ def eval_response_tokens(recipe: Recipe) -> int:
     return new if environment is None else environment.tokens
 
 
+def environment_processes(recipe: Recipe) -> int:
+    """Return the number of processes of environments. Evaluations share those of rollouts if the tables are equal."""
+    tables = [recipe.environment, recipe.eval_environment]
+    if tables[0] == tables[1]:
+        del tables[1]
+    return sum(kind.workers for table in tables if table is not None for kind in table.kinds.values())
+
+
 def longest_sequence(recipe: Recipe) -> int:
     """Return the maximum number of tokens of a sequence in a forward pass, which does not read the last response
     token."""

@@ -161,8 +161,11 @@ class EpisodeState:
         self._logprobs += logprobs
 
     def _room(self, observed: int = 0) -> int:
-        """Return the number of tokens that can be generated after `observed` further tokens. Messages that the environment
-        added to the prompt count as tokens of the episode, so that the sequence fits into the window."""
+        """Return the number of tokens that can be generated after `observed` further tokens.
+
+        Messages that the environment added to the prompt count as tokens of the episode, so that the sequence fits
+        into the window.
+        """
         present, params = len(self._tokens) + observed, self._params
         generated = sum(turn.generated for turn in self._turns)
         added = len(self._prompt_tokens) - len(self.request.prompt_tokens)

@@ -18,7 +18,7 @@ from ppoctl.plan.rows import stage_rows
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import trained_sequences
+from ppoctl.recipe.sizes import response_tokens, trained_sequences
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
@@ -75,7 +75,7 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
     return StepBatch(
         sequences=sequences or max(trained_sequences(recipe, role) for role in recipe.trained),
         prompt_tokens=rollout.max_prompt_tokens,
-        response_tokens=rollout.max_new_tokens,
+        response_tokens=response_tokens(recipe),
         has_reference=use.is_on,
         reference_in_loss=use.is_read_by_update,
         has_value_head=recipe.value_head is not None,
@@ -101,8 +101,9 @@ def records_of(traced: Trace, recipe: Recipe, batch: StepBatch, *, most: bool = 
 def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
     """Return the bytes of a record with these fields, if all sequences have full length.
 
-    A field `text` has one decoded response per row, counted as `TEXT_BYTES_PER_TOKEN` for each token. JSON values
-    (ids, stamps, sums) count as 0: they are small next to the grids. Raises KeyError for other dtypes or axes.
+    A field `text` has one decoded response per row, counted as `TEXT_BYTES_PER_TOKEN` for each token; so has the
+    field `episodes`. Other JSON values (ids, stamps, sums) count as 0: they are small next to the grids. Raises
+    KeyError for other dtypes or axes.
     """
     elements = {
         "": 1,
@@ -112,7 +113,7 @@ def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
     }
     total = 0
     for field in fields:
-        if field.dtype == "text":
+        if field.dtype == "text" or field.name == "episodes":
             total += batch.cells * TEXT_BYTES_PER_TOKEN
         elif field.dtype != "json":
             total += elements[field.axes] * ELEMENT_BYTES[field.dtype]

@@ -13,6 +13,7 @@ from ppoctl.plan.memory.assumptions import (
     COMMUNICATORS,
     CUDA_CONTEXT_BYTES,
     CUDA_GRAPHS_BYTES,
+    ENVIRONMENT_BYTES,
     FRAGMENTS_FRAC,
     RANK_BYTES,
     STAGING_BYTES,
@@ -27,7 +28,7 @@ from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import is_one_process, layouts, processes, reward_models
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
+from ppoctl.recipe.sizes import environment_processes, longest_sequence, microbatch_limit
 
 _MORE_NODES = "use more nodes (`cluster.ray_address`) or a smaller model"
 _APART = 'set `cluster.placement = "apart"`'
@@ -98,6 +99,8 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
         place: MemoryPlace = "host" if role == "node" else "device"
         yield MemoryItem("weights in transfer", copies * sent.largest, place, role, smaller, generation)
     yield of_driver("published weights", sent.published, lower='set `cluster.weights = "store"`')
+    if answering := environment_processes(recipe):
+        yield of_driver("environments", answering * ENVIRONMENT_BYTES, lower="lower `environment.workers`")
     alone = is_one_process(recipe)
     yield of_driver("libraries", RANK_BYTES, lower=_MORE_NODES if alone else _fewer_processes(recipe))
     if alone and sizes.device == "gpu":
