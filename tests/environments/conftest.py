@@ -1,6 +1,8 @@
-"""Pools of environments, and a check that no test leaves a process."""
+"""Pools of environments, environments in this process, and a check that no test leaves a process."""
 
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from ppoctl.environments.pool import EnvironmentPool
 from ppoctl.environments.table import EpisodeTable
 
+AsInChild = Callable[[Any], Any]
 OpenPool = Callable[[EpisodeTable], EnvironmentPool]
 
 
@@ -25,3 +28,19 @@ def open_pool() -> Iterator[OpenPool]:
     for pool in pools:
         pool.shutdown()
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.fixture
+def as_in_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsInChild]:
+    """Register environments that a test opens in this process, and undo afterwards what a process of environments
+    does to its own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    opened: list[Any] = []
+
+    def register(environments: Any) -> Any:
+        opened.append(environments)
+        return environments
+
+    yield register
+    for environments in opened:
+        environments._loop._runner.close()

@@ -1,13 +1,13 @@
 """Tools: their schemas, the results of calls, and the explanations of calls that cannot be run."""
 
 import hashlib
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from environments.conftest import AsInChild
 from environments.episodes import CHOOSE, PYTHON, TOOLS, USERS_TOOLS, python_table, tools_table, turn
 from ppoctl.batch.episodes import Observation, ToolCall, Turn
 from ppoctl.batch.prompts import Message
@@ -16,18 +16,20 @@ from ppoctl.environments.tool_set import ToolSet, opened
 from ppoctl.errors import DataError, MissingAssetError, RecipeError
 from ppoctl.recipe.paths import PathResolver
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+OpenTools = Callable[..., ToolSet]
 
 
-@pytest.fixture(autouse=True)
-def as_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo in this process what a process of environments does to its own."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.fixture
+def tool_set(as_in_child: AsInChild) -> OpenTools:
+    """Open tools in this process; `:name` is a tool of the test file."""
 
+    def open_tools(*tools: str, seconds: float = 30.0, answer_chars: int = 200) -> ToolSet:
+        named = [f"{USERS_TOOLS}{tool}" if tool.startswith(":") else tool for tool in tools]
+        options = {"tools": named, "sandbox": "namespaces", "seconds": seconds, "answer_chars": answer_chars}
+        found: ToolSet = as_in_child(opened(**options))
+        return found
 
-def tool_set(*tools: str, seconds: float = 30.0, answer_chars: int = 200) -> ToolSet:
-    named = [f"{USERS_TOOLS}{tool}" if tool.startswith(":") else tool for tool in tools]
-    return opened(tools=named, sandbox="namespaces", seconds=seconds, answer_chars=answer_chars)
+    return open_tools
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
@@ -42,7 +44,7 @@ def results(tools: ToolSet, *calls: ToolCall) -> Sequence[str]:
     return [message.content for message in observation.messages]
 
 
-def test_each_call_of_a_turn_gets_one_result_in_order() -> None:
+def test_each_call_of_a_turn_gets_one_result_in_order(tool_set: OpenTools) -> None:
     tools = tool_set("calculator", ":weather", ":slow_sum", ":misbehaves")
     assert results(
         tools,
@@ -53,17 +55,17 @@ def test_each_call_of_a_turn_gets_one_result_in_order() -> None:
     ) == ["3.5", "42", '{"city": "Bonn", "degrees": 21.5, "unit": "C", "days": 2}', ""]
 
 
-def test_turn_without_call_ends_episode() -> None:
+def test_turn_without_call_ends_episode(tool_set: OpenTools) -> None:
     assert tool_set("calculator").step(turn("the answer is 7")) == Observation(done=True)
 
 
-def test_malformed_call_is_explained_and_episode_continues() -> None:
+def test_malformed_call_is_explained_and_episode_continues(tool_set: OpenTools) -> None:
     text = "The tool call cannot be read: `{` is not JSON. Write it again in the required format."
     observed = tool_set("calculator").step(Turn("x", malformed="`{` is not JSON"))
     assert observed == Observation((Message("user", text),))
 
 
-def test_unusable_call_is_explained() -> None:
+def test_unusable_call_is_explained(tool_set: OpenTools) -> None:
     tools = tool_set("calculator", ":weather", ":misbehaves")
     unknown, wrong, raised, arithmetic = results(
         tools,
@@ -79,7 +81,7 @@ def test_unusable_call_is_explained() -> None:
     assert arithmetic == "Error: ValueError: division by zero"
 
 
-def test_long_result_keeps_start_and_end() -> None:
+def test_long_result_keeps_start_and_end(tool_set: OpenTools) -> None:
     (result,) = results(tool_set(":misbehaves", answer_chars=7), call("misbehaves", what="0123456789"))
     assert result == "0123\n[3 characters are left out]\n789"
     (large,) = results(tool_set(":misbehaves", answer_chars=100), call("misbehaves", what="large"))
@@ -87,12 +89,12 @@ def test_long_result_keeps_start_and_end() -> None:
 
 
 @pytest.mark.parametrize("what", ["bytes", "set"])
-def test_result_that_is_not_json_is_invalid(what: str) -> None:
+def test_result_that_is_not_json_is_invalid(tool_set: OpenTools, what: str) -> None:
     with pytest.raises(InvalidAnswerError, match=f"the tool `misbehaves` returned a {what}, not a text or JSON"):
         tool_set(":misbehaves").step(turn("x", call("misbehaves", what=what)))
 
 
-def test_python_tool_returns_output_and_errors_of_program() -> None:
+def test_python_tool_returns_output_and_errors_of_program(tool_set: OpenTools) -> None:
     tools = tool_set("python", seconds=3.0)
     good, failed, endless = results(
         tools,
@@ -137,7 +139,7 @@ def test_schemas_of_a_class_are_its_tools() -> None:
     assert [tool["function"]["name"] for tool in python_table("WithTools").schemas()] == ["look", "go"]
 
 
-def test_unusable_tool_raises_when_schemas_are_read(tmp_path: Path) -> None:
+def test_unusable_tool_raises_when_schemas_are_read(tool_set: OpenTools) -> None:
     for tool, says in {
         ":no_schema": "PydanticSchemaGenerationError",
         ":nothing": "has no `nothing`",

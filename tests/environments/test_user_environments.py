@@ -1,32 +1,36 @@
 """A user's environment: the protocol of classes and async functions, the values that they may return, and how their
 faults are reported."""
 
-import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from environments.conftest import AsInChild
 from environments.episodes import ENVIRONMENTS, past, turn
 from ppoctl.batch.episodes import ToolCall
 from ppoctl.environments.user import opened
 from ppoctl.environments.worker import EnvironmentHandler
 
-# The event loop of a process of environments stays open until the process ends.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+Converse = Callable[..., "Conversation"]
 
 
-@pytest.fixture(autouse=True)
-def as_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo in this process what a process of environments does to its own."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.fixture
+def converse(as_in_child: AsInChild) -> Converse:
+    """Start a conversation with a test environment."""
+
+    def start(name: str, **options: Any) -> Conversation:
+        return Conversation(as_in_child(opened(path=f"{ENVIRONMENTS}:{name}", options=options)))
+
+    return start
 
 
 class Conversation:
     """The messages to one environment, in this process."""
 
-    def __init__(self, name: str, **options: Any) -> None:
-        self._handler = EnvironmentHandler(opened(path=f"{ENVIRONMENTS}:{name}", options=options))
+    def __init__(self, environments: Any) -> None:
+        self._handler = EnvironmentHandler(environments)
 
     def open(self, truth: str | None = "7", key: str = "a") -> Any:
         return self._sent({"do": "open", "key": key, "row": asdict(past(key, truth).row), "seed": 5})
@@ -50,8 +54,8 @@ def observation(*messages: tuple[str, str], reward: float = 0.0, done: bool = Fa
     return {"messages": listed, "reward": reward, "done": done, "metrics": metrics}
 
 
-def test_class_receives_row_seed_and_turns(capfd: pytest.CaptureFixture[str]) -> None:
-    counts = Conversation("Counts", most=2)
+def test_class_receives_row_seed_and_turns(converse: Converse, capfd: pytest.CaptureFixture[str]) -> None:
+    counts = converse("Counts", most=2)
     first = "row train/a, truth 7, level 3, seed 5, how?"
     assert counts.open() == observation(("user", first))
     second = "turn 1, total 8, tokens (0, 1, 2), calls 1"
@@ -62,8 +66,8 @@ def test_class_receives_row_seed_and_turns(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().out == "closed after 2\n"
 
 
-def test_episodes_of_a_process_have_separate_objects() -> None:
-    counts = Conversation("Counts")
+def test_episodes_of_a_process_have_separate_objects(converse: Converse) -> None:
+    counts = converse("Counts")
     counts.open()
     counts.step("abc")
     counts.open(key="b")
@@ -71,14 +75,14 @@ def test_episodes_of_a_process_have_separate_objects() -> None:
     assert "turn 2, total 9" in counts.step("x")["messages"][0]["content"]
 
 
-def test_async_methods_share_one_event_loop() -> None:
-    waits = Conversation("WaitsAsync")
+def test_async_methods_share_one_event_loop(converse: Converse) -> None:
+    waits = converse("WaitsAsync")
     assert waits.open() == observation()
     assert waits.step("x") == observation(reward=2.0, done=True)
 
 
-def test_async_function_asks_for_each_turn() -> None:
-    guessing = Conversation("guessing", low="higher")
+def test_async_function_asks_for_each_turn(converse: Converse) -> None:
+    guessing = converse("guessing", low="higher")
     assert guessing.open() == observation(("user", "guess, seed 5"))
     assert guessing.open(key="b") == observation(("user", "guess, seed 5"))
     assert guessing.step("6") == observation(("user", "higher"), reward=-0.25, guesses=1.0)
@@ -90,25 +94,25 @@ def test_async_function_asks_for_each_turn() -> None:
     assert guessing.step("6", key="b") == observation(reward=0.0, done=True)
 
 
-def test_faults_of_async_functions_are_reported() -> None:
-    twice = Conversation("asks_twice_at_once")
+def test_faults_of_async_functions_are_reported(converse: Converse) -> None:
+    twice = converse("asks_twice_at_once")
     assert twice.open() == observation(("user", "first"))
     assert twice.step("x") == observation(("user", "second"))
     reason, why = twice.step("y")
     assert (reason, why.partition(" (")[0]) == (
         "error", "RuntimeError: `ask` was called while another call of `ask` waits for its turn",
     )  # fmt: skip
-    assert Conversation("returns_at_once").open() == [
+    assert converse("returns_at_once").open() == [
         "invalid",
         "`open` ended the episode or returned a reward or metrics: the first observation has messages only",
     ]
-    text = Conversation("returns_text")
+    text = converse("returns_text")
     text.open()
     assert text.step("x") == ["invalid", 'the function returned a str (`"1.0"`), not the last reward or None']
 
 
-def test_exit_of_an_async_function_fails_its_own_episode_only() -> None:
-    exits = Conversation("exits")
+def test_exit_of_an_async_function_fails_its_own_episode_only(converse: Converse) -> None:
+    exits = converse("exits")
     exits.open(key="b")
     assert exits.open("exit")[:1] == ["error"]
     assert exits.step("x", key="b") == observation(done=True)
@@ -121,8 +125,8 @@ GOOD = {
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_step_may_return_messages_or_mapping(text: str) -> None:
-    misbehaves = Conversation("Misbehaves")
+def test_step_may_return_messages_or_mapping(converse: Converse, text: str) -> None:
+    misbehaves = converse("Misbehaves")
     misbehaves.open()
     assert misbehaves.step(text) == GOOD[text]
 
@@ -151,30 +155,30 @@ INVALID = {
 
 
 @pytest.mark.parametrize("text", INVALID)
-def test_invalid_answer_names_value_and_expectation(text: str) -> None:
-    misbehaves = Conversation("Misbehaves")
+def test_invalid_answer_names_value_and_expectation(converse: Converse, text: str) -> None:
+    misbehaves = converse("Misbehaves")
     misbehaves.open()
     assert misbehaves.step(text) == ["invalid", f"`step` {INVALID[text]}"]
     assert misbehaves.step("x")[0] == "error"  # the environment has been closed
 
 
-def test_first_observation_has_messages_only() -> None:
-    misbehaves = Conversation("Misbehaves")
+def test_first_observation_has_messages_only(converse: Converse) -> None:
+    misbehaves = converse("Misbehaves")
     assert misbehaves.open("done")[0] == "invalid"
     assert misbehaves.open("nothing") == misbehaves.open("empty") == observation()
     assert misbehaves.open("messages") == GOOD["messages"]
 
 
-def test_observation_of_more_than_one_mebibyte_is_too_large() -> None:
-    misbehaves = Conversation("Misbehaves")
+def test_observation_of_more_than_one_mebibyte_is_too_large(converse: Converse) -> None:
+    misbehaves = converse("Misbehaves")
     misbehaves.open()
     assert misbehaves.step("10MB") == ["too_large", "the observation has 9.54 MiB, more than 1 MiB"]
     misbehaves.open()
     assert len(misbehaves.step("x" * 1_000_000)["messages"][0]["content"]) > 1_000_000
 
 
-def test_error_names_line_of_user_file() -> None:
-    misbehaves = Conversation("Misbehaves")
+def test_error_names_line_of_user_file(converse: Converse) -> None:
+    misbehaves = converse("Misbehaves")
     misbehaves.open()
     reason, why = misbehaves.step("raise no such place")
     assert reason == "error"
@@ -184,19 +188,19 @@ def test_error_names_line_of_user_file() -> None:
     assert misbehaves.step("sys.exit")[1].startswith("SystemExit: 3 (users_environments.py:")
 
 
-def test_fault_of_close_is_ignored() -> None:
-    misbehaves = Conversation("Misbehaves")
+def test_fault_of_close_is_ignored(converse: Converse) -> None:
+    misbehaves = converse("Misbehaves")
     misbehaves.open()
     misbehaves.step("closing raise")
     assert misbehaves.close() == {}
 
 
-def test_tools_of_a_class_are_described() -> None:
-    look, go = Conversation("WithTools").schemas()
+def test_tools_of_a_class_are_described(converse: Converse) -> None:
+    look, go = converse("WithTools").schemas()
     assert look["function"]["name"] == "look"
     assert look["function"]["parameters"]["required"] == ["direction"]
     assert go == {"type": "function", "function": {"name": "go"}}
-    assert Conversation("Counts").schemas() == []
+    assert converse("Counts").schemas() == []
 
 
 @pytest.mark.parametrize(
@@ -209,6 +213,7 @@ def test_tools_of_a_class_are_described() -> None:
         ("guessing", {"high": ""}, "is called with the row, the seed and `ask` and the options `high`: got an"),
     ],
 )
+@pytest.mark.usefixtures("as_in_child")
 def test_unusable_environment_raises(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises((AttributeError, TypeError), match=says):
         opened(path=f"{ENVIRONMENTS}:{name}", options=options)
