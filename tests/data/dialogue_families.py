@@ -72,17 +72,17 @@ DEEPSEEK = barred(
     "{%- if m.role == 'user' %}{%- set ns.is_tool = false %}{{- '<~User~>' + m.content }}"
     "{%- elif m.role == 'system' %}{{- m.content }}"
     "{%- elif m.role == 'assistant' and m.content is none %}{%- set ns.is_first = true %}"
-    "{{- '<~tool▁outputs▁end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
-    "{%- for c in m.tool_calls %}{{- '<~tool▁calls▁begin~>' + c.function.name + '<~tool▁sep~>' }}"
-    "{{- c.function.arguments + '<~tool▁calls▁end~>' }}{%- endfor %}{{- eos_token }}"
+    "{{- '<~tool\u2581outputs\u2581end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
+    "{%- for c in m.tool_calls %}{{- '<~tool\u2581calls\u2581begin~>' + c.function.name + '<~tool\u2581sep~>' }}"
+    "{{- c.function.arguments + '<~tool\u2581calls\u2581end~>' }}{%- endfor %}{{- eos_token }}"
     "{%- elif m.role == 'assistant' %}"
-    "{{- '<~tool▁outputs▁end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
+    "{{- '<~tool\u2581outputs\u2581end~>' if ns.is_tool else '<~Assistant~>' }}{%- set ns.is_tool = false %}"
     "{{- m.content.split('</think>')[-1] + eos_token }}"
     "{%- else %}{%- set ns.is_tool = true %}"
-    "{{- '<~tool▁outputs▁begin~>' if ns.is_first else '\\n' }}{%- set ns.is_first = false %}"
-    "{{- '<~tool▁output▁begin~>' + m.content + '<~tool▁output▁end~>' }}{%- endif %}"
+    "{{- '<~tool\u2581outputs\u2581begin~>' if ns.is_first else '\\n' }}{%- set ns.is_first = false %}"
+    "{{- '<~tool\u2581output\u2581begin~>' + m.content + '<~tool\u2581output\u2581end~>' }}{%- endif %}"
     "{%- endfor %}"
-    "{%- if ns.is_tool %}{{- '<~tool▁outputs▁end~>' }}"
+    "{%- if ns.is_tool %}{{- '<~tool\u2581outputs\u2581end~>' }}"
     "{%- elif add_generation_prompt %}{{- '<~Assistant~>' }}{%- endif %}"
 )
 GEMMA2 = (
@@ -108,8 +108,21 @@ _LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|e
 _DEEPSEEK = tuple(
     barred(f"<~{name}~>")
     for name in (
-        *("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁sep", "tool▁calls▁begin"),
-        *("tool▁calls▁end", "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin", "tool▁output▁end"),
+        *(
+            "begin\u2581of\u2581sentence",
+            "end\u2581of\u2581sentence",
+            "User",
+            "Assistant",
+            "tool\u2581sep",
+            "tool\u2581calls\u2581begin",
+        ),
+        *(
+            "tool\u2581calls\u2581end",
+            "tool\u2581outputs\u2581begin",
+            "tool\u2581outputs\u2581end",
+            "tool\u2581output\u2581begin",
+            "tool\u2581output\u2581end",
+        ),
     )
 )
 _MISTRAL = ("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]")
@@ -165,8 +178,8 @@ def _byte_level() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [
-        ("Ċ", "Ċ"),
-        ("Ġ", "4"),
+        ("\u010a", "\u010a"),
+        ("\u0120", "4"),
         ("i", "m"),
         ("im", "_"),
         ("e", "n"),
@@ -188,13 +201,13 @@ def _metaspace() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = [chr(code) for code in range(33, 127)]
-    merges = [("▁", "4"), ("t", "h"), ("th", "e"), ("▁", "the")]
-    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, *map("".join, merges)]
+    merges = [("\u2581", "4"), ("t", "h"), ("th", "e"), ("\u2581", "the")]
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters, *map("".join, merges)]
     core = Tokenizer(
         models.BPE({token: id for id, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
     )
-    core.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    core.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     return core
 
 

@@ -76,7 +76,7 @@ def test_prompt_turns_and_suffixes_are_the_rendered_dialogue(name: str, observat
     is_structured = name == "deepseek" and observations is TOOL
     for number, messages in enumerate(observations):
         text = f"Turn {number}."
-        call = barred(f'<~tool▁calls▁begin~>{text}<~tool▁sep~>{{"n": 1}}<~tool▁calls▁end~>')
+        call = barred(f'<~tool\u2581calls\u2581begin~>{text}<~tool\u2581sep~>{{"n": 1}}<~tool\u2581calls\u2581end~>')
         written = call if is_structured else text
         turn = encoded(tokenizer, "x" + family.before_turn + written + family.end)[len(encoded(tokenizer, "x")) :]
         ids = (*ids, *turn, *dialogue.suffix(turn, messages, family.arguments))
@@ -99,7 +99,7 @@ def test_suffix_of_a_hand_worked_dialogue() -> None:
     suffix = dialogue.suffix([1, end], [Message("user", "42")])
     assert tokenizer.decode(suffix) == text
     # The newline after the end token, which no engine generates, and no second end token.
-    assert tokenizer.convert_ids_to_tokens(suffix[:4]) == ["Ċ", "<|im_start|>", "user", "Ċ"]
+    assert tokenizer.convert_ids_to_tokens(suffix[:4]) == ["\u010a", "<|im_start|>", "user", "\u010a"]
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,9 @@ def check(
         for key, table in _datasets(recipe):
             enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
             of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
-            environment = _environment(recipe, ".".join(key[1:]))
-            rows_check = partial(
-                checks.require,
-                table,
-                ".".join(key[1:]),
-                at_least=enough,
-                key=of_round,
-                reward=reward,
-                environment=environment,
-            )
+            name = ".".join(key[1:])
+            prepared = partial(checks.require, table, name, reward=reward, environment=_environment(recipe, name))
+            rows_check = partial(prepared, at_least=enough, key=of_round)
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
     return found
