@@ -35,7 +35,10 @@ ARROWS: dict[str, set[str]] = {
         "environments", "estimators", "rewards", "recipe_table", "metric_registry", "model", "errors",
         "user_functions",
     },
-    "loading": {"algorithm", "convert", "recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "loading": {
+        "algorithm", "convert", "environments", "recipe", "rewards", "recipe_table", "model", "metric_registry",
+        "errors",
+    },
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "algorithm": {
         "batch", "convert", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors",

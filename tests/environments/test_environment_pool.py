@@ -13,7 +13,7 @@ import pytest
 
 from environments.conftest import OpenPool
 from environments.episodes import after, contents, opened, outcome_of, past, python_table, tools_table, turn
-from ppoctl.batch.episodes import Environments, Failure, Observation, Outcome, Past
+from ppoctl.batch.episodes import EnvironmentFailure, Environments, Observation, Outcome, Past
 from ppoctl.environments.pool import EnvironmentPool
 from ppoctl.errors import RecipeError
 
@@ -52,16 +52,16 @@ def test_new_episode_gets_process_with_fewest_episodes(open_pool: OpenPool, tmp_
 @pytest.mark.parametrize(
     ("text", "failure"),
     [
-        ("hang", Failure("timeout", "no answer within 1 s")),
-        ("kill", Failure("died", "the environment's process was killed by signal 9 (Killed)")),
-        ("os._exit", Failure("died", "the environment ended its process with exit code 3")),
-        ("pipes nonsense", Failure("died", "the environment closed or misused the pipe to its parent")),
-        ('pipes {"number": 5, "observation": {"messages": 5}}', Failure("invalid", NOT_AN_OBSERVATION)),
-        ("large-pipes", Failure("too_large", "the answer is larger than 2 MiB")),
+        ("hang", EnvironmentFailure("timeout", "no answer within 1 s")),
+        ("kill", EnvironmentFailure("died", "the environment's process was killed by signal 9 (Killed)")),
+        ("os._exit", EnvironmentFailure("died", "the environment ended its process with exit code 3")),
+        ("pipes nonsense", EnvironmentFailure("died", "the environment closed or misused the pipe to its parent")),
+        ('pipes {"number": 5, "observation": {"messages": 5}}', EnvironmentFailure("invalid", NOT_AN_OBSERVATION)),
+        ("large-pipes", EnvironmentFailure("too_large", "the answer is larger than 2 MiB")),
     ],
 )
 def test_lost_process_fails_one_episode_and_others_are_restored(
-    open_pool: OpenPool, text: str, failure: Failure
+    open_pool: OpenPool, text: str, failure: EnvironmentFailure
 ) -> None:
     pool = open_pool(python_table("Misbehaves", workers=1, seconds=1.0))
     lost, good = opened(pool, past("a")), opened(pool, past("b"))
@@ -95,7 +95,7 @@ def test_environment_that_answers_differently_after_restart_has_changed(open_poo
     good = after(pool, good, "metrics")
     outcome_of(pool.step(lost, turn("kill")))
     failure = outcome_of(pool.step(changes, turn("z")))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EnvironmentFailure)
     assert failure.reason == "changed"
     before, _, recorded = failure.message.partition("`, recorded `")
     assert before.startswith("after a restart, the environment answered turn 2 differently: `")
@@ -109,7 +109,7 @@ def test_first_observation_is_compared_after_restart(open_pool: OpenPool) -> Non
     start = opened(pool, past())
     other = Past("b", past("b", "else").row, start.seed, start.first)
     failure = outcome_of(pool.step(other, turn("x")))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EnvironmentFailure)
     assert failure.message.startswith("after a restart, the environment answered `open` differently: ")
 
 
@@ -129,7 +129,7 @@ def test_episodes_of_hanging_process_wait_and_others_do_not(open_pool: OpenPool)
     assert contents(outcome_of(pool.step(other, turn("x")))) == ["start|x"]
     assert time.monotonic() - began < 1.5
     assert not hanging.done()
-    assert outcome_of(hanging) == Failure("timeout", "no answer within 2 s")
+    assert outcome_of(hanging) == EnvironmentFailure("timeout", "no answer within 2 s")
     assert contents(outcome_of(waiting)) == ["start|x"]
 
 
@@ -233,8 +233,8 @@ def run(pool: EnvironmentPool, plan: dict[str, list[str]]) -> dict[str, str]:
             if not call.done():
                 continue
             outcome, number = call.result(), taken[key]
-            if isinstance(outcome, Failure) or number == len(plan[key]):
-                ends[key] = outcome.reason if isinstance(outcome, Failure) else contents(outcome)[0]
+            if isinstance(outcome, EnvironmentFailure) or number == len(plan[key]):
+                ends[key] = outcome.reason if isinstance(outcome, EnvironmentFailure) else contents(outcome)[0]
                 pool.close(key)
                 del calls[key]
                 continue

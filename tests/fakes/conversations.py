@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from fakes.bigram import END, VOCABULARY
-from ppoctl.batch.episodes import NO_ARGUMENTS, ControlTokensError, Failure, Observation, Outcome, Past, Turn
+from ppoctl.batch.episodes import (
+    NO_ARGUMENTS,
+    ControlTokensError,
+    EnvironmentFailure,
+    Observation,
+    Outcome,
+    Past,
+    Turn,
+)
 from ppoctl.batch.prompts import Json, Message, Prompt
 
 NEXT = 10
@@ -41,13 +49,13 @@ class SumEnvironment:
 
     def first(self) -> Outcome:
         if self.cannot_open:
-            return Failure("died", "the process ended while the environment was opened")
+            return EnvironmentFailure("died", "the process ended while the environment was opened")
         return Observation((Message("user", f"{self.sum % 7}"),) if self.adds_message else ())
 
     def answer(self, turn: Turn) -> Outcome:
         self.sum += sum(turn.tokens)
         if self.sum % 11 == 4:
-            return Failure("error", f"the sum is {self.sum}")
+            return EnvironmentFailure("error", f"the sum is {self.sum}")
         content = "control" if self.sum % 13 == 6 else f"{self.sum % 5} {self.sum % 3}"
         return Observation(
             (Message("user", content),), self.sum % 4 / 4, done=self.sum % 5 == 2, metrics={"sum": float(self.sum)}
@@ -83,7 +91,7 @@ class SumEnvironments:
             restored = SumEnvironment(past, self.offset)
             answers = [restored.first(), *(restored.answer(earlier) for earlier, _ in past.exchanges)]
             if answers != [past.first, *(observation for _, observation in past.exchanges)]:
-                return _ready(Failure("changed", "the environment answered the recorded turns differently"))
+                return _ready(EnvironmentFailure("changed", "it answered the recorded turns differently"))
             self.open_ones[past.key] = restored
         return _ready(self.open_ones[past.key].answer(turn))
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from for_each import for_each
-from ppoctl.loading.explain import EXAMPLES, TERMS
+from ppoctl.loading.explain import TERMS
+from ppoctl.loading.key_examples import EXAMPLES
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.docstring_fields import parse_docstring
 from ppoctl.recipe.origins import KeyPath

@@ -10,9 +10,9 @@ import pytest
 
 from fakes.conversations import NumberDialogue
 from ppoctl.batch.episodes import (
+    EnvironmentFailure,
     EpisodeLimits,
     EpisodeSettings,
-    Failure,
     Observation,
     Outcome,
     Past,
@@ -102,7 +102,7 @@ GOES_ON = Observed(says("8"), (8, 10))
     ("events", "end", "terminated", "tokens"),
     [
         ([OPENED, replace(FIRST, terminated=False)], "tokens", False, 3),
-        ([OPENED, FIRST, Failure("timeout", "no answer")], "timeout", True, 3),
+        ([OPENED, FIRST, EnvironmentFailure("timeout", "no answer")], "timeout", True, 3),
         ([OPENED, FIRST, GOES_ON, SECOND, GOES_ON, turn(3, 1), Observed(says("x", 4.0))], "turns", False, 8 + 2),
         ([OPENED, FIRST, GOES_ON, SECOND, GOES_ON, turn(3, 1), Observed(says("x", done=True))], "done", True, 10),
         ([OPENED, FIRST, Observed(says("long"), (8,) * 26)], None, None, None),
@@ -155,7 +155,7 @@ def test_first_observation_counts_as_tokens_of_the_episode() -> None:
 
 
 def test_episode_without_a_turn_has_one_token_that_is_not_in_the_loss() -> None:
-    failed = after(Failure("died", "killed by signal 9")).action
+    failed = after(EnvironmentFailure("died", "killed by signal 9")).action
     assert isinstance(failed, Sample)
     whole = after(OPENED, FIRST, Observed(says("x", done=True))).action
     assert isinstance(whole, Sample)
@@ -218,7 +218,7 @@ def test_rollout_of_episodes_reports_their_metrics() -> None:
         FIRST,
         SECOND,
         GOES_ON,
-        Failure("too_large", "2 MB"),
+        EnvironmentFailure("too_large", "2 MB"),
     ],
 )
 def test_event_survives_its_log_unchanged(event: Event) -> None:

@@ -66,14 +66,14 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Failure of an environment. The episode ends with this reason."""
+class EnvironmentFailure:
+    """EnvironmentFailure of an environment. The episode ends with this reason."""
 
     reason: FailureReason
     message: str
 
 
-Outcome = Observation | Failure
+Outcome = Observation | EnvironmentFailure
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Environments(Protocol):
         """Return a future of the observation of a turn. An environment that was lost is first restored from its
         past.
 
-        The future is a `Failure` if the environment fails; other episodes are not affected. The future raises an
-        error only if no environment can be started.
+        The result is an `EnvironmentFailure` if the environment fails; other episodes are not affected. The future
+        raises an error only if no environment can be started.
         """
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from ppoctl.batch.episodes import Failure
+from ppoctl.batch.episodes import EnvironmentFailure
 from ppoctl.environments.process import EnvironmentProcess
 from ppoctl.errors import RecipeError
 from ppoctl.rewards.function import ScorerSpec
@@ -35,6 +35,6 @@ def _schemas(spec_json: str, _: tuple[str, ...]) -> str:
         process.close()
         process.reap()
         dropped.report()
-    if isinstance(schemas, Failure):
+    if isinstance(schemas, EnvironmentFailure):
         raise RecipeError(f"the tools of `{spec.known_as}` have no JSON schema: {schemas.message}", hint=spec.hint)
     return json.dumps(schemas)

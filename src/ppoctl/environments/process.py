@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ppoctl.batch.episodes import Failure, Observation, Outcome, Past, Turn, messages_from
+from ppoctl.batch.episodes import EnvironmentFailure, Observation, Outcome, Past, Turn, messages_from
 from ppoctl.errors import RecipeError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped
@@ -51,11 +51,11 @@ class EnvironmentProcess(UserProcess):
             self._open.discard(key)
             self._reply({"do": "close", "key": key}, self._seconds)
 
-    def schemas(self) -> list[dict[str, Any]] | Failure:
+    def schemas(self) -> list[dict[str, Any]] | EnvironmentFailure:
         """Return the JSON schemas of the tools that the environment offers. Raises the error of `refused`."""
         self._start_with_none()
         reply = self._reply({"do": "describe"}, READY_LIMIT_S)
-        return reply if isinstance(reply, Failure) else list(reply["schemas"])
+        return reply if isinstance(reply, EnvironmentFailure) else list(reply["schemas"])
 
     def refused(self, why: str) -> RecipeError:
         return RecipeError(why, hint=self.spec.hint)
@@ -72,11 +72,11 @@ class EnvironmentProcess(UserProcess):
 
     def _stepped(self, key: str, turn: Turn) -> Outcome:
         outcome = self._observed({"do": "step", "key": key, "turn": asdict(turn)})
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, EnvironmentFailure):
             self._open.discard(key)
         return outcome
 
-    def _restored(self, past: Past) -> Failure | None:
+    def _restored(self, past: Past) -> EnvironmentFailure | None:
         """Open an environment again, and repeat the recorded turns. Return a failure if it does not answer as
         recorded; metrics may differ, because they may be times."""
         outcome = self._opened(past)
@@ -84,33 +84,33 @@ class EnvironmentProcess(UserProcess):
         for number, (turn, recorded) in enumerate(((None, past.first), *repeated)):
             if turn is not None:
                 outcome = self._stepped(past.key, turn)
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, EnvironmentFailure):
                 return outcome
             if (difference := _difference(recorded, outcome)) is not None:
                 self.close_episode(past.key)
                 which = f"turn {number}" if number else "`open`"
-                return Failure(
+                return EnvironmentFailure(
                     "changed", f"after a restart, the environment answered {which} differently: {difference}"
                 )
         return None
 
     def _observed(self, message: Mapping[str, Any]) -> Outcome:
         reply = self._reply(message, self._seconds)
-        if isinstance(reply, Failure):
+        if isinstance(reply, EnvironmentFailure):
             return reply
         try:
             fields = reply["observation"]
             return Observation(**{**fields, "messages": messages_from(fields["messages"])})
         except (KeyError, TypeError):
-            return Failure("invalid", "the environment's process sent a reply that is not an observation")
+            return EnvironmentFailure("invalid", "the environment's process sent a reply that is not an observation")
 
-    def _reply(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any] | Failure:
+    def _reply(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any] | EnvironmentFailure:
         try:
             reply = self.call(message, limit_s)
         except NoReplyError as error:
             self._open.clear()
-            return Failure(error.reason, str(error))
-        return Failure(*reply["failure"]) if "failure" in reply else reply
+            return EnvironmentFailure(error.reason, str(error))
+        return EnvironmentFailure(*reply["failure"]) if "failure" in reply else reply
 
 
 def _difference(recorded: Observation, repeated: Observation) -> str | None:

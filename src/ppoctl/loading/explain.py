@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from ppoctl.errors import quoted, without_secrets
 from ppoctl.loading.capabilities import planned_key, planned_value
+from ppoctl.loading.key_examples import EXAMPLES
 from ppoctl.loading.layers import Layers
 from ppoctl.loading.other_names import known_elsewhere
 from ppoctl.loading.problems import Problem
@@ -23,47 +24,6 @@ from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_tex
 from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)
-
-# Key -> example value for the error about a missing key, if the key has no default and its type implies no value.
-EXAMPLES = {
-    "name": '"my-run"',
-    "steps": "100",
-    "path": '"path/from/this/file"',
-    "function": '"rows.py:rows"',
-    "environment.path": '"env.py:Environment"',
-    "url": '"http://127.0.0.1:8000/score"',
-    "pattern": "'(?s)<think>.*</think>.*'",
-    "prompt": '"question"',
-    "answer": '"answer"',
-    "image": '"/images/ppoctl.sqsh"',
-    "explained_variance": "0.5",
-    "at_most": "50",
-    "prompts_per_step": "64",
-    "max_prompt_tokens": "512",
-    "max_new_tokens": "1024",
-    "minibatch_seqs": "32",
-    "lr": "1e-6",
-    "coef": "0.001",
-    "target_per_token": "0.1",
-    "target_per_sequence": "6.0",
-    "min_ratio": "0.999",
-    "max_ratio": "1.001",
-    "level": '"sequence_mean"',
-    "from": "[0, 1]",
-    "to": "[-1, 1]",
-    "min": "0.1",
-    "max": "0.9",
-    "low": "-10",
-    "high": "10",
-    "buffer_tokens": "512",
-    "per_token": "0.001",
-    "top_layers": "2",
-    "turns": "4",
-    "tokens": "2048",
-    "tools": '["calculator"]',
-    "microbatch_seqs": "4",
-    "max_tokens_per_microbatch": "16384",
-}
 
 _TERM = re.compile(r"(?:Megatron-Core|vLLM)'s\s+`(\w+)`")
 _OURS = {path[-1] for path, _ in tree.walk(ROOT)}

@@ -60,6 +60,9 @@ from ppoctl.recipe.rows import PythonRows as PythonRows
 from ppoctl.recipe.rows import SingleTable as SingleTable
 from ppoctl.recipe.rows import VerlRows as VerlRows
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
+from ppoctl.recipe.tracking import MlflowTracking as MlflowTracking
+from ppoctl.recipe.tracking import NoTracking as NoTracking
+from ppoctl.recipe.tracking import Tracking as Tracking
 from ppoctl.recipe.trained_part import BY_ON
 from ppoctl.recipe.trained_part import TopLayersTable as TopLayersTable
 from ppoctl.recipe.trained_part import ValueHeadTable as ValueHeadTable
@@ -239,28 +242,6 @@ class HealthTable(Table):
     mismatch_abs: HealthRule = HealthRule(max=0.3, action="stop")
     """Bounds on mismatch/gap_mean_abs (nats per token), which a few tokens cannot dominate. docs/gpu.md lists values
     for bfloat16."""
-
-
-class MlflowTracking(Table):
-    """Tracking by MLflow, as a mirror of the run directory. Training continues if MLflow is unreachable."""
-
-    kind: Annotated[Literal["mlflow"], REPORTING]
-    """Mirror the run to MLflow."""
-    uri: Annotated[str | None, REPORTING] = None
-    """MLflow tracking URI without a secret, or `$NAME` of an environment variable that contains it; absent: a sqlite
-    file in the runs folder."""
-    experiment: Annotated[str, REPORTING] = "ppoctl"
-    """Name of the MLflow experiment."""
-
-
-class NoTracking(Table):
-    """No tracking outside the run directory."""
-
-    kind: Annotated[Literal["none"], REPORTING]
-    """No mirror."""
-
-
-Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
 CriticTable = Annotated[Annotated[TrainedTable, Tag("own model")] | Annotated[ValueHeadTable, Tag("actor")], BY_ON]

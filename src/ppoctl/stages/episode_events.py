@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppoctl.batch.episodes import Failure, Observation, ToolCall, messages_from
+from ppoctl.batch.episodes import EnvironmentFailure, Observation, ToolCall, messages_from
 from ppoctl.batch.prompts import Message
 from ppoctl.ports import Sample
 from ppoctl.stages.episodes import Event, Observed, Opened
@@ -16,7 +16,7 @@ def as_json(event: Event) -> dict[str, Any]:
             return {"kind": "opened", "observation": _observation(observation), "prompt_tokens": prompt_tokens}
         case Observed(observation, suffix):
             return {"kind": "observed", "observation": _observation(observation), "suffix": suffix}
-        case Failure(reason, message):
+        case EnvironmentFailure(reason, message):
             return {"kind": "failure", "reason": reason, "message": message}
         case Sample():
             return {
@@ -41,7 +41,7 @@ def from_json(value: Mapping[str, Any]) -> Event:
         case {"kind": "observed", "observation": observation, "suffix": suffix}:
             return Observed(_read(observation), tuple(suffix))
         case {"kind": "failure", "reason": reason, "message": message}:
-            return Failure(reason, message)
+            return EnvironmentFailure(reason, message)
     calls = tuple(ToolCall(**call) for call in value["calls"])
     lists = {name: tuple(value[name]) for name in ("tokens", "logprobs")}
     return Sample(**{name: item for name, item in value.items() if name != "kind"} | lists | {"calls": calls})

@@ -1,7 +1,7 @@
 """One episode as a state machine: events in, the next action out. It calls neither an engine nor an environment, so
 an episode continues after a kill by taking its recorded events again.
 
-    event            Opened     Sample     Observed     Sample     ...   Failure
+    event            Opened     Sample     Observed     Sample     ...   EnvironmentFailure
     next action   Open    request    Step        request    Step         the finished sample
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from ppoctl.batch.episodes import (
     Dialogue,
     EndReason,
+    EnvironmentFailure,
     EnvironmentRow,
     Episode,
     EpisodeLimits,
     EpisodeTurn,
-    Failure,
     Observation,
     ObservationError,
     Outcome,
@@ -45,8 +45,8 @@ class Observed:
     """Ids between the turn and the next turn; empty if no turn can follow."""
 
 
-Event = Opened | Sample | Observed | Failure
-"""What happens in an episode; a sample is a turn, and its `key` is that of the turn's request."""
+Event = Opened | Sample | Observed | EnvironmentFailure
+"""Change of an episode; a sample is a turn, and its `key` is that of the turn's request."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Step:
 
 
 Action = Open | Step | SampleRequest | Sample
-"""What comes next in an episode; a sample is the finished response."""
+"""Next step of an episode; a sample is the finished response."""
 
 
 class EpisodeState:
@@ -101,7 +101,7 @@ class EpisodeState:
 
     def event_of(self, outcome: Outcome, dialogue: Dialogue) -> Event:
         """Return the event of the answer to the last `Open` or `Step`."""
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, EnvironmentFailure):
             return outcome
         messages = outcome.messages
         try:
@@ -112,13 +112,13 @@ class EpisodeState:
                 return Observed(outcome)
             return Observed(outcome, dialogue.suffix(self._samples[-1].tokens, messages, self._prompt.template_args))
         except ObservationError as error:
-            return Failure(error.reason, str(error))
+            return EnvironmentFailure(error.reason, str(error))
 
     def take(self, event: Event) -> None:
         """Change the state by an event, which must be the result of `action`."""
         self.num_events += 1
         match event:
-            case Failure(reason, message):
+            case EnvironmentFailure(reason, message):
                 self._end, self._message = reason, message
             case Opened(observation, prompt_tokens):
                 self._is_open = True

@@ -1,0 +1,29 @@
+"""The `[tracking]` table: the mirror of a run outside its run directory."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppoctl.recipe_table import REPORTING, Table
+
+
+class MlflowTracking(Table):
+    """Tracking by MLflow, as a mirror of the run directory. Training continues if MLflow is unreachable."""
+
+    kind: Annotated[Literal["mlflow"], REPORTING]
+    """Mirror the run to MLflow."""
+    uri: Annotated[str | None, REPORTING] = None
+    """MLflow tracking URI without a secret, or `$NAME` of an environment variable that contains it; absent: a sqlite
+    file in the runs folder."""
+    experiment: Annotated[str, REPORTING] = "ppoctl"
+    """Name of the MLflow experiment."""
+
+
+class NoTracking(Table):
+    """No tracking outside the run directory."""
+
+    kind: Annotated[Literal["none"], REPORTING]
+    """No mirror."""
+
+
+Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
