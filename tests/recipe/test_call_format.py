@@ -48,7 +48,7 @@ def test_format_of_family_requires_its_token(tmp_path: Path, family: str, form: 
     assert format_of(with_token, PYTHON) == format_of(with_token, TOOLS) == form
     without = model(tmp_path, family, tokens=["<eos>"], is_ascii=is_ascii)
     assert format_of(without, PYTHON) is None  # it needs no tools
-    with pytest.raises(RecipeError, match="`environment` has tools, but the model in .* has no format") as caught:
+    with pytest.raises(RecipeError, match=r"`environment` has tools, but the model in .* has no format") as caught:
         format_of(without, TOOLS)
     assert "--set 'environment.call_format=\"hermes\"'" in str(caught.value.hint)
     assert format_of(without, TOOLS, "environment.call_format='hermes'") == "hermes"
@@ -62,8 +62,12 @@ def test_evaluations_have_the_same_format_as_training(tmp_path: Path) -> None:
     assert format_of(folder, PYTHON, "environment.call_format='hermes'", "eval.environment={kind='none'}") == "hermes"
     with pytest.raises(RecipeError, match="different formats of tool calls: hermes, mistral") as caught:
         format_of(
-            folder, TOOLS, "environment.call_format='hermes'", f"eval.{PYTHON}", "eval.environment.call_format='mistral'"
+            folder,
+            TOOLS,
+            "environment.call_format='hermes'",
+            f"eval.{PYTHON}",
+            "eval.environment.call_format='mistral'",
         )
     assert "--set 'eval.environment.call_format=\"hermes\"'" in str(caught.value.hint)
-    with pytest.raises(RecipeError, match="`eval.environment` has tools, but"):
+    with pytest.raises(RecipeError, match=r"`eval.environment` has tools, but"):
         format_of(folder, f"eval.{TOOLS}")

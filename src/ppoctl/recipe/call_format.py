@@ -13,7 +13,7 @@ from ppoctl.recipe.schema import Recipe
 CALL_TOKENS: dict[str, str] = {
     "llama3_json": "<|python_tag|>",
     "mistral": "[TOOL_CALLS]",
-    "deepseek_v3": "<\uff5ctool▁calls▁begin\uff5c>",
+    "deepseek_v3": "<\uff5ctool\u2581calls\u2581begin\uff5c>",
 }
 """Token that vLLM's parser of a format requires in the vocabulary. The other formats are ordinary text."""
 

@@ -17,7 +17,10 @@ from ppoctl.recipe.call_format import CALL_TOKENS
 pytestmark = pytest.mark.engines
 
 BAR = "\uff5c"
-DEEPSEEK = tuple(f"<{BAR}tool▁{name}{BAR}>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
+DEEPSEEK = tuple(
+    f"<{BAR}tool\u2581{name}{BAR}>"
+    for name in ("calls\u2581begin", "calls\u2581end", "call\u2581begin", "call\u2581end", "sep")
+)
 TOKENS = {
     "hermes": (),
     "llama3_json": ("<|python_tag|>",),
@@ -60,9 +63,9 @@ def deepseek(*calls: tuple[str, str]) -> str:
 
 
 ADD = {"a": 3, "b": -0.5}
-NESTED = {"query": {"names": ["Zoë", "日本 {x}"], "deep": [[1], {"k": None}]}, "exact": True}
+NESTED = {"query": {"names": ["Zo\u00eb", "\u65e5\u672c {x}"], "deep": [[1], {"k": None}]}, "exact": True}
 ADD_JSON = '{"a": 3, "b": -0.5}'
-NESTED_JSON = '{"query": {"names": ["Zo\\u00eb", "日本 {x}"], "deep": [[1], {"k": null}]}, "exact": true}'
+NESTED_JSON = '{"query": {"names": ["Zo\\u00eb", "\u65e5\u672c {x}"], "deep": [[1], {"k": null}]}, "exact": true}'
 
 GOOD: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("hermes", hermes(f'{{"name": "add", "arguments": {ADD_JSON}}}'), [("add", ADD)]),

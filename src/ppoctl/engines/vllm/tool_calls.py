@@ -79,9 +79,9 @@ _FORMATS: Mapping[str, _Format] = {
     ),
     "mistral": _Format(r"\[TOOL_CALLS\]", "the form of the chat template, with arguments in JSON"),
     "deepseek_v3": _Format(
-        "<\uff5ctool▁calls▁begin\uff5c>",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
         "the form of the chat template, with arguments in one line of JSON",
-        marks=("<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁sep\uff5c>"),
+        marks=("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581sep\uff5c>"),
     ),
 }
 
