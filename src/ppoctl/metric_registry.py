@@ -35,7 +35,7 @@ GROUPS_ALL_RIGHT_FRAC = Metric("groups/all_right_frac", "fraction", "groups whos
 GROUPS_ALL_WRONG_FRAC = Metric("groups/all_wrong_frac", "fraction", "groups whose responses all fail", "falling")
 GROUPS_DROPPED_TOKENS = Metric("groups/dropped_tokens", "tokens", "response tokens of groups that the step drops")
 ENVIRONMENT_TURNS_MEAN = Metric(
-    "environment/turns_mean", "turns", "mean number of turns of an episode (with [environment])"
+    "environment/turns_mean", "turns", "mean number of turns of an episode (with [environment])", "above 1"
 )
 ENVIRONMENT_OBSERVED_TOKENS_MEAN = Metric(
     "environment/observed_tokens_mean", "tokens", "mean number of observation tokens of an episode"

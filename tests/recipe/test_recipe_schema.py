@@ -1,6 +1,6 @@
 """Conventions of the schema: every key is documented, declares its effect, and can be set to every allowed value."""
 
-from typing import Any
+from typing import Any, get_args
 
 from for_each import for_each
 from ppoctl.loading.explain import TERMS
