@@ -108,7 +108,10 @@ def test_missing_file_of_an_environment_is_reported_once(folder: Path) -> None:
 def test_every_case_of_a_choice_is_checked(folder: Path) -> None:
     cases = "a={kind='python', path='env.py:Guess'}, b={kind='tools', tools=['calculator']}"
     checked(folder, families.GEMMA2)
-    recipe = load([Path("r.toml")], [f"environment={{kind='choose', cases={{{cases}}}, {LIMITS}}}"]).recipe
+    recipe = load(
+        [Path("r.toml")],
+        [f"environment={{kind='choose', cases={{{cases}}}, {LIMITS}}}", "data.train.fields=['environment']"],
+    ).recipe
     assert recipe.environment is not None
     with pytest.raises(RecipeError, match="answers with messages of the role `tool`"):
         list(conversation_notes(ChatTemplate(folder / "base"), recipe.environment, {}, "environment"))

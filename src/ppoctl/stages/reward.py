@@ -53,18 +53,18 @@ class RewardStage:
         scores = [next(scored) if failure is None else failure for failure in failures]
         if (slow := slowest(scores, requests)) is not None:
             self.notify(f"step {rollouts.step}: {slow}")
-        self._require_few_errors(scores, requests, episodes, rollouts.step)
+        self._require_few_errors(scores, requests, episodes, rollouts)
         return collect(scores, requests)
 
     def _require_few_errors(
-        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], step: int
+        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], rollouts: Rollouts
     ) -> None:
         """Raise RewardError if no sample has a score, or if too many samples have none or a failed environment."""
         rows = list(zip(scores, requests, episodes, strict=True))
         reasons = [reason for row in rows if (reason := _error(*row))]
         if not reasons:
             return
-        failed = sum(episode is not None and episode.is_failed for episode in episodes)
+        step, failed = rollouts.step, sum(episode is not None and episode.is_failed for episode in episodes)
         fraction, first = len(reasons) / len(scores), f"first {reasons[0]}"
         fix, command = "the rollouts are saved: fix the reward", "ppoctl resume RUN"
         if failed:
