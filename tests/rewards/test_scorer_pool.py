@@ -52,10 +52,10 @@ def test_scorer_process_receives_all_request_fields(drill_pool: OpenPool) -> Non
     chat = (Message("system", "be brief"), Message("user", "why?\u2028\ud800"))
     sample = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated", (5, 1))
     turns = replace(sample, conversation=(Message("tool", "4"),), turn_spans=((0, 1),), turn_rewards=(0.5,))
-    for request, score in zip(
+    for sent, score in zip(
         (sample, turns), scores(drill_pool("drill_scorers:all_that_it_is_given"), [sample, turns]), strict=True
     ):
-        assert score == Score(None, "error", f"ValueError: {hashlib.sha256(repr(request).encode()).hexdigest()}")
+        assert score == Score(None, "error", f"ValueError: {hashlib.sha256(repr(sent).encode()).hexdigest()}")
 
 
 def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
