@@ -167,6 +167,7 @@ def test_episode_without_a_turn_has_one_token_that_is_not_in_the_loss() -> None:
     assert rollouts.mask.tolist() == [[False, False, False], [True, True, True]]
     assert rollouts.finish.tolist() == [TERMINATED, TERMINATED]
     assert rollouts.stamps == ["actor@0:first", "s1"]
+    assert rollouts.step == 1
     assert rollouts.texts == ["", "turn 1"]
 
 
