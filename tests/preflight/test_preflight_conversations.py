@@ -7,7 +7,7 @@ import pytest
 
 from data import dialogue_families as families
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.errors import RecipeError
+from ppoctl.errors import DataError, RecipeError
 from ppoctl.loading.load import load
 from ppoctl.preflight.check import Findings, check
 from ppoctl.preflight.conversations import conversation_notes
@@ -115,3 +115,26 @@ def test_every_case_of_a_choice_is_checked(folder: Path) -> None:
     assert recipe.environment is not None
     with pytest.raises(RecipeError, match="answers with messages of the role `tool`"):
         list(conversation_notes(ChatTemplate(folder / "base"), recipe.environment, {}, "environment"))
+
+
+def test_rows_without_an_environment_are_counted(folder: Path) -> None:
+    """Also if an earlier row with the same question has one, and without a model."""
+    levels = ["a", "a", "b", "z", "z", None, "a", "b"]
+    rows = [{"q": f"{number % 3} + 1?", "a": "1", "level": level} for number, level in enumerate(levels)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    case = "{kind='python', path='env.py:Guess'}"
+    sets = [
+        "data.train={format='columns', path='rows.jsonl', prompt='q', answer='a', fields=['level']}",
+        f"environment={{kind='choose', field='level', cases={{a={case}, b={case}}}, {LIMITS}}}",
+    ]
+    with_model = checked(folder, families.QWEN25, *sets).problems
+    (folder / "base" / "tokenizer_config.json").unlink()
+    without_model = check(load([Path("r.toml")], sets).recipe).problems
+    for problems in (with_model, without_model):
+        [problem] = [each for each in problems if each.kind is DataError]
+        assert problem.message.startswith("3 of 8 rows of `data.train` have no environment, first `train/000003-")
+        assert problem.message.endswith(
+            "rows.jsonl` line 4): the field `level`, which selects the environment of a row, is `z`; the cases of "
+            "`[environment]` are `a`, `b`"
+        )
+        assert problem.hint == "add `[environment.cases.z]`, or change the row"
