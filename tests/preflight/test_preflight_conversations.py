@@ -41,7 +41,7 @@ def checked(folder: Path, template: str, *sets: str, special: str = "<|eos|>", r
         (families.GEMMA2, OWN, None),
         (families.MISTRAL, OWN, None),
         (families.GEMMA2, TOOLS, "answers with messages of the role `tool`, but the chat template cannot write"),
-        (families.MISTRAL, TOOLS, "cannot write messages of the roles tool: Tool call IDs should be"),
+        (families.MISTRAL, TOOLS, "cannot write `tool` messages: Tool call IDs should be"),
         (
             NUMBERED,
             TOOLS,
@@ -99,16 +99,30 @@ def test_preview_shows_the_tools_of_each_set(folder: Path) -> None:
 def test_missing_file_of_an_environment_is_reported_once(folder: Path) -> None:
     there = checked(folder, families.QWEN25, OWN)
     assert not there.problems
-    recipe = load([Path("r.toml")], [OWN]).recipe
+    recipe = load([Path("r.toml")], ["rollout.max_prompt_tokens=400", "rollout.max_new_tokens=40", OWN]).recipe
     (folder / "env.py").unlink()
-    [problem] = check(recipe, rows=False).problems
-    assert "env.py" in problem.message
+    [problem] = check(recipe).problems
+    assert "the file `" in problem.message
+    assert problem.is_missing
+
+
+def test_environment_that_does_not_start_is_reported_once_at_its_path(folder: Path) -> None:
+    """Rows are still checked, without the tools of the environment."""
+    held = "data.eval.held={format='gsm8k', path='train.jsonl'}"
+    sets = (OWN.replace("Guess", "Gues"), held, "rollout.prompts_per_step=1000")
+    start, rows = checked(folder, families.QWEN25, *sets).problems
+    assert (start.where, start.kind) == ("environment.path", RecipeError)
+    assert start.message.endswith(
+        "does not start: AttributeError: `" + str(folder / "env.py") + "` has no `Gues`; it defines Guess"
+    )
+    assert rows.where == "data.train.path"
 
 
 def test_every_case_of_a_choice_is_checked(folder: Path) -> None:
     cases = "a={kind='python', path='env.py:Guess'}, b={kind='tools', tools=['calculator']}"
     checked(folder, families.GEMMA2)
-    recipe = load([Path("r.toml")], [f"environment={{kind='choose', cases={{{cases}}}, {LIMITS}}}"]).recipe
+    chosen = f"environment={{kind='choose', cases={{{cases}}}, {LIMITS}}}"
+    recipe = load([Path("r.toml")], [chosen, "data.train.fields=['environment']"]).recipe
     assert recipe.environment is not None
     with pytest.raises(RecipeError, match="answers with messages of the role `tool`"):
         list(conversation_notes(ChatTemplate(folder / "base"), recipe.environment, {}, "environment"))
