@@ -75,8 +75,13 @@ def imported(function: str) -> Callable[..., Any]:
         return member  # type: ignore[no-any-return]
     if member is not None:
         raise TypeError(f"`{name}` of `{location}` is a {type(member).__name__}, not a function")
-    has = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
-    raise AttributeError(f"`{location}` has no `{name}`; its functions: {', '.join(has) or 'none'}")
+    own = (key for key, value in vars(module).items() if key[0] != "_" and _is_defined_in(module, value))
+    raise AttributeError(f"`{location}` has no `{name}`; it defines {', '.join(sorted(own)) or 'nothing'}")
+
+
+def _is_defined_in(module: ModuleType, value: object) -> bool:
+    """Whether a value is a function, or a class that the module does not import."""
+    return inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == module.__name__)
 
 
 def _module_of(file: Path) -> ModuleType:
@@ -105,7 +110,7 @@ def require_accepts(call: partial[Any], function: str, argument: str, *, count: 
         options = ", ".join(f"`{name}`" for name in call.keywords)
         raise TypeError(
             f"`{function.rpartition(':')[2]}{signature}` is called with {argument}"
-            + (f" and the options {options}" if options else " alone")
+            + (f" and the options {options}" if options else " alone" if count else "")
             + f": {error}"
         ) from error
 

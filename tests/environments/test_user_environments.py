@@ -207,7 +207,7 @@ def test_tools_of_a_class_are_described(converse: Converse) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("nothing", {}, r"has no `nothing`; its functions: "),
+        ("nothing", {}, r"has no `nothing`; it defines "),
         ("not_async", {}, "`not_async` is neither a class nor an `async` function"),
         ("WithoutStep", {}, "the class `WithoutStep` has no method `step`"),
         ("Counts", {"least": 1}, "is called with no argument and the options `least`: got an unexpected keyword"),

@@ -7,7 +7,7 @@ import pytest
 
 from data import dialogue_families as families
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.errors import DataError, RecipeError
+from ppoctl.errors import RecipeError
 from ppoctl.loading.load import load
 from ppoctl.preflight.check import Findings, check
 from ppoctl.preflight.conversations import conversation_notes
@@ -41,7 +41,7 @@ def checked(folder: Path, template: str, *sets: str, special: str = "<|eos|>", r
         (families.GEMMA2, OWN, None),
         (families.MISTRAL, OWN, None),
         (families.GEMMA2, TOOLS, "answers with messages of the role `tool`, but the chat template cannot write"),
-        (families.MISTRAL, TOOLS, "cannot write messages of the roles tool: Tool call IDs should be"),
+        (families.MISTRAL, TOOLS, "cannot write `tool` messages: Tool call IDs should be"),
         (
             NUMBERED,
             TOOLS,
@@ -99,42 +99,30 @@ def test_preview_shows_the_tools_of_each_set(folder: Path) -> None:
 def test_missing_file_of_an_environment_is_reported_once(folder: Path) -> None:
     there = checked(folder, families.QWEN25, OWN)
     assert not there.problems
-    recipe = load([Path("r.toml")], [OWN]).recipe
+    recipe = load([Path("r.toml")], ["rollout.max_prompt_tokens=400", "rollout.max_new_tokens=40", OWN]).recipe
     (folder / "env.py").unlink()
-    [problem] = check(recipe, rows=False).problems
-    assert "env.py" in problem.message
+    [problem] = check(recipe).problems
+    assert "the file `" in problem.message
+    assert problem.is_missing
+
+
+def test_environment_that_does_not_start_is_reported_once_at_its_path(folder: Path) -> None:
+    """Rows are still checked, without the tools of the environment."""
+    held = "data.eval.held={format='gsm8k', path='train.jsonl'}"
+    sets = (OWN.replace("Guess", "Gues"), held, "rollout.prompts_per_step=1000")
+    start, rows = checked(folder, families.QWEN25, *sets).problems
+    assert (start.where, start.kind) == ("environment.path", RecipeError)
+    assert start.message.endswith(
+        "does not start: AttributeError: `" + str(folder / "env.py") + "` has no `Gues`; it defines Guess"
+    )
+    assert rows.where == "data.train.path"
 
 
 def test_every_case_of_a_choice_is_checked(folder: Path) -> None:
     cases = "a={kind='python', path='env.py:Guess'}, b={kind='tools', tools=['calculator']}"
     checked(folder, families.GEMMA2)
-    recipe = load(
-        [Path("r.toml")],
-        [f"environment={{kind='choose', cases={{{cases}}}, {LIMITS}}}", "data.train.fields=['environment']"],
-    ).recipe
+    chosen = f"environment={{kind='choose', cases={{{cases}}}, {LIMITS}}}"
+    recipe = load([Path("r.toml")], [chosen, "data.train.fields=['environment']"]).recipe
     assert recipe.environment is not None
     with pytest.raises(RecipeError, match="answers with messages of the role `tool`"):
         list(conversation_notes(ChatTemplate(folder / "base"), recipe.environment, {}, "environment"))
-
-
-def test_rows_without_an_environment_are_counted(folder: Path) -> None:
-    """Also if an earlier row with the same question has one, and without a model."""
-    levels = ["a", "a", "b", "z", "z", None, "a", "b"]
-    rows = [{"q": f"{number % 3} + 1?", "a": "1", "level": level} for number, level in enumerate(levels)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    case = "{kind='python', path='env.py:Guess'}"
-    sets = [
-        "data.train={format='columns', path='rows.jsonl', prompt='q', answer='a', fields=['level']}",
-        f"environment={{kind='choose', field='level', cases={{a={case}, b={case}}}, {LIMITS}}}",
-    ]
-    with_model = checked(folder, families.QWEN25, *sets).problems
-    (folder / "base" / "tokenizer_config.json").unlink()
-    without_model = check(load([Path("r.toml")], sets).recipe).problems
-    for problems in (with_model, without_model):
-        [problem] = [each for each in problems if each.kind is DataError]
-        assert problem.message.startswith("3 of 8 rows of `data.train` have no environment, first `train/000003-")
-        assert problem.message.endswith(
-            "rows.jsonl` line 4): the field `level`, which selects the environment of a row, is `z`; the cases of "
-            "`[environment]` are `a`, `b`"
-        )
-        assert problem.hint == "add `[environment.cases.z]`, or change the row"

@@ -102,6 +102,16 @@ uri = "x"
     assert hint == "write it as `--set actor.optimizer.lr=1e-6`"
 
 
+def test_names_of_tools_and_environments_are_explained(write: Write) -> None:
+    environment = "[environment]\nturns = 2\ntokens = 9\n"
+    lines, _ = said(write(SMALLEST + environment + 'kind = "tools"\ntools = ["calculater"]\n'))
+    known = "must be `calculator`, `python`, or `path.py:name` of a function; did you mean `calculator`?"
+    assert [line.partition(": ")[2] for line in lines] == [f'`environment.tools.0` is `"calculater"`: {known}']
+    lines, _ = said(write(SMALLEST + environment + 'kind = "python"\npath = "env.py"\n'))
+    named = "does not name a class or async function; write `env.py:Environment`"
+    assert [line.partition(": ")[2] for line in lines] == [f'`environment.path` is `"env.py"`: {named}']
+
+
 def test_misplaced_key_error_names_its_section(write: Write) -> None:
     lines, hint = said(write(SMALLEST.replace("[ppo]\n", "[ppo]\nlr = 1e-6\n")))
     assert lines == ["r.toml:15: unknown key `ppo.lr`; `lr` belongs under [actor.optimizer] or [critic.optimizer]"]

@@ -34,7 +34,7 @@ WRONG = {
     "infinite": r"it returned `inf` as `words`",
     "text": r"returned a str as `words`, not a number",
     "leaves": r"SystemExit: ",
-    "missing": r"it does not start: AttributeError: .* has no `missing`; its functions: ",
+    "missing": r"it does not start: AttributeError: .* has no `missing`; it defines ",
     "takes_nothing": r"it does not start: TypeError: `takes_nothing\(\).* is called with a list of samples",
 }
 

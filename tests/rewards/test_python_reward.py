@@ -105,7 +105,7 @@ def test_deeply_nested_return_value_fails_its_own_sample_only() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("nothing", {}, r"has no `nothing`; its functions: compute_score, contains, fails"),
+        ("nothing", {}, r"has no `nothing`; it defines compute_score, contains, fails"),
         ("COUNT", {}, r"`COUNT` of `.*` is a int, not a function"),
         ("contains", {"scal": 1}, r"and the options `scal`: got an unexpected keyword argument 'scal'"),
         ("compute_score", {}, r"is called with a sample \(`sample.response`.*missing a required argument"),

@@ -136,7 +136,7 @@ WRONG: Mapping[str, str] = {
     "metric_of_rows": r"it returned a tensor of shape \[2\] as `mean`; the shape must be \[2, 3\]",
     "two_arguments": r"it failed: TypeError: `two_arguments\(batch, other\)` is called with a `PolicyLossInputs` "
     r"alone: missing a required argument: 'other'$",
-    "missing": r"it cannot be imported: AttributeError: `.*users_training.py` has no `missing`; its functions: a_l",
+    "missing": r"it cannot be imported: AttributeError: `.*users_training.py` has no `missing`; it defines a_l",
 }
 
 

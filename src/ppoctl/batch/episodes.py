@@ -67,7 +67,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class EnvironmentFailure:
-    """EnvironmentFailure of an environment. The episode ends with this reason."""
+    """An environment failed. Its episode ends with this reason."""
 
     reason: FailureReason
     message: str

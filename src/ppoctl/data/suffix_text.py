@@ -66,8 +66,7 @@ def suffix_frame(
     render: Render, messages: Sequence[Message], arguments: Mapping[str, object], history: Chat = (*QUESTION, TURN)
 ) -> Frame:
     """Return the frame of the text between a turn and the next turn. The frame depends on the roles of the messages,
-    and on which of them are empty. `history` ends with the turn, which
-    contains MARK.
+    and on which of them are empty. `history` ends with the turn, which contains MARK.
 
     Raises RejectedMessagesError if the template rejects the messages, omits one, or transforms a content in an
     unknown way.
@@ -128,4 +127,5 @@ def _located(text: str, probes: Sequence[str], transforms: Sequence[str]) -> Fra
 
 
 def _rejected(roles: Sequence[str], why: str) -> RejectedMessagesError:
-    return RejectedMessagesError(f"the chat template cannot write messages of the roles {', '.join(roles)}: {why}")
+    listed = ", ".join(f"`{role}`" for role in roles)
+    return RejectedMessagesError(f"the chat template cannot write {listed} messages: {why}")

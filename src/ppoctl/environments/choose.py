@@ -46,8 +46,3 @@ class ChooseEnvironment(EpisodeTable):
             f"are {', '.join(f'`{name}`' for name in self.cases)}",
             hint=f"add `[environment.cases.{chosen or 'NAME'}]`, or change the row",
         )
-
-    def require_there(self, key: str = "environment") -> None:
-        """Call `require_there` of each case. `key` is the key of this table."""
-        for path, case in self.kinds.items():
-            case.require_there(".".join((key, *path)))

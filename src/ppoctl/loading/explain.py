@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ppoctl.environments.tools import BUILT_IN
 from ppoctl.errors import quoted, without_secrets
 from ppoctl.loading.capabilities import planned_key, planned_value
 from ppoctl.loading.key_examples import EXAMPLES
@@ -55,6 +56,9 @@ _TYPES = {
     "string_pattern_mismatch": "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
 }
 
+_NAMES = {"function": ("function", "score"), "path": ("class or async function", "Environment")}
+"""Key of a `path.py:name` -> what it names, and an example of a name."""
+
 _BOUNDS = {
     "greater_than": ("must be greater than", "gt"),
     "greater_than_equal": ("must be at least", "ge"),
@@ -68,6 +72,9 @@ def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
     errors = error.errors(include_url=False)
     if "epochs" in layers.written:  # `steps` is missing only until the rows of an epoch can be counted
         errors = [details for details in errors if details["loc"] != ("steps",)]
+    # pydantic counts only the valid entries of an array, and then also reports that there are too few.
+    wrong = {details["loc"][:-1] for details in errors if details["loc"]}
+    errors = [details for details in errors if details["type"] != "too_short" or details["loc"] not in wrong]
     return [problem for details in errors for problem in _explain(details, layers)]
 
 
@@ -188,9 +195,13 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
         wrong = f"must have {context['max_length']} entries"
     elif kind == "missing":  # pydantic names the missing entry of an array
         return f"`{dotted(path[:-1])}` is `{shown(details['input'])}`: must have more entries"
-    elif kind == "string_pattern_mismatch" and path[-1] == "function":
+    elif kind == "string_pattern_mismatch" and path[-1] in _NAMES:
         place = details["input"].rpartition(":")[0] or details["input"]
-        wrong = f"does not name a function; write `{place.rstrip(':')}:score`"
+        what, name = _NAMES[path[-1]]
+        wrong = f"does not name a {what}; write `{place.rstrip(':')}:{name}`"
+    elif kind == "string_pattern_mismatch" and "tools" in path[-2:]:
+        known = ", ".join(f"`{tool}`" for tool in BUILT_IN)
+        wrong = f"must be {known}, or `path.py:name` of a function{similar(details['input'], BUILT_IN)}"
     elif kind == "string_pattern_mismatch" and path[-1] == "url":
         wrong = "must begin with `http://` or `https://` and the name of a host"
     else:

@@ -8,6 +8,7 @@ from functools import partial
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
+from ppoctl.environments.python import PythonEnvironment
 from ppoctl.errors import PpoctlError
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.loading.problems import Problem, as_error
@@ -92,7 +93,7 @@ def check(
         _try(found, place(("eval", "metrics", "function")), measures.require_there)
     for key, own in _training_functions(recipe):
         _try(found, place((*key, "function")), own.called.require_there)
-    _check_conversations(recipe, template, found, place)
+    usable = _usable_environments(recipe, template, found, place)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
         _try(found, place(("tracking", "uri")), lambda: resolved_uri(uri))
@@ -102,7 +103,7 @@ def check(
             enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
             of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
             name = ".".join(key[1:])
-            prepared = partial(checks.require, table, name, reward=reward, environment=_environment(recipe, name))
+            prepared = partial(checks.require, table, name, reward=reward, environment=usable.get(name))
             rows_check = partial(prepared, at_least=enough, key=of_round)
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
@@ -180,27 +181,46 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
     return template
 
 
-def _check_conversations(recipe: Recipe, template: ChatTemplate | None, found: Findings, place: OriginOf) -> None:
-    """Check the environments of all data sets, and the chat template with them. Equal cases are checked once."""
-    checked = set[object]()
+def _usable_environments(
+    recipe: Recipe, template: ChatTemplate | None, found: Findings, place: OriginOf
+) -> dict[str, EpisodeTable]:
+    """Check the environments of all data sets, and the chat template with them. Equal cases are checked once. Return
+    the environments that start, by the name of the set."""
+    checked, usable = set[object](), dict[str, EpisodeTable]()
+    starts: dict[KeyPath, bool] = {}
     for key, table in _datasets(recipe):
         name = ".".join(key[1:])
         environment = _environment(recipe, name)
         if environment is None:
             continue
         own = ("environment",) if environment is getattr(recipe, "environment", None) else ("eval", "environment")
-        where = place((*own, "kind"))
-        if own not in checked:
-            checked.add(own)
-            _try(found, where, partial(environment.require_there, dotted(own)))
+        if own not in starts:
+            starts[own] = _starts(environment, own, found, place)
+        if not starts[own]:
+            continue
+        usable[name] = environment
         if template is None or template.text is None:
             continue
+        where = place((*own, "kind"))
         for single in sources_of(table).values():
             case = (own, json.dumps(single.template_args, sort_keys=True))
             if case not in checked:
                 checked.add(case)
                 notes = conversation_notes(template, environment, single.template_args, dotted(own))
                 _try(found, where, lambda notes=notes: _add(found, notes))  # type: ignore[misc]
+    return usable
+
+
+def _starts(environment: EpisodeTable, key: KeyPath, found: Findings, place: OriginOf) -> bool:
+    """Return whether processes of all kinds of an environment start. Add its problems: what this machine lacks, or
+    else why a process does not start."""
+    lacks, fails = Findings(), Findings()
+    for path, kind in environment.kinds.items():
+        where = place((*key, *path, "path" if isinstance(kind, PythonEnvironment) else "kind"))
+        _try(lacks, where, partial(kind.require_there, dotted((*key, *path))))
+        _try(fails, where, kind.schemas)
+    found.problems += lacks.problems or fails.problems
+    return not fails.problems
 
 
 def _add(found: Findings, notes: Iterable[str]) -> None:

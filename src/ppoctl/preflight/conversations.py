@@ -12,7 +12,7 @@ from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.suffix_text import MARK, QUESTION, TURN, Chat, suffix_frame
 from ppoctl.data.template_arguments import tools_of
-from ppoctl.errors import PpoctlError, RecipeError
+from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import EpisodeTable
 
 _ANSWER = {"role": "assistant", "content": "An answer."}
@@ -51,10 +51,7 @@ def conversation_notes(
     on earlier messages.
     """
     for case in environment.kinds.values():
-        try:
-            tools = tools_of(case)
-        except PpoctlError:  # the check of the rows reports the error
-            continue
+        tools = tools_of(case)
         role = "tool" if tools else "user"
         given = {**arguments, **({"tools": tools} if tools else {})}
         for messages in ([Message(role, "4")], [Message(role, "4"), Message(role, "5")])[: 2 if tools else 1]:
