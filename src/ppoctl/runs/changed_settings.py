@@ -38,7 +38,9 @@ NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
 
 OF_ENVIRONMENTS = ("environment", "eval.environment")
 """Tables that processes of environments read. A run has one such set of processes."""
-OF_EPISODES = tuple(f"{table}.{key}" for table in OF_ENVIRONMENTS for key in ("turns", "tokens_per_turn", "on_failure"))
+OF_EPISODES = tuple(
+    f"{table}.{key}" for table in OF_ENVIRONMENTS for key in ("turns", "tokens_per_turn", "on_failure")
+)
 """Keys in these tables that only stages read."""
 
 _LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
@@ -135,7 +137,7 @@ def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str
         if _is_in(key, OF_ENVIRONMENTS) and not _is_in(key, OF_EPISODES):
             raise RecipeError(
                 f"`{key}` cannot change now: step {step} is unfinished, and its responses have the old environment",
-                hint=f"ppoctl resume {quoted(paths.root)} --back-to {step - 1}  # step {step} is then generated again",
+                hint=f"ppoctl resume {quoted(paths.root)} --back-to {quoted(str(step - 1))}  # the step is repeated",
             )
 
 
