@@ -115,7 +115,7 @@ def test_metrics_describe_all_rounds() -> None:
         ({"by": "pass"}, {"eval": {"pass_score": 0.4}}, "aef"),
         ({"by": "pass"}, {"eval": {"pass_score": 0.35}}, "ef"),
         ({"by": "pass", "keep": {"min": 0.6, "max": 0.7}}, {"eval": {"pass_score": 0.4}}, "f"),
-        # A penalty of 0.1 for each token in the mask makes d's equal scores 0.9, 0.9 and 0.7.
+        # A penalty of 0.1 a generated token makes d's equal scores 0.9, 0.9 and 0.7.
         ({"by": "shaped"}, {"reward": LENGTH}, "adef"),
         ({"by": "score"}, {"reward": LENGTH}, "aef"),
         # The means are then 0.275 of a, 0.3 of c, 0.25 of e, 0.367 of f, and more of b and d.

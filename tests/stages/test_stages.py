@@ -111,7 +111,7 @@ def test_scorer_receives_all_fields_of_response() -> None:
     row = Prompt("a", (5,), "[user] why?", "x", (Message("user", "why?"),), {"level": 3})
     scorer = AskedScorer()
     stage = RewardStage(scorer, max_error_frac=0.0, fingerprint="", between=Stops().between)
-    rollouts = stub_models.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
+    rollouts = stub_models.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"], stamps=["actor@0:first"] * 2)
     rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), rollouts)
     assert scorer.requests == [
         ScoreRequest("b", "[user] why?", (Message("user", "why?"),), "2 1", None, {}, "terminated", (2, 1)),

@@ -7,6 +7,16 @@ from typing import Any
 from ppoctl import metric_registry
 from ppoctl.batch.episodes import Episode
 
+TAKEN_NAMES = tuple(
+    metric.name.removeprefix("environment/").removesuffix("_mean")
+    for metric in (
+        metric_registry.ENVIRONMENT_TURNS_MEAN,
+        metric_registry.ENVIRONMENT_OBSERVED_TOKENS_MEAN,
+        metric_registry.ENVIRONMENT_CALLS_MEAN,
+    )
+)
+"""Names that a metric of an environment must not have: `environment/NAME_mean` is the name of another metric."""
+
 
 def episode_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the metrics of episodes, given as `Episode.as_json`; there must be at least one. A metric of the

@@ -42,19 +42,18 @@ class TemplateArguments:
         """Raise DataError if rows have no environment, with their number and the first of them."""
         if self.environment is None or () in self.environment.kinds:
             return
-        count, first, problem = 0, "", None
+        faults: list[tuple[DatasetRow, int, DataError]] = []
         for row, times in rows.different_rows():
             try:
                 self.environment.of_row(row.fields)
             except DataError as error:
-                count += times
-                if problem is None:
-                    first, problem = f"`{row.id}` ({row.place})", error
-        if problem is not None:
+                faults.append((row, times, error))
+        if faults:
+            first, _, why = faults[0]
             raise DataError(
-                f"{count} of {len(rows)} rows of `data.{self._name}` have no environment, first {first}: "
-                f"{problem.message}",
-                hint=problem.hint,
+                f"{sum(times for _, times, _ in faults)} of {len(rows)} rows of `data.{self._name}` have no "
+                f"environment, first `{first.id}` ({first.place}): {why.message}",
+                hint=why.hint,
             )
 
     def require_shown(self, row: DatasetRow, text: str) -> None:

@@ -53,19 +53,18 @@ class RewardStage:
         scores = [next(scored) if failure is None else failure for failure in failures]
         if (slow := slowest(scores, requests)) is not None:
             self.notify(f"step {rollouts.step}: {slow}")
-        self._require_few_errors(scores, requests, episodes, rollouts)
+        self._require_few_errors(scores, requests, episodes, rollouts.step)
         return collect(scores, requests)
 
     def _require_few_errors(
-        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], rollouts: Rollouts
+        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], step: int
     ) -> None:
-        """Raise RewardError if no response can be trained on, or if too many have no score or a failed
-        environment."""
+        """Raise RewardError if no response can be trained on, or too many have no score or a failed environment."""
         rows = list(zip(scores, requests, episodes, strict=True))
         reasons = [reason for row in rows if (reason := _error(*row))]
         if not reasons:
             return
-        step, failed = rollouts.step, sum(episode is not None and episode.is_failed for episode in episodes)
+        failed = sum(episode is not None and episode.is_failed for episode in episodes)
         fraction, first = len(reasons) / len(scores), f"first {reasons[0]}"
         fix, command = "the rollouts are saved: fix the reward", "ppoctl resume RUN"
         if failed:
