@@ -379,6 +379,11 @@ _OF_THE_STEP = {
         REWARD_LENGTH_MEAN, REWARD_SECONDS_MEAN,
     )
 }  # fmt: skip
+MEANS_OF_EPISODES = tuple(
+    metric.name.removeprefix("environment/").removesuffix("_mean")
+    for metric in (ENVIRONMENT_TURNS_MEAN, ENVIRONMENT_OBSERVED_TOKENS_MEAN, ENVIRONMENT_CALLS_MEAN)
+)
+"""Names that a metric of an environment must not have: `environment/NAME_mean` is the name of another metric."""
 _OF_ENVIRONMENT = re.compile(r"environment/[A-Za-z0-9_-]+_mean")
 _OF_PART = re.compile(r"reward/([A-Za-z0-9_-]+)_mean")
 

@@ -1,5 +1,6 @@
 """Selected rows of records of one or several rounds, worked by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,8 +69,19 @@ def test_taken_rollouts_have_the_selected_rows_in_order() -> None:
         [8, 9, 4, 4, 5, 6],
         [5, 1, 2],
     ]
+    assert taken.episodes is None
     types = {name: getattr(FIRST, name).dtype for name in ("prompt_tokens", "tokens", "mask", "seeds", "finish")}
     assert {name: getattr(taken, name).dtype for name in types} == types
+
+
+def test_taken_rollouts_have_the_episodes_of_their_rows() -> None:
+    with_episodes = [
+        replace(each, episodes=[{"end": f"{number}{row}"} for row in range(2)])
+        for number, each in enumerate((FIRST, SECOND), start=1)
+    ]
+    assert take(TWICE, with_episodes).episodes == [{"end": end} for end in ("20", "11", "20", "10")]
+    with pytest.raises(ValueError, match="episodes is present in all selected rounds or in none"):
+        take(TWICE, [FIRST, with_episodes[1]])
 
 
 def test_taken_rewards_have_the_scores_of_their_samples() -> None:

@@ -26,7 +26,9 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.run_paths import RECORD, RunPaths
 
-ENVIRONMENT = {"kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16, "tokens_per_turn": 6}
+ENVIRONMENT = {
+    "kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16, "tokens_per_turn": 6, "on_failure": {"score": -0.5},
+}  # fmt: skip
 ROLLOUT = {**KEEPS_EACH, "max_new_tokens": 10, "stop_token_ids": [3, 5, 7]}
 PPO = {"epochs": 1, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "truncated": "bootstrap"}
 GRPO = {"epochs": 1, "minibatch_seqs": 2, "kl": {"place": "none"}, "advantages": {"kind": "grpo"}}
@@ -39,6 +41,7 @@ def recipe_of(**changes: Any) -> Recipe:
         "steps": 2,
         "rollout": ROLLOUT,
         "environment": ENVIRONMENT,
+        "reward": {"kind": "exact_match", "max_error_frac": 1.0},
         "ppo": PPO,
         "eval": {"every_steps": 2, "at_start": False, "environment": {**ENVIRONMENT, "turns": 2}},
         "checkpoint": {"every_steps": 2, "asynchronous": False, "keep_rollouts_every_steps": 1},

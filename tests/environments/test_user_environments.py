@@ -150,7 +150,8 @@ INVALID = {
     "tool-id": "returned a dict as a message, not a mapping with `role` and `content`",
     "bad-metric": 'returned a metric named str (`"a b"`): letters, digits and underscores are allowed',
     "nan-metric": "returned `inf` as metric `a`, not a finite number",
-    "metrics-list": 'returned a list (`[1]`) as `metrics`, not a mapping such as `{"calls": 2}`',
+    "metrics-list": 'returned a list (`[1]`) as `metrics`, not a mapping such as `{"guesses": 2}`',
+    "taken-metric": "returned a metric named `calls`; the names turns, observed_tokens, calls are those of ppoctl",
 }
 
 

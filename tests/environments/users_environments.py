@@ -162,6 +162,7 @@ MISDEEDS: dict[str, Any] = {
     "messages": lambda detail: [Message("user", "m"), {"role": "tool", "content": "t"}],
     "bad-metric": lambda detail: {"done": True, "metrics": {"a b": 1}},
     "nan-metric": lambda detail: {"done": True, "metrics": {"a": float("inf")}},
+    "taken-metric": lambda detail: {"done": True, "metrics": {"a": 1, "calls": 2}},
     "metrics-list": lambda detail: {"done": True, "metrics": [1]},
 }
 

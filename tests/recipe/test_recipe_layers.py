@@ -15,6 +15,7 @@ from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.loading.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
 from ppoctl.loading.load import examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import (
     BySequences,
     ByTokens,
@@ -54,6 +55,24 @@ def test_layers_are_settings_sources_read_strongest_first(write: Write) -> None:
     assert issubclass(WrittenRecipe, BaseSettings)
     assert [source.kept.get("steps") for source in layers.sources] == [50, None, None, None, None]
     assert [source.current_state.get("steps") for source in layers.sources] == [None, 50, 50, 50, 50]
+
+
+def test_digest_has_the_origin_of_its_file(write: Write) -> None:
+    tools = write("def twice(x: int) -> int: return x\nclass Guess: ...\ndef score(s): return 1.0\n", "t.py").resolve()
+    rows = f"{{ format = 'columns', path = '{tools}', prompt = 'q', fields = ['env'] }}"
+    added = (
+        "[environment]\nkind = 'choose'\nfield = 'env'\nturns = 2\ntokens = 9\n"
+        "[environment.cases.a]\nkind = 'tools'\ntools = ['calculator', 't.py:twice']\n"
+        "[environment.cases.b]\nkind = 'python'\npath = 't.py:Guess'\noptions = { digest = 1 }\n"
+        "[reward]\nkind = 'python'\nfunction = 't.py:score'\n"
+    )
+    changed = [f"data.train={rows}", "rollout.max_new_tokens=9", f"data.eval.x={rows}"]
+    origins = load([write(SMALLEST), write(added, "b.toml")], changed, {}).origins
+    of_tool = dotted(("environment", "cases", "a", "digests", f"{tools}:twice"))
+    assert origins[of_tool] == origins["environment.cases.a.tools"] == "b.toml:8"
+    assert origins["environment.cases.b.digest"] == origins["environment.cases.b.path"] == "b.toml:11"
+    assert origins["environment.cases.b.options.digest"] == "b.toml:12"
+    assert origins["reward.digest"] == origins["reward.function"] == "b.toml:15"
 
 
 def test_every_value_has_its_origin(write: Write) -> None:

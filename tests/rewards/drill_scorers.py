@@ -1,6 +1,7 @@
 """Scorers that misbehave on demand: the ground truth names the fault. Scorer processes import it, like a user's
 scorer."""
 
+import hashlib
 import os
 import re
 import signal
@@ -22,8 +23,8 @@ def score(request: ScoreRequest) -> RewardValue:
 
 
 def all_that_it_is_given(request: ScoreRequest) -> RewardValue:
-    """Raise an error whose message contains all inputs."""
-    raise ValueError(repr(request))
+    """Raise an error whose message is the digest of all inputs."""
+    raise ValueError(hashlib.sha256(repr(request).encode()).hexdigest())
 
 
 def returns_a_bare_number(request: ScoreRequest) -> float:

@@ -1,5 +1,6 @@
 """Fault injection on real processes: if a scorer fails, only its current sample is lost."""
 
+import hashlib
 import os
 import re
 import select
@@ -50,8 +51,11 @@ def test_each_request_gets_its_score(drill_pool: OpenPool) -> None:
 def test_scorer_process_receives_all_request_fields(drill_pool: OpenPool) -> None:
     chat = (Message("system", "be brief"), Message("user", "why?\u2028\ud800"))
     sample = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated", (5, 1))
-    (score,) = scores(drill_pool("drill_scorers:all_that_it_is_given"), [sample])
-    assert score == Score(None, "error", f"ValueError: {sample!r}")
+    turns = replace(sample, conversation=(Message("tool", "4"),), turn_spans=((0, 1),), turn_rewards=(0.5,))
+    for sent, score in zip(
+        (sample, turns), scores(drill_pool("drill_scorers:all_that_it_is_given"), [sample, turns]), strict=True
+    ):
+        assert score == Score(None, "error", f"ValueError: {hashlib.sha256(repr(sent).encode()).hexdigest()}")
 
 
 def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
+from ppoctl.batch.records import Rollouts, decode
 from ppoctl.cli.app import run as app
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loading.write import recipe_as_toml
@@ -17,7 +18,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.run_paths import RECORD, RunPaths
 from ppoctl.user_functions import digest_of
 from ppoctl.wire.outlines import as_recorded
 
@@ -72,6 +73,42 @@ def test_changed_prompt_order_is_refused_between_checkpoints(tmp_path: Path) -> 
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
         adopt(claim(layout), fake_recipe(**REDO, seed=9))
     assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
+
+
+SUM = {"kind": "python", "path": "env:Sum", "turns": 3, "tokens": 16, "on_failure": {"score": 0.0}}
+EPISODES = {**REDO, "steps": 3, "reward": {"kind": "exact_match", "max_error_frac": 1.0}}
+
+
+@pytest.mark.parametrize(("moment", "first"), [("2 rollout starts", 2), ("2 values starts", 3)])
+def test_changed_limit_of_episodes_applies_from_the_first_step_without_a_rollout(
+    tmp_path: Path, moment: str, first: int
+) -> None:
+    recipes = {turns: fake_recipe(**EPISODES, environment={**SUM, "turns": turns}) for turns in (3, 1)}
+    layout = stopped_at(tmp_path / "run", moment, **EPISODES, environment=SUM)
+    adopt(claim(layout), recipes[1])
+    assert starts(layout) == [1, first]
+    run(open_run(layout.root, recipes[3], Witness(), recipes={1: recipes[3], first: recipes[1]}).job)
+    most = {}
+    for step in (1, 2, 3):
+        record = decode((layout.stage(step, "rollout") / RECORD).read_bytes())
+        assert isinstance(record, Rollouts)
+        most[step] = max(len(episode["turns"]) for episode in record.episodes or ())
+    assert {step for step, turns in most.items() if turns == 1} == set(range(first, 4))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [{"environment": {**SUM, "path": "env:Other"}}, {"environment": {**SUM, "tokens": 12}}, {"environment": None}],
+    ids=["path", "tokens", "no environment"],
+)
+def test_environment_cannot_change_while_a_step_may_generate_with_it(tmp_path: Path, tables: dict[str, Any]) -> None:
+    """The rest of the step, such as its evaluation, would run in the new environment under the old recipe."""
+    layout = stopped_at(tmp_path / "run", "2 values starts", **EPISODES, environment=SUM)
+    with pytest.raises(RecipeError, match=r"`environment.* cannot change now: step 2 is unfinished") as error:
+        adopt(claim(layout), fake_recipe(**EPISODES, **tables))
+    assert error.value.hint == f"ppoctl resume {layout.root} --back-to 1  # step 2 is then generated again"
+    adopt(claim(layout), fake_recipe(**EPISODES, environment={**SUM, "on_failure": {"score": 1.0}}))
+    assert starts(layout) == [1, 3]
 
 
 def test_changed_file_of_a_loss_is_refused_while_updates_would_be_replayed_with_it(tmp_path: Path) -> None:

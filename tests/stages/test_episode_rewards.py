@@ -104,7 +104,12 @@ def test_one_limit_counts_failed_episodes_and_missing_scores() -> None:
 def test_step_without_any_score_stops_the_run() -> None:
     with pytest.raises(RewardError, match=r"none of the 2 samples of step 3 .*`a` environment died: no answer"):
         stage(Asked(), max_error_frac=1.0).run(PROMPTS, rollouts(failed("died"), failed()))
-    assert stage(Asked(), max_error_frac=1.0, failed_score=0.5).run(PROMPTS, rollouts(failed(), failed())).valid.all()
+    scored = stage(Asked(), max_error_frac=1.0, failed_score=0.5)
+    assert scored.run(PROMPTS, rollouts(failed(), failed())).valid.all()
+    not_opened = Episode((), "died", "killed")
+    assert scored.run(PROMPTS, rollouts(not_opened, SHORT)).valid.all()
+    with pytest.raises(RewardError, match=r"none of the 2 samples of step 3 has a turn, .*`a` environment died"):
+        scored.run(PROMPTS, rollouts(not_opened, not_opened))
 
 
 def samples(*episodes: Episode) -> list[Sample]:

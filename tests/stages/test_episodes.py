@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.conversations import NumberDialogue
+from ppoctl.algorithm.sampling import rollout_sampling
 from ppoctl.batch.episodes import (
     EnvironmentFailure,
     EpisodeLimits,
@@ -24,6 +26,7 @@ from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.errors import PreemptedError
 from ppoctl.ports import EpisodeEntry, Sample, SampleRequest, SampleSetKey, SamplingParams
+from ppoctl.recipe.sizes import generator_window, longest_sequence
 from ppoctl.stages.episode_events import as_json, from_json
 from ppoctl.stages.episode_loop import EpisodeLoop
 from ppoctl.stages.episodes import EpisodeState, Event, Observed, Open, Opened, Step, replayed
@@ -154,6 +157,30 @@ def test_first_observation_counts_as_tokens_of_the_episode() -> None:
     assert (full.episode.end, full.terminated, full.episode.turns) == ("tokens", False, ())
 
 
+@pytest.mark.parametrize(("window", "longest"), [(None, 2 + 9), (8, 8)])
+def test_first_observation_makes_no_sequence_longer_than_planned(window: int | None, longest: int) -> None:
+    rollout = {"prompts_per_step": 4, "max_prompt_tokens": 2, "max_new_tokens": 9, "max_window_tokens": window}
+    recipe = fake_recipe(
+        rollout=rollout, environment={"kind": "python", "path": "env:Sum", "turns": 2, "tokens": 9}
+    )
+    assert recipe.environment is not None
+    assert longest_sequence(recipe) + 1 == generator_window(recipe) == longest
+    params, limits = rollout_sampling(recipe), recipe.environment.limits
+    opened = Opened(says("7 8 9"), (5, 6, 7, 8, 9))
+    request = after(opened, params=params, limits=limits).action
+    assert isinstance(request, SampleRequest)
+    assert request.max_new_tokens == longest - 5
+    cut = turn(1, *[3] * (longest - 5), terminated=False)
+    sample = after(opened, cut, params=params, limits=limits).action
+    assert isinstance(sample, Sample)
+    assert sample.prompt_tokens is not None
+    assert len(sample.prompt_tokens) + len(sample.tokens) == longest
+    too_long = after(Opened(says("7"), (5, 6, *[7] * 20)), params=params, limits=limits).action
+    assert isinstance(too_long, Sample)
+    assert too_long.episode is not None
+    assert (too_long.episode.end, too_long.prompt_tokens, too_long.tokens) == ("tokens", None, (6,))
+
+
 def test_episode_without_a_turn_has_one_token_that_is_not_in_the_loss() -> None:
     failed = after(EnvironmentFailure("died", "killed by signal 9")).action
     assert isinstance(failed, Sample)
@@ -167,6 +194,7 @@ def test_episode_without_a_turn_has_one_token_that_is_not_in_the_loss() -> None:
     assert rollouts.mask.tolist() == [[False, False, False], [True, True, True]]
     assert rollouts.finish.tolist() == [TERMINATED, TERMINATED]
     assert rollouts.stamps == ["actor@0:first", "s1"]
+    assert rollouts.step == 1
     assert rollouts.texts == ["", "turn 1"]
 
 

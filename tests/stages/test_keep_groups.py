@@ -115,11 +115,11 @@ def test_metrics_describe_all_rounds() -> None:
         ({"by": "pass"}, {"eval": {"pass_score": 0.4}}, "aef"),
         ({"by": "pass"}, {"eval": {"pass_score": 0.35}}, "ef"),
         ({"by": "pass", "keep": {"min": 0.6, "max": 0.7}}, {"eval": {"pass_score": 0.4}}, "f"),
-        # A penalty of 0.1 a token makes d's equal scores 0.8, 0.8 and 0.6.
+        # A penalty of 0.1 for each token in the mask makes d's equal scores 0.9, 0.9 and 0.7.
         ({"by": "shaped"}, {"reward": LENGTH}, "adef"),
         ({"by": "score"}, {"reward": LENGTH}, "aef"),
-        # The means are then 0.225 of a, 0.3 of c, 0.15 of e, 0.333 of f, and more of b and d.
-        ({"by": "shaped", "keep": {"min": 0.225, "max": 0.3}}, {"reward": LENGTH}, "ac"),
+        # The means are then 0.275 of a, 0.3 of c, 0.25 of e, 0.367 of f, and more of b and d.
+        ({"by": "shaped", "keep": {"min": 0.26, "max": 0.3}}, {"reward": LENGTH}, "ac"),
     ],
     ids=str,
 )

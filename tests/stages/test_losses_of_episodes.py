@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fakes.components import fake_recipe
 from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import LOGPROBS, VALUES
+from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
 from ppoctl.algorithm.stage_spec import StageParts
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.batch.records import Carry, Rewards, State
@@ -47,7 +47,9 @@ class Outputs:
     values_before: Tensor = field(default_factory=lambda: grid(0.4, 0.6))
     values_new: Tensor = field(default_factory=lambda: grid(0.5, 0.5))
     rewards: Tensor = field(default_factory=lambda: grid(0.3, 0.9))
+    mask: Tensor = field(default_factory=lambda: MASK)
     losses: list[float] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
     training: str = ""
 
     def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
@@ -91,8 +93,8 @@ def losses(recipe: Recipe, outputs: Outputs) -> list[float]:
         prompt_lengths=torch.ones(4, dtype=torch.int64),
         tokens=tokens.to(torch.int32),
         lengths=LENGTHS,
-        mask=MASK,
-        sampler_logprobs=outputs.old.where(MASK, 0.0),
+        mask=outputs.mask,
+        sampler_logprobs=(outputs.old - 0.1).where(outputs.mask, 0.0),
         finish=torch.tensor([0, 1, 0, 0]),
         seeds=torch.arange(4),
         prompt_ids=["a", "a", "b", "b"],
@@ -105,7 +107,7 @@ def losses(recipe: Recipe, outputs: Outputs) -> list[float]:
     scores = outputs.rewards.where(present, 0.0)
     is_grpo = recipe.critic is None
     rewards = Rewards(
-        outputs.rewards.where(MASK, 0.0).sum(1), torch.zeros(4, dtype=torch.int64), {}, [""] * 4, [""] * 4,
+        outputs.rewards.where(outputs.mask, 0.0).sum(1), torch.zeros(4, dtype=torch.int64), {}, [""] * 4, [""] * 4,
         token_scores=None if is_grpo else scores,
     )  # fmt: skip
     states = {role: State(role, 0, 0, "first") for role in ("actor", "critic")}
@@ -117,10 +119,12 @@ def losses(recipe: Recipe, outputs: Outputs) -> list[float]:
     logprobs = run(LOGPROBS, states["actor"], rollouts)
     carry = Carry(kl_coef=0.05)
     advantages = run(ADVANTAGES, rollouts, rewards, values, logprobs, carry)
+    correction = run(CORRECTION, rollouts, logprobs) if recipe.ppo.corrects_rollouts else None
     outputs.losses.clear()
-    if values is not None:
-        run(CRITIC_UPDATE, states["critic"], rollouts, values, advantages)
-    run(ACTOR_UPDATE, states["actor"], rollouts, logprobs, advantages)
+    updates = [] if values is None else [run(CRITIC_UPDATE, states["critic"], rollouts, values, advantages)]
+    updates.append(run(ACTOR_UPDATE, states["actor"], rollouts, logprobs, advantages, correction))
+    records = [rollouts, rewards, logprobs, advantages, *updates, *(() if correction is None else (correction,))]
+    outputs.metrics = {name: value for record in records for name, value in record.metrics().items()}
     return list(outputs.losses)
 
 
@@ -143,3 +147,33 @@ def test_only_generated_tokens_change_a_loss(name: str) -> None:
             getattr(changed, grid_name)[row, column] += 0.37
             is_equal = losses(recipe, changed) == before
             assert is_equal == ((row, column) in HOLES), f"{grid_name} at {row}, {column}"
+
+
+MEANS = {"aggregation": "sequence_mean_token_mean"}
+TRUSTED = {"rollout_correction": {"kind": "tis", "max_ratio": 1.05}, "max_sequence_gap": 1.5}
+WITHOUT_TURN: dict[str, dict[str, Any]] = {
+    "ppo": {
+        "ppo": {
+            **PPO, **TRUSTED, "minibatch_seqs": 2, "truncated": "bootstrap", "whiten_rewards": True,
+            "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}, "value_loss": {"clip": 0.2, **MEANS},
+        },
+    },
+    "grpo": {"ppo": {**GRPO, **TRUSTED, "minibatch_seqs": 1, "policy_loss": {"kind": "gspo"}}, "critic": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_TURN)
+def test_response_without_a_turn_changes_no_loss_and_no_metric(name: str) -> None:
+    """Its environment failed when it was opened: no token is in the loss, whatever the models compute."""
+    rollout = {"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 7}
+    recipe = fake_recipe(rollout=rollout, **WITHOUT_TURN[name])
+    mask = MASK & (torch.arange(4) != 2)[:, None]
+    expected = Outputs(mask=mask)
+    before = losses(recipe, expected)
+    assert torch.tensor([*before, *expected.metrics.values()]).isfinite().all(), expected.metrics
+    assert len(expected.metrics) > 20
+    changed = Outputs(mask=mask)
+    for grid_name in READ[name]:
+        getattr(changed, grid_name)[2] = float("nan")
+    assert losses(recipe, changed) == before
+    assert changed.metrics == expected.metrics

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.fingerprints import STAGES, stage_fingerprint
+from fakes.fingerprints import STAGES, stage_fingerprint, stages_that_read
 from fakes.job import BuiltStages, Witness, open_run, play
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.resampling import RAW_ADVANTAGES
@@ -81,6 +81,27 @@ def test_key_changes_only_the_fingerprints_of_its_reading_stages(tables: dict[st
     assert {
         stage for stage in STAGES if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
     } == readers
+
+
+SUM = {"kind": "python", "path": "env:Sum", "turns": 3, "tokens": 20}
+
+
+@pytest.mark.parametrize(
+    ("changes", "readers"),
+    [
+        ({"turns": 4}, {"rollout", "eval"}),
+        ({"tokens_per_turn": 5}, {"rollout", "eval"}),
+        ({"options": {"level": 2}}, {"rollout", "eval"}),
+        ({"on_failure": {"score": -1.0}}, {"reward", "eval"}),
+        ({"workers": 3, "seconds": 2.0}, set()),
+    ],
+    ids=str,
+)
+def test_key_of_the_environment_changes_only_the_fingerprints_of_its_reading_stages(
+    changes: dict[str, Any], readers: set[str]
+) -> None:
+    before, after = fake_recipe(environment=SUM), fake_recipe(environment={**SUM, **changes})
+    assert stages_that_read(before, after) == readers
 
 
 def test_rate_depends_on_run_length_only_if_its_schedule_does() -> None:

@@ -302,7 +302,7 @@ def greedy_baselines(tables: Tables, rollout: TextbookRollout) -> tuple[Array, A
     greedy = rollout.greedy
     assert tables["reward"]["moments"]["kind"] == "none"
     valid = np.array([score is not None for score in greedy.scores])
-    alone = replace(rollout, present=greedy.present, scores=greedy.scores, truncated=greedy.truncated)
+    alone = replace(rollout, mask=greedy.present, scores=greedy.scores, truncated=greedy.truncated)
     shaped, _ = shape_rewards(tables, alone, valid)
     metrics = {
         "baseline/score_mean": np.mean([score for score in greedy.scores if score is not None]),

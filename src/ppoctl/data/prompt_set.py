@@ -65,8 +65,8 @@ class PromptSet(Sequence[Prompt]):
     """Prompts of the used rows of one table, in file order. Chat templates receive the tools of `environment`.
 
     Equal questions are measured once, with the tools of the first row. A longer prompt of another row is truncated.
-    Raises the errors of `Framing.chat` and of the chat template. Raises DataError if a prompt has no tokens, or if a
-    prompt is too long and `long_prompts` is `"error"`.
+    Raises the errors of `Framing.chat` and of the chat template. Raises DataError if a row has no environment, if a
+    prompt has no tokens, or if a prompt is too long and `long_prompts` is `"error"`.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class PromptSet(Sequence[Prompt]):
         self._table, self._template, self._max_tokens = table, template, max_tokens
         self._framing = Framing(table, name=rows.name)
         self._arguments = TemplateArguments(table, environment, name=rows.name)
+        self._arguments.require_environments(rows)
         self._prompt = lru_cache(_KEPT_PROMPTS)(self._render)
         self.lengths = self._long_questions()
         """Question number -> number of tokens, for each question that is too long."""

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppoctl.batch.prompts import Json
+from ppoctl.data.index import RowSet
 from ppoctl.data.rows import DatasetRow
 from ppoctl.environments.table import EnvironmentTable
-from ppoctl.errors import RecipeError
+from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.rows import SingleTable
 from ppoctl.recipe.schema import EpisodeTable, Recipe
 
@@ -36,6 +37,24 @@ class TemplateArguments:
             tools = tools_of(own)
             self._known[id(own)] = {**self._table.template_args, **({"tools": tools} if tools else {})}
         return self._known[id(own)]
+
+    def require_environments(self, rows: RowSet) -> None:
+        """Raise DataError if rows have no environment, with their number and the first of them."""
+        if self.environment is None or () in self.environment.kinds:
+            return
+        count, first = 0, None
+        for row, times in rows.different_rows():
+            try:
+                self.environment.of_row(row.fields)
+            except DataError as error:
+                count, first = count + times, first or (row, error)
+        if first is not None:
+            row, error = first
+            raise DataError(
+                f"{count} of {len(rows)} rows of `data.{self._name}` have no environment, first `{row.id}` "
+                f"({row.place}): {error.message}",
+                hint=error.hint,
+            )
 
     def require_shown(self, row: DatasetRow, text: str) -> None:
         """Raise RecipeError if the prompt of a row does not contain the names of the tools. Only the first row of

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
+from ppoctl import metric_registry
 from ppoctl.batch.episodes import Observation
 from ppoctl.batch.prompts import Message
 from ppoctl.rewards.function import is_trainable
@@ -15,6 +16,7 @@ ROLES = ("user", "tool", "system")
 """Roles of the messages of an observation."""
 _KEYS = ("messages", "reward", "done", "metrics")
 _NAME = re.compile("[A-Za-z0-9_]+")
+_TAKEN = metric_registry.MEANS_OF_EPISODES
 _EXPECTED = "an Observation, a mapping with its keys, a text, or a list of messages"
 
 
@@ -84,10 +86,12 @@ def _message(method: str, value: Any) -> Message:
 
 def _metrics(method: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        _refuse(method, f'returned a {kind_of(value)} as `metrics`, not a mapping such as `{{"calls": 2}}`')
+        _refuse(method, f'returned a {kind_of(value)} as `metrics`, not a mapping such as `{{"guesses": 2}}`')
     for name in value:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             _refuse(method, f"returned a metric named {kind_of(name)}: letters, digits and underscores are allowed")
+        if name in _TAKEN:
+            _refuse(method, f"returned a metric named `{name}`; the names {', '.join(_TAKEN)} are those of ppoctl")
     return {name: _number(method, number, f"as metric `{name}`") for name, number in value.items()}
 
 

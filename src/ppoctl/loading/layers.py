@@ -41,7 +41,7 @@ from ppoctl.errors import MissingAssetError
 from ppoctl.loading.problems import Problem
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
-from ppoctl.recipe.paths import BY_ONE_KEY, PathResolver, is_written, matching
+from ppoctl.recipe.paths import BY_ONE_KEY, PathResolver, is_written, matching, with_file_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Effect
 
@@ -93,7 +93,7 @@ class Layers:
     def place(self, path: KeyPath) -> str:
         """Return the origin of the value at a path; for a table, its origin in the strongest layer that has the
         table."""
-        path = (*path[:-1], "function") if path[-1:] == ("digest",) else path
+        path = with_file_of(path)
         path = ("epochs",) if path == ("steps",) and self.counts_epochs else path
         for source in self.sources:
             if is_written(source.kept, path):

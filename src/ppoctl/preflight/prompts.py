@@ -84,6 +84,7 @@ class RowChecks:
         """
         framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
         arguments = TemplateArguments(table, environment, name=rows.name)
+        arguments.require_environments(rows)
         for row in rows.first_rows():
             chat = framing.chat(row)
             roles = tuple(message.role for message in chat)

@@ -136,6 +136,17 @@ class PathResolver:
         return f"{self._resolved(path, str(file), may_be_hub=False)}:{function.rpartition(':')[2]}"
 
 
+def with_file_of(path: KeyPath) -> KeyPath:
+    """Return the key that names the file of a digest; other keys unchanged."""
+    for pattern, digest in (*((each, "digest") for each in FUNCTIONS), *((each, "digests") for each in TOOLS)):
+        table = path[: len(pattern) - 1]
+        if path[len(table) :][:1] == (digest,) and all(
+            expected in (name, tree.ANY_NAME) for name, expected in zip(table, pattern, strict=False)
+        ):
+            return (*table, pattern[-1])
+    return path
+
+
 def is_written(data: Any, path: KeyPath) -> bool:
     """Whether a layer writes the key, or an array that contains it."""
     for name in path:

@@ -3,9 +3,10 @@
 It is the first step without a committed rollout. If the step before that is unfinished and none of its committed
 stages read a changed key, the recipe holds from that earlier step. A failed step can therefore be fixed. Keys of
 prompts and sampling, and the file of a loss, cannot change while steps after the last saved states are only in the
-redo log, because a replay reads them.
+redo log, because a replay reads them. An environment cannot change within a step that has generated with it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,11 @@ OF_A_STEP = ("rollout.groups",)
 """Tables in them that only stages and step functions read, which know the recipe of each step."""
 NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
 """Keys in these tables that the source of prompts reads, which has one recipe."""
+
+OF_ENVIRONMENTS = ("environment", "eval.environment")
+"""Tables that processes of environments read. A run has one such set of processes."""
+OF_EPISODES = tuple(f"{table}.{key}" for table in OF_ENVIRONMENTS for key in ("turns", "tokens_per_turn", "on_failure"))
+"""Keys in these tables that only stages read."""
 
 _LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
 """The file of a loss is not stored in a run: a replay requires the file of the recipe of its step."""
@@ -117,7 +123,20 @@ def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
             hint=f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}",
         )
+    if step - 1 > start and not is_done(paths, step - 1):
+        _require_same_environments(paths, step - 1, keys)
     return step
+
+
+def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str]) -> None:
+    """Raise RecipeError if an environment changes, although an unfinished step keeps its recipe: the rest of the step
+    would run in the new environment."""
+    for key in changed:
+        if _is_in(key, OF_ENVIRONMENTS) and not _is_in(key, OF_EPISODES):
+            raise RecipeError(
+                f"`{key}` cannot change now: step {step} is unfinished, and its responses have the old environment",
+                hint=f"ppoctl resume {quoted(paths.root)} --back-to {step - 1}  # step {step} is then generated again",
+            )
 
 
 def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
@@ -135,7 +154,8 @@ def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
 
 
 def _is_of_the_whole_run(key: str) -> bool:
-    def is_in(tables: tuple[str, ...]) -> bool:
-        return any(key == table or key.startswith(f"{table}.") for table in tables)
+    return _is_in(key, NOT_OF_A_STEP) or (_is_in(key, OF_THE_WHOLE_RUN) and not _is_in(key, OF_A_STEP))
 
-    return is_in(NOT_OF_A_STEP) or (is_in(OF_THE_WHOLE_RUN) and not is_in(OF_A_STEP))
+
+def _is_in(key: str, tables: tuple[str, ...]) -> bool:
+    return any(key == table or key.startswith(f"{table}.") for table in tables)

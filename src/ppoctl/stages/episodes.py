@@ -188,17 +188,19 @@ class EpisodeState:
         first: tuple[Message, ...] = self._past.first.messages
         episode = Episode(tuple(self._turns), end, self._message, first)
         has_turn = bool(self._turns)
+        # Without a turn, the first messages may be longer than the window, and no model must read them.
+        prompt_tokens = self._prompt_tokens if has_turn else self.request.prompt_tokens
         return Sample(
             key=self.request.key,
             # A response has at least one token. Without a turn it is not in the loss, so any id will do.
-            tokens=tuple(self._tokens) if has_turn else self._prompt_tokens[-1:],
+            tokens=tuple(self._tokens) if has_turn else prompt_tokens[-1:],
             logprobs=tuple(self._logprobs) if has_turn else (0.0,),
             terminated=not episode.is_truncated,
             text=episode.text,
             stamp=self._samples[-1].stamp if has_turn else "",
             sends=max((sample.sends for sample in self._samples), default=1),
             episode=episode,
-            prompt_tokens=None if self._prompt_tokens == self.request.prompt_tokens else self._prompt_tokens,
+            prompt_tokens=None if prompt_tokens == self.request.prompt_tokens else prompt_tokens,
         )
 
 

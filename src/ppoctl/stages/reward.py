@@ -53,27 +53,28 @@ class RewardStage:
         scores = [next(scored) if failure is None else failure for failure in failures]
         if (slow := slowest(scores, requests)) is not None:
             self.notify(f"step {rollouts.step}: {slow}")
-        self._require_few_errors(scores, requests, episodes, rollouts.step)
+        self._require_few_errors(scores, requests, episodes, rollouts)
         return collect(scores, requests)
 
     def _require_few_errors(
-        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], step: int
+        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], rollouts: Rollouts
     ) -> None:
-        """Raise RewardError if no sample has a score, or if too many samples have none or a failed environment."""
+        """Raise RewardError if no response can be trained on, or if too many have no score or a failed environment."""
         rows = list(zip(scores, requests, episodes, strict=True))
         reasons = [reason for row in rows if (reason := _error(*row))]
         if not reasons:
             return
-        failed = sum(episode is not None and episode.is_failed for episode in episodes)
+        step, failed = rollouts.step, sum(episode is not None and episode.is_failed for episode in episodes)
         fraction, first = len(reasons) / len(scores), f"first {reasons[0]}"
         fix, command = "the rollouts are saved: fix the reward", "ppoctl resume RUN"
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
             command = f"{command} --back-to {step - 1}"
-        if all(score.value is None for score in scores):
+        if all(score.value is None or _has_no_turn(episode) for score, _, episode in rows):
+            lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(
-                f"none of the {len(scores)} samples of step {step} has a score, so no response is left "
-                f"to train on; {first}",
+                f"none of the {len(scores)} samples of step {step} {lacks}, so no response is left to train on; "
+                f"{first}",
                 hint=f"{fix}, then run `{command}`",
             )
         if fraction > self.max_error_frac:
@@ -86,6 +87,10 @@ class RewardStage:
                 hint=f"{fix} and run `{command}`, or allow this many errors "
                 f"with `ppoctl resume RUN --set reward.max_error_frac={math.ceil(fraction * 100) / 100:g}`",
             )
+
+
+def _has_no_turn(episode: Episode | None) -> bool:
+    return episode is not None and not episode.turns
 
 
 def _error(score: Score, request: ScoreRequest, episode: Episode | None) -> str:
