@@ -58,7 +58,9 @@ def test_layers_are_settings_sources_read_strongest_first(write: Write) -> None:
 
 
 def test_digest_has_the_origin_of_its_file(write: Write) -> None:
-    tools = write("def twice(x: int) -> int: return x\nclass Guess: ...\ndef score(s): return 1.0\n", "t.py").resolve()
+    tools = write(
+        "def twice(x: int) -> int: return x\nclass Guess: ...\ndef score(s): return 1.0\n", "t.py"
+    ).resolve()
     rows = f"{{ format = 'columns', path = '{tools}', prompt = 'q', fields = ['env'] }}"
     added = (
         "[environment]\nkind = 'choose'\nfield = 'env'\nturns = 2\ntokens = 9\n"

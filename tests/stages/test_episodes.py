@@ -160,9 +160,7 @@ def test_first_observation_counts_as_tokens_of_the_episode() -> None:
 @pytest.mark.parametrize(("window", "longest"), [(None, 2 + 9), (8, 8)])
 def test_first_observation_makes_no_sequence_longer_than_planned(window: int | None, longest: int) -> None:
     rollout = {"prompts_per_step": 4, "max_prompt_tokens": 2, "max_new_tokens": 9, "max_window_tokens": window}
-    recipe = fake_recipe(
-        rollout=rollout, environment={"kind": "python", "path": "env:Sum", "turns": 2, "tokens": 9}
-    )
+    recipe = fake_recipe(rollout=rollout, environment={"kind": "python", "path": "env:Sum", "turns": 2, "tokens": 9})
     assert recipe.environment is not None
     assert longest_sequence(recipe) + 1 == generator_window(recipe) == longest
     params, limits = rollout_sampling(recipe), recipe.environment.limits

@@ -38,7 +38,9 @@ NOT_OF_A_STEP = ("rollout.groups.round_prompts",)
 
 OF_ENVIRONMENTS = ("environment", "eval.environment")
 """Tables that processes of environments read. A run has one such set of processes."""
-OF_EPISODES = tuple(f"{table}.{key}" for table in OF_ENVIRONMENTS for key in ("turns", "tokens_per_turn", "on_failure"))
+OF_EPISODES = tuple(
+    f"{table}.{key}" for table in OF_ENVIRONMENTS for key in ("turns", "tokens_per_turn", "on_failure")
+)
 """Keys in these tables that only stages read."""
 
 _LOSS, _LOSS_FILE = "ppo.policy_loss.function", "ppo.policy_loss.digest"
