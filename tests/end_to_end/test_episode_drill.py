@@ -27,7 +27,8 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store.run_paths import RECORD, RunPaths
 
 ENVIRONMENT = {
-    "kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16, "tokens_per_turn": 6, "on_failure": {"score": -0.5},
+    "kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16, "tokens_per_turn": 6,
+    "on_failure": {"score": -0.5},
 }  # fmt: skip
 ROLLOUT = {**KEEPS_EACH, "max_new_tokens": 10, "stop_token_ids": [3, 5, 7]}
 PPO = {"epochs": 1, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "truncated": "bootstrap"}

@@ -106,7 +106,7 @@ def test_environment_cannot_change_while_a_step_may_generate_with_it(tmp_path: P
     layout = stopped_at(tmp_path / "run", "2 values starts", **EPISODES, environment=SUM)
     with pytest.raises(RecipeError, match=r"`environment.* cannot change now: step 2 is unfinished") as error:
         adopt(claim(layout), fake_recipe(**EPISODES, **tables))
-    assert error.value.hint == f"ppoctl resume {layout.root} --back-to 1  # step 2 is then generated again"
+    assert error.value.hint == f"ppoctl resume {layout.root} --back-to 1  # generates step 2 again"
     adopt(claim(layout), fake_recipe(**EPISODES, environment={**SUM, "on_failure": {"score": 1.0}}))
     assert starts(layout) == [1, 3]
 

@@ -42,18 +42,19 @@ class TemplateArguments:
         """Raise DataError if rows have no environment, with their number and the first of them."""
         if self.environment is None or () in self.environment.kinds:
             return
-        count, first = 0, None
+        count, first, problem = 0, "", None
         for row, times in rows.different_rows():
             try:
                 self.environment.of_row(row.fields)
             except DataError as error:
-                count, first = count + times, first or (row, error)
-        if first is not None:
-            row, error = first
+                count += times
+                if problem is None:
+                    first, problem = f"`{row.id}` ({row.place})", error
+        if problem is not None:
             raise DataError(
-                f"{count} of {len(rows)} rows of `data.{self._name}` have no environment, first `{row.id}` "
-                f"({row.place}): {error.message}",
-                hint=error.hint,
+                f"{count} of {len(rows)} rows of `data.{self._name}` have no environment, first {first}: "
+                f"{problem.message}",
+                hint=problem.hint,
             )
 
     def require_shown(self, row: DatasetRow, text: str) -> None:

@@ -137,7 +137,7 @@ def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str
         if _is_in(key, OF_ENVIRONMENTS) and not _is_in(key, OF_EPISODES):
             raise RecipeError(
                 f"`{key}` cannot change now: step {step} is unfinished, and its responses have the old environment",
-                hint=f"ppoctl resume {quoted(paths.root)} --back-to {step - 1}  # step {step} is then generated again",
+                hint=f"ppoctl resume {quoted(paths.root)} --back-to {step - 1}  # generates step {step} again",
             )
 
 

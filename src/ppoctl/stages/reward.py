@@ -59,7 +59,8 @@ class RewardStage:
     def _require_few_errors(
         self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], rollouts: Rollouts
     ) -> None:
-        """Raise RewardError if no response can be trained on, or if too many have no score or a failed environment."""
+        """Raise RewardError if no response can be trained on, or if too many have no score or a failed
+        environment."""
         rows = list(zip(scores, requests, episodes, strict=True))
         reasons = [reason for row in rows if (reason := _error(*row))]
         if not reasons:
