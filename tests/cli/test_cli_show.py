@@ -381,6 +381,12 @@ def test_narrow_list_drops_columns_and_names_them(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[1].endswith("  second")
 
 
+def test_list_shows_the_last_line_of_an_episode(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [sample(0, "even", 1.0, response="a call\n\n#### 7\n", turns=2, end="done")]
+    sample_list._print(rows, sample_list.Form(), sample_list._Flips({}, {}), None)
+    assert capsys.readouterr().out.splitlines()[1].endswith("  #### 7")
+
+
 def test_text_is_truncated_to_terminal_cells() -> None:
     assert render.clipped("abcdef", 6) == "abcdef"
     assert render.clipped("abcdefg", 6) == "abcd.."

@@ -209,8 +209,8 @@ def test_token_without_a_form_as_text_is_refused(make_tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "message", "says"),
     [
-        ("gemma 2", Message("tool", "4"), "roles tool: roles must alternate"),
-        ("mistral", Message("tool", "4"), "roles tool: Tool call IDs should be alphanumeric"),
+        ("gemma 2", Message("tool", "4"), "`tool` messages: roles must alternate"),
+        ("mistral", Message("tool", "4"), "`tool` messages: Tool call IDs should be alphanumeric"),
         ("qwen3", Message("user", "4\ud800"), "a message of the role user is not valid text"),
     ],
 )

@@ -181,7 +181,7 @@ def test_file_of_python_environment_is_checked(tmp_path: Path) -> None:
         table.require_there()
     assert f"--set environment.path={path}`" in str(caught.value.hint)
     with pytest.raises(RecipeError) as caught:
-        choose.require_there()
+        choose.kinds["cases", "a"].require_there("environment.cases.a")
     assert f"--set environment.cases.a.path={path}`" in str(caught.value.hint)
 
 

@@ -103,7 +103,7 @@ uri = "x"
 
 
 def test_names_of_tools_and_environments_are_explained(write: Write) -> None:
-    environment = "[environment]\nturns = 2\ntokens = 9\n"
+    environment = "[environment]\nturns = 2\ntokens = 99\n"
     lines, _ = said(write(SMALLEST + environment + 'kind = "tools"\ntools = ["calculater"]\n'))
     known = "must be `calculator`, `python`, or `path.py:name` of a function; did you mean `calculator`?"
     assert [line.partition(": ")[2] for line in lines] == [f'`environment.tools.0` is `"calculater"`: {known}']

@@ -73,7 +73,7 @@ Column = tuple[str, Callable[["SampleRow"], object]]
 
 def _print(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips, width: int | None) -> None:
     columns = _columns(rows, form, flipped)
-    lines = [_line(row.response, form.grep) for row in rows]
+    lines = [_line(row, form.grep) for row in rows]
     least = min(LEAST_RESPONSE, max(map(len, ("response", *lines))))
     left_out: list[str] = []
     while width is not None and width - _width(columns, rows) < least:
@@ -125,11 +125,12 @@ def _width(columns: Sequence[Column], rows: "Sequence[SampleRow]") -> int:
     return sum(2 + max(len(name), *(len(render.cell(cell(row))) for row in rows)) for name, cell in columns)
 
 
-def _line(response: str, grep: str | None) -> str:
-    """Return the first line that contains `grep`, or else the first line that is not empty."""
-    lines = [line.strip() for line in response.splitlines() if line.strip()]
+def _line(row: "SampleRow", grep: str | None) -> str:
+    """Return the first line that contains `grep`, or else the first line that is not empty. For an episode, return
+    the last line instead: its first turns are often equal tool calls."""
+    lines = [line.strip() for line in row.response.splitlines() if line.strip()]
     match = next((line for line in lines if grep and grep in line), None)
-    return render.printable(match or (lines[0] if lines else ""))
+    return render.printable(match or (lines[0 if row.turns is None else -1] if lines else ""))
 
 
 def _as_json(row: "SampleRow", flipped: _Flips, form: Form) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from functools import partial
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
-from ppoctl.environments.python import PythonEnvironment
 from ppoctl.errors import PpoctlError
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.loading.problems import Problem, as_error
@@ -216,7 +215,7 @@ def _starts(environment: EpisodeTable, key: KeyPath, found: Findings, place: Ori
     else why a process does not start."""
     lacks, fails = Findings(), Findings()
     for path, kind in environment.kinds.items():
-        where = place((*key, *path, "path" if isinstance(kind, PythonEnvironment) else "kind"))
+        where = place((*key, *path, "path" if hasattr(kind, "path") else "kind"))
         _try(lacks, where, partial(kind.require_there, dotted((*key, *path))))
         _try(fails, where, kind.schemas)
     found.problems += lacks.problems or fails.problems

@@ -22,7 +22,6 @@ from ppoctl.batch.episodes import (
     Past,
     Turn,
 )
-from ppoctl.batch.prompts import Message
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 
@@ -185,8 +184,7 @@ class EpisodeState:
         )
 
     def _finished(self, end: EndReason) -> Sample:
-        first: tuple[Message, ...] = self._past.first.messages
-        episode = Episode(tuple(self._turns), end, self._message, first)
+        episode = Episode(tuple(self._turns), end, self._message, self._past.first.messages)
         has_turn = bool(self._turns)
         # Without a turn, the first messages may be longer than the window, and no model must read them.
         prompt_tokens = self._prompt_tokens if has_turn else self.request.prompt_tokens

@@ -35,6 +35,18 @@ def check_turns_reachable(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
+def check_new_tokens_reachable(recipe: Recipe) -> Iterator[Conflict]:
+    for table, path, new, new_key in _episodes(recipe):
+        is_limit_of_training = path == _OF_EVAL and new_key == _NEW
+        if new > table.tokens and not is_limit_of_training:
+            yield Conflict(
+                f"an episode has at most {table.tokens} tokens, generated and observed, so the limit of generated "
+                "tokens has no effect",
+                (new_key, (*path, "tokens")),
+                f"--set {dotted(new_key)}={table.tokens}",
+            )
+
+
 def check_turn_tokens_reachable(recipe: Recipe) -> Iterator[Conflict]:
     for table, path, new, new_key in _episodes(recipe):
         per_turn = table.tokens_per_turn
