@@ -59,9 +59,9 @@ def test_class_receives_row_seed_and_turns(converse: Converse, capfd: pytest.Cap
     first = "row train/a, truth 7, level 3, seed 5, how?"
     assert counts.open() == observation(("user", first))
     second = "turn 1, total 8, tokens (0, 1, 2), calls 1"
-    assert counts.step("abc", ToolCall("f", {})) == observation(("user", second), reward=0.25, turns=1.0)
+    assert counts.step("abc", ToolCall("f", {})) == observation(("user", second), reward=0.25, answers=1.0)
     third = "turn 2, total 9, tokens (0,), calls 0"
-    assert counts.step("a") == observation(("user", third), reward=0.5, done=True, turns=2.0)
+    assert counts.step("a") == observation(("user", third), reward=0.5, done=True, answers=2.0)
     assert counts.close() == counts.close() == {}
     assert capfd.readouterr().out == "closed after 2\n"
 

@@ -27,7 +27,7 @@ class Counts:
         self.turns += 1
         self.total += len(turn.text)
         text = f"turn {self.turns}, total {self.total}, tokens {turn.tokens}, calls {len(turn.calls)}"
-        return Observation((Message("user", text),), self.turns / 4, self.turns == self.most, {"turns": self.turns})
+        return Observation((Message("user", text),), self.turns / 4, self.turns == self.most, {"answers": self.turns})
 
     def close(self) -> None:
         print(f"closed after {self.turns}", flush=True)
