@@ -1,10 +1,10 @@
 """Fraction of a rollout in which the engine has nothing to generate, because every open episode waits for a tool.
 
-    PYTHONPATH=src python benchmarks/tool_waits.py --folder FOLDER [--episodes 64] [--turns 4] [--workers 64]
+    PYTHONPATH=src python benchmarks/tool_waits.py --folder FOLDER [--seconds 0 0.2] [--episodes 64] [--workers 64]
 
-Runs `ppoctl rollout` on the quickstart's model with an environment that sleeps in each answer, for several durations.
+Trains the quickstart's model for three steps with an environment that sleeps in each answer, for several durations.
 The model has random weights and ten end tokens, so turns have about 57 tokens, with a long tail as in real responses.
-Prints `throughput/engine_idle_frac` of each duration, and the seconds of the rollout over those without sleeping.
+Prints `throughput/engine_idle_frac` and the seconds of each rollout; in the first one the processes start.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 QUICKSTART = Path(__file__).parents[1] / "recipes/quickstart"
-SECONDS = (0.0, 0.05, 0.2, 1.0)
 ENVIRONMENT = """
 import time
 
@@ -40,6 +39,7 @@ class Slow:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, nargs="+", default=[0.0, 0.2], help="duration of an answer")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--workers", type=int, default=64)
@@ -47,13 +47,12 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     (args.folder / "slow.py").write_text(ENVIRONMENT)
     write_random_model(args.folder / "model")
-    without = None
-    print("seconds of a tool  idle fraction  seconds of the rollout  over the first")
-    for seconds in SECONDS:
-        metrics = rollout(args, seconds)
-        took = metrics["time/rollout_s"]
-        without = without or took
-        print(f"{seconds:17}  {metrics['throughput/engine_idle_frac']:13.3f}  {took:22.1f}  {took / without:14.2f}")
+    print("seconds of a tool  idle fraction of steps 1 to 3   seconds of the rollouts")
+    for seconds in args.seconds:
+        steps = rollouts(args, seconds)
+        idle = "  ".join(f"{metrics['throughput/engine_idle_frac']:.3f}" for metrics in steps)
+        took = "  ".join(f"{metrics['time/rollout_s']:.1f}" for metrics in steps)
+        print(f"{seconds:17}  {idle:28}  {took}", flush=True)
     return 0
 
 
@@ -70,8 +69,8 @@ def write_random_model(folder: Path) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def rollout(args: argparse.Namespace, seconds: float) -> dict[str, float]:
-    """Run one rollout with the command line, and return its metrics."""
+def rollouts(args: argparse.Namespace, seconds: float) -> list[dict[str, float]]:
+    """Train three steps with the command line, and return the metrics of their rollouts."""
     name = f"tools-{seconds:g}"
     shutil.rmtree(args.folder / name, ignore_errors=True)
     environment = {
@@ -84,6 +83,7 @@ def rollout(args: argparse.Namespace, seconds: float) -> dict[str, float]:
     }
     settings = {
         "name": name,
+        "steps": 3,
         "model.path": str(args.folder.resolve() / "model"),
         "environment": environment,
         "reward": {"kind": "environment"},
@@ -92,7 +92,8 @@ def rollout(args: argparse.Namespace, seconds: float) -> dict[str, float]:
         "rollout.max_new_tokens": 2500,
         "rollout.stop_token_ids": list(range(400, 409)),
         "ppo.minibatch_seqs": args.episodes,
-        "eval.at_start": False,
+        "eval": {"at_start": False, "at_end": False},
+        "health.reward_spread": {"min": "off"},
         "expect": {},
         "tracking": {"kind": "none"},
     }
@@ -101,7 +102,7 @@ def rollout(args: argparse.Namespace, seconds: float) -> dict[str, float]:
         sys.executable,
         "-m",
         "ppoctl",
-        "rollout",
+        "train",
         QUICKSTART.with_suffix(".toml"),
         "--runs",
         args.folder,
@@ -109,11 +110,9 @@ def rollout(args: argparse.Namespace, seconds: float) -> dict[str, float]:
     ]
     with (args.folder / f"{name}.log").open("w") as log:
         subprocess.run(command, check=True, stdout=log, stderr=log, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
-    for line in (args.folder / name / "journal.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        if entry.get("stage") == "rollout":
-            return {**entry["figures"], **entry["clocked"], "time/rollout_s": entry["seconds"]}
-    raise SystemExit(f"no rollout in {args.folder / name}")
+    lines = map(json.loads, (args.folder / name / "journal.jsonl").read_text().splitlines())
+    entries = [entry for entry in lines if entry.get("stage") == "rollout"]
+    return [{**entry["clocked"], "time/rollout_s": entry["seconds"]} for entry in entries]
 
 
 def toml(value: object) -> str:
