@@ -138,9 +138,9 @@ def test_moments_of_earlier_steps_apply_to_both_rewards() -> None:
 
 
 def test_greedy_response_is_shaped_by_its_own_length() -> None:
-    # Beyond one token 0.5 each. a: 1 - 1 against 0.25 - 0.5; b: 4 - 0 and 2 - 1 against 3 - 1.5.
+    # Beyond one generated token 0.5 each. a: 1 - 0.5 against 0.25 - 0.5; b: 4 - 0 and 2 - 1 against 3 - 1.5.
     found = advantages(reward_steps=(PenalizeLength(per_token=0.5, free_tokens=1),))
-    assert found.advantages[:, 0].tolist() == [0.25, 0.0, 2.5, -0.5, 0.0]
+    assert found.advantages[:, 0].tolist() == [0.75, 0.0, 2.5, -0.5, 0.0]
 
 
 def test_truncated_responses_are_shaped_and_filtered_as_without_baseline() -> None:

@@ -65,6 +65,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "the critic until it is good": {"ppo": {**PPO, "critic_only_until": {"explained_variance": 1.0, "at_most": 1}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "the critic sees all groups": {"rollout": {**FEW_ROWS, "groups": {"critic_sees": "all"}}},
+    "an environment": {
+        "environment": {"kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16},
+        "reward": {"kind": "exact_match", "max_error_frac": 1.0},
+    },
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
     "a sum": {"reward": {"kind": "sum", "parts": {"number": {"kind": "gsm8k"}}}},
@@ -120,7 +124,8 @@ def names_of(setting: str) -> frozenset[str]:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_reported_metrics_are_exactly_the_expectable_metrics(setting: str) -> None:
     recipe = recipe_of(setting)
-    known = [metric.name.format(set="held", k=2, part="number", name="words") for metric in METRICS]
+    name = "sum" if recipe.environment else "words"  # of a user's metric
+    known = [metric.name.format(set="held", k=2, part="number", name=name) for metric in METRICS]
     wanted = {name: {"max": 1.0} for name in known}
     asking = Recipe.model_validate({**recipe.model_dump(by_alias=True), "expect": wanted})
     refused = {conflict.keys[0][1] for conflict in check_metrics_reported(asking)}

@@ -65,7 +65,7 @@ class GreedyRewardSpec(RewardSpec):
 
         scoring = super().build(recipe, parts)
         assert isinstance(scoring, RewardStage)
-        return GreedyStage(scoring, GreedyRewards)
+        return GreedyStage(replace(scoring, are_trained=False), GreedyRewards)
 
 
 @dataclass(frozen=True)

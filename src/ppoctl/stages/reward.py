@@ -44,6 +44,8 @@ class RewardStage:
     name: str = "reward"
     failed_score: float | None = None
     """Score of an episode whose environment failed; None: it has no score."""
+    are_trained: bool = True
+    """Whether the step trains on the samples, so that one of them must have a turn."""
 
     def run(self, prompts: Prompts, rollouts: Rollouts) -> Rewards:
         requests, episodes = requests_about(prompts, rollouts), episodes_of(rollouts)
@@ -70,7 +72,7 @@ class RewardStage:
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
             command = f"{command} --back-to {step - 1}"
-        if all(score.value is None or _has_no_turn(episode) for score, _, episode in rows):
+        if all(score.value is None or (self.are_trained and _has_no_turn(episode)) for score, _, episode in rows):
             lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(
                 f"none of the {len(scores)} samples of step {step} {lacks}, so no response is left to train on; "
