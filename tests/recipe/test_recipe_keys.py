@@ -28,7 +28,7 @@ SINGLE = [
 ]
 ROWS = [*SINGLE, *(f"{{format='mix', sources={{one={table}}}}}" for table in SINGLE)]
 ENVIRONMENTS = [
-    f"{{turns=2, tokens=9, {kind}}}"
+    f"{{turns=2, tokens=19, {kind}}}"
     for kind in (
         "kind='python', path='package:Environment'",
         "kind='tools', tools=['calculator']",
