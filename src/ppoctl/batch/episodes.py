@@ -39,7 +39,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the actor generated in one turn: the argument of an environment's `step`."""
+    """One turn of the actor: the argument of an environment's `step`."""
 
     text: str
     """Decoded turn, without special tokens and without the token or text that ended it."""
