@@ -62,7 +62,8 @@ LONG = ("rollout", "values", "logprobs", "critic_update", "actor_update", "eval"
 
 class Executioner:
     """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is milliseconds after a stage has started, or
-    halfway through a rollout; `turn` is after the first turn of a rollout."""
+    halfway through a rollout; `turn` is after the first turn of a rollout. A report may count several samples at once,
+    so it is compared with at least, not equal."""
 
     def __init__(self, moment: str | None) -> None:
         self.moment = moment
@@ -79,9 +80,9 @@ class Executioner:
             kill_self()
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        if self.at.endswith("rollout") and self.moment == f"{self.at} inside" and done == total // 2:
+        if self.at.endswith("rollout") and self.moment == f"{self.at} inside" and done >= total // 2:
             kill_self()
-        if self.moment == f"{self.at} turn" and done == 0 and tokens > 0:
+        if self.moment == f"{self.at} turn" and tokens > 0:
             kill_self()
 
     def on_committed(self, line: JournalLine) -> None:
