@@ -33,9 +33,10 @@ Fraction = Field(ge=0, le=1)
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 OrAll = BeforeValidator(lambda value: None if value == "all" else value)
 OrMixed = BeforeValidator(lambda value: None if value == "mixed" else value)
-"""`OrOff`, `OrAll` and `OrMixed` are validators of keys for which None has a word. The word "off", "all" or "mixed"
-sets such a key to None, which TOML cannot express."""
-_WORDS = {OrOff: "off", OrAll: "all", OrMixed: "mixed"}
+OrAllLinear = BeforeValidator(lambda value: None if value == "all-linear" else value)
+"""`OrOff`, `OrAll`, `OrMixed` and `OrAllLinear` are validators of keys for which None has a word. The word "off",
+"all", "mixed" or "all-linear" sets such a key to None, which TOML cannot express."""
+_WORDS = {OrOff: "off", OrAll: "all", OrMixed: "mixed", OrAllLinear: "all-linear"}
 
 
 def word_for_none(metadata: Sequence[object]) -> str | None:

@@ -3,7 +3,7 @@
 The trainer shares by the same rule (`engines.megatron.reference`). The result of a stage does not depend on it.
 """
 
-from ppoctl.convert.tensors import trunk_layers
+from ppoctl.convert.adapters import trunk_layers
 from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
 from ppoctl.recipe.schema import Recipe
@@ -18,8 +18,8 @@ def shares_weights(recipe: Recipe) -> bool:
 
 def shared_layers(recipe: Recipe) -> int:
     """Return the number of layers that one forward pass computes for both actor and reference: the frozen trunk. 0:
-    there is no trunk, or the shape of the model is not known."""
-    if not shares_weights(recipe):
+    there is no trunk, the shape of the model is not known, or the reference is the actor without adapters."""
+    if not shares_weights(recipe) or trainable_of(recipe, POLICY).lora is not None:
         return 0
     shape = model_of(recipe, POLICY).shape
     return 0 if shape is None else trunk_layers(trainable_of(recipe, POLICY), shape)

@@ -6,7 +6,6 @@ All code that moves weights iterates over this list: loading, exports, transfers
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 
 from ppoctl.convert.family_mappings import layer_rows
@@ -80,13 +79,6 @@ def parameter_names(shape: ModelShape, head: Head) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-@cache
-def trunk_layers(trainable: Trainable, shape: ModelShape) -> int:
-    """Return the number of layers of a policy's frozen trunk: its hidden states never change. 0: the embedding or the
-    first layer trains."""
-    return trainable.first_layer(parameter_names(shape, "token"), shape, "token")
-
-
 def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
     """Return the Hugging Face names of all tensors that never change if only `trainable` trains, in layer order. A
     state without frozen parameters contains all tensors but these. The biases of routers are among them."""
@@ -95,19 +87,6 @@ def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[st
         for each in placements(shape, head)
         if each.parameter.endswith(ROUTER_BIAS) or not trainable.trains(each.parameter, shape, head)
     ]
-
-
-def constant_names(shape: ModelShape, trainable: Trainable) -> frozenset[str]:
-    """Return the Hugging Face names of the actor's tensors that are sent to engines only once: those of blocks in
-    which no parameter trains. A block is a module of a layer (attention, feed-forward network, norm) or a tensor
-    outside of the layers: vLLM fuses tensors of a block, and loads a fused layer only as a whole."""
-    all_placements = list(placements(shape, "token"))
-    changing = {_block(each.name) for each in all_placements if trainable.trains(each.parameter, shape, "token")}
-    return frozenset(each.name for each in all_placements if _block(each.name) not in changing)
-
-
-def _block(name: str) -> tuple[str, ...]:
-    return tuple(name.split(".")[:4])  # model.layers.LAYER.MODULE
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:

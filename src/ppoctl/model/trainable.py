@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ppoctl.model.head import Head
+from ppoctl.model.head import VALUE_HEAD_PREFIX, Head
+from ppoctl.model.lora import Lora, adapted_parameter, is_adapter
 from ppoctl.model.shape import ModelShape
 
 EMBEDDING_PARAMETER = "embedding.word_embeddings.weight"
@@ -25,18 +26,33 @@ class Trainable:
     """Only the last layers of this number, the parameters after them, and the heads train. An output layer that is
     tied to the embedding is part of the embedding, which is then frozen. None: all layers."""
     freeze: tuple[str, ...] = ()
-    """Glob patterns of names that are frozen in addition."""
+    """Glob patterns of names that are frozen in addition. A projection in a parameter with such a name has no
+    adapter."""
+    lora: Lora | None = None
+    """Adapters that train. All weights of the model are then frozen, except those of a value head."""
 
     @property
     def is_all(self) -> bool:
         """Whether every parameter trains."""
-        return self.top_layers is None and not self.freeze
+        return self.top_layers is None and not self.freeze and self.lora is None
+
+    def adapts(self, parameter: str) -> bool:
+        """Return whether projections in the parameter of this name have adapters, if they are targets."""
+        return self.lora is not None and not self._is_frozen(parameter)
 
     def trains(self, name: str, shape: ModelShape, head: Head) -> bool:
         """Return whether the parameter of this name trains."""
         if name == OUTPUT_PARAMETER and head == "token" and shape.tied_embeddings:
             name = EMBEDDING_PARAMETER  # the copy of the embedding on the last pipeline rank
-        return self._is_in_top(name, shape) and not any(fnmatchcase(name, pattern) for pattern in self.freeze)
+        if self.lora is None:
+            return self._is_in_top(name, shape) and not self._is_frozen(name)
+        if is_adapter(name):
+            return self.adapts(adapted_parameter(name))
+        is_value_head = name.startswith(VALUE_HEAD_PREFIX) or (name == OUTPUT_PARAMETER and head == "value")
+        return is_value_head and not self._is_frozen(name)
+
+    def _is_frozen(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.freeze)
 
     def _is_in_top(self, name: str, shape: ModelShape) -> bool:
         if self.top_layers is None:

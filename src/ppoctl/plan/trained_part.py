@@ -41,7 +41,14 @@ def trained_part(recipe: Recipe, role: str) -> TrainedPart:
 def _trained(
     recipe: Recipe, role: str, shape: ModelShape | None, value_head: SharedValueHead | None
 ) -> Iterator[str]:
-    top_layers = trainable_of(recipe, role).top_layers
+    trainable = trainable_of(recipe, role)
+    if trainable.lora is not None:
+        lora = trainable.lora
+        targets = "all projections" if lora.targets is None else ", ".join(lora.targets)
+        yield f"adapters of rank {lora.rank} on {targets}"
+        if head_of(role) == "value":
+            yield "value head"
+    top_layers = trainable.top_layers
     if top_layers is not None:
         of = "" if shape is None else f" of {shape.num_layers}"
         yield f"{top_layers}{of} layers, final norm"

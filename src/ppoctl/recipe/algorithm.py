@@ -208,8 +208,8 @@ class TrainedTable(Table):
     optimizer: OptimizerTable
     """Optimizer of the role and its learning-rate schedule."""
     train: Train = None
-    """Layers that train; absent or "all": every layer. Frozen weights have no gradient, no main weights and no
-    moments, and a reference shares them with the actor."""
+    """What trains: the last layers (`top_layers`) or adapters (`lora`); absent or "all": every layer. Frozen weights
+    have no gradient, no main weights and no moments, and a reference shares them with the actor."""
     freeze: Annotated[tuple[str, ...], RESULTS, Array, PatternsOrOne] = ()
     """Glob patterns over Megatron's parameter names, such as `decoder.layers.*.mlp.router.weight`. Parameters with a
     matching name are frozen in addition to those that `train` leaves out. A pattern must match at least one name.

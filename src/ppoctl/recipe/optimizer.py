@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.recipe_table import RESULTS, AtLeastOne, Fraction, NotNegative, Positive, Table
+from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Fraction, NotNegative, Positive, Table
 
 
 class OptimizerTable(Table):
@@ -65,3 +65,9 @@ class OptimizerTable(Table):
     step."""
     lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0
     """Minimum of linear and cosine schedules, as a fraction of lr."""
+    on: Annotated[Literal["device", "cpu"], SPEED] = "device"
+    """Place of main weights and moments, and of the optimizer step. device: where the model is; cpu: in pinned host
+    memory. Each optimizer step then moves all gradients to the host and all weights back.
+
+    Default of: all systems (device); NeMo-RL and verl have `optimizer_cpu_offload`
+    """

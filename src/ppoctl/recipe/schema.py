@@ -64,6 +64,8 @@ from ppoctl.recipe.tracking import MlflowTracking as MlflowTracking
 from ppoctl.recipe.tracking import NoTracking as NoTracking
 from ppoctl.recipe.tracking import Tracking as Tracking
 from ppoctl.recipe.trained_part import BY_ON
+from ppoctl.recipe.trained_part import AdaptersTable as AdaptersTable
+from ppoctl.recipe.trained_part import LoraTable as LoraTable
 from ppoctl.recipe.trained_part import TopLayersTable as TopLayersTable
 from ppoctl.recipe.trained_part import ValueHeadTable as ValueHeadTable
 from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive

@@ -1,11 +1,22 @@
 """Recipe tables about the part of a model that trains, and about a value head on the actor's model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import BeforeValidator, Discriminator, Tag
 
 from ppoctl.model.head import SharedValueHead, ValueHeadKind
-from ppoctl.recipe_table import RESULTS, AtLeastOne, KindOr, NotNegative, OrAll, Table
+from ppoctl.model.lora import Lora
+from ppoctl.recipe_table import (
+    RESULTS,
+    Array,
+    AtLeastOne,
+    KindOr,
+    NotNegative,
+    OrAll,
+    OrAllLinear,
+    Positive,
+    Table,
+)
 
 
 class TopLayersTable(Table):
@@ -19,6 +30,41 @@ class TopLayersTable(Table):
     top_layers: Annotated[int, RESULTS, AtLeastOne]
     """Number of last layers that train, together with the final norm and the output layer. An output layer that is
     tied to the embedding is frozen with it. A value head always trains."""
+
+
+class LoraTable(Table):
+    """Low-rank adapters. Each projection that is a target has two matrices, which train: A starts as peft's default,
+    B at zero. The weights of the model are frozen. The reference is the same model without the adapters.
+
+    Formula: y = W x + (alpha / rank) B A x; A: [rank, inputs], uniform in +-1 / sqrt(inputs); B: [outputs, rank]
+    Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1; peft (initial values, names of targets)
+    Default of: NeMo-RL (rank 8, alpha 32); peft (8 and 8); verl (off; alpha 16)
+    Figures: policy/merge_error
+    """
+
+    rank: Annotated[int, RESULTS, AtLeastOne] = 8
+    """Number of rows of A and columns of B (peft's `r`)."""
+    alpha: Annotated[float, RESULTS, Positive] = 32.0
+    """Numerator of the factor alpha / rank (peft's `lora_alpha`)."""
+    targets: Annotated[tuple[str, ...] | None, RESULTS, Array, OrAllLinear] = None
+    """Projections that have an adapter, by the names of the Hugging Face model, such as `q_proj` (peft's
+    `target_modules`). "all-linear": every projection of attention and MLP. Experts have no adapters, so a model with
+    experts requires a list."""
+    start: Annotated[str | None, RESULTS] = None
+    """Folder of a peft adapter with the initial matrices; it must have this rank, alpha and these targets. The
+    reference remains the model without an adapter. Absent: the initial values above."""
+
+    @property
+    def adapters(self) -> Lora:
+        """The adapters without the recipe."""
+        return Lora(self.rank, self.alpha, self.targets)
+
+
+class AdaptersTable(Table):
+    """Training of adapters instead of weights."""
+
+    lora: LoraTable
+    """Low-rank adapters, which train in place of the weights."""
 
 
 class ValueHeadTable(Table):
@@ -49,8 +95,21 @@ class ValueHeadTable(Table):
 BY_ON = Discriminator(KindOr("own model", "on"))
 """Discriminator of the tables of `[critic]`: a table without `on` is a role with a model of its own."""
 
-Train = Annotated[TopLayersTable | None, OrAll]
-"""Layers that train; None, which is written "all": every layer."""
+
+def _trained_kind(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", None)
+    return None if keys is None else "lora" if "lora" in keys else "top layers"
+
+
+Train = Annotated[
+    Annotated[
+        Annotated[TopLayersTable, Tag("top layers")] | Annotated[AdaptersTable, Tag("lora")],
+        Discriminator(_trained_kind),
+    ]
+    | None,
+    OrAll,
+]
+"""What trains: the last layers or adapters; None, which is written "all": every layer."""
 
 PatternsOrOne = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 """Validator of a list of patterns that may be written as one pattern."""

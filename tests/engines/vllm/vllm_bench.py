@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from ppoctl.batch.records import State
-from ppoctl.convert.tensors import constant_names
+from ppoctl.convert.adapters import constant_names
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings

@@ -15,7 +15,8 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, checkpoint
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 
-from ppoctl.convert.tensors import frozen_names, parameter_names
+from ppoctl.convert.adapters import names_with_adapters
+from ppoctl.convert.tensors import frozen_names
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.weights import names_in_whole_model, sent_parts
 from ppoctl.model.trainable import Trainable
@@ -39,7 +40,7 @@ def freeze(stage: PackedModel, trainable: Trainable) -> None:
         if isinstance(module, ColumnParallelLinear) and module.bias is not None and not module.weight.requires_grad:
             _keep_gradient_of_bias(module)
     shape, decoder = stage.settings.shape, stage.decoder
-    names = parameter_names(shape, stage.head)
+    names = names_with_adapters(shape, stage.head, trainable)
     trunk = trainable.first_layer(names, shape, stage.head) - stage.first_layer
     if trunk > 0:
         decoder.register_forward_pre_hook(_detach_input)

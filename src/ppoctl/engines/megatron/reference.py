@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ppoctl.convert.tensors import trunk_layers
+from ppoctl.convert.adapters import trunk_layers
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel

@@ -13,13 +13,14 @@ from torch import Tensor
 from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences, one_sequence
+from ppoctl.convert.adapters import constant_names
 from ppoctl.convert.destination import flush_all
 from ppoctl.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
 from ppoctl.convert.frozen_digest import frozen_digest
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.model_files import Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.tensors import constant_names, placements, weight_names
+from ppoctl.convert.tensors import placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult
 from ppoctl.engines.megatron.ranks import Ranks

@@ -17,12 +17,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from ppoctl.convert.accounted_tensors import Accounted
+from ppoctl.convert.adapters import constant_names
 from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import open_weights
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,
-    constant_names,
     placements,
     tied_copy,
 )

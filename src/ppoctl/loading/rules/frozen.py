@@ -5,6 +5,7 @@ import fnmatch
 import re
 from collections.abc import Iterator
 
+from ppoctl.convert.adapters import names_with_adapters
 from ppoctl.convert.tensors import parameter_names
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.problems import Conflict, rules_of
@@ -97,4 +98,4 @@ def _has_value_head(recipe: Recipe, role: str) -> bool:
 def _names(recipe: Recipe, role: str, shape: ModelShape) -> list[str]:
     """Return the names of the role's parameters, of a value head on the policy's model only the last layer."""
     of_value_head = [f"{VALUE_HEAD_PREFIX}output_layer.weight"] if _has_value_head(recipe, role) else []
-    return [*parameter_names(shape, head_of(role)), *of_value_head]
+    return [*names_with_adapters(shape, head_of(role), trainable_of(recipe, role)), *of_value_head]

@@ -1,0 +1,131 @@
+"""Placements of adapter matrices, and the weights of a model with adapters: merged weights.
+
+The tables of the families (`tensor_mapping`) determine the shapes, and the dimension that tensor ranks split: A has
+the inputs of the projection, and B the outputs.
+
+    projection split by outputs (q_proj, up_proj):  A whole on each tensor rank, rows of B split
+    projection split by inputs (o_proj, down_proj): columns of A split, B whole on each tensor rank
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ppoctl.convert.tensor_mapping import FusedPart
+from ppoctl.convert.tensors import Placement, parameter_names, placements
+from ppoctl.model.head import Head
+from ppoctl.model.lora import A, B, adapter_name
+from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable import Trainable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one projection in one layer."""
+
+    base: Placement
+    """The weight of the projection."""
+    a: Placement
+    b: Placement
+    """The two matrices. Their names are those of transformers with `.lora_A.weight` after the projection, as peft
+    writes them after the prefix `base_model.model.`."""
+
+    @property
+    def projection(self) -> str:
+        """Name of the projection, such as `q_proj`."""
+        return projection_of(self.base)
+
+
+def projection_of(placement: Placement) -> str:
+    """Return the name of the module that has the tensor, without its parents."""
+    return placement.name.split(".")[-2]
+
+
+def projections(shape: ModelShape) -> Iterator[Placement]:
+    """Yield the weights of all projections that can have an adapter: those of attention and of MLPs without
+    experts."""
+    for each in placements(shape, "token"):
+        if each.name.endswith(".weight") and "_proj" in projection_of(each) and "experts" not in each.parameter:
+            yield each
+
+
+@cache
+def adapters(shape: ModelShape, trainable: Trainable) -> tuple[Adapter, ...]:
+    """Return the adapters of the model, in layer order."""
+    lora = trainable.lora
+    if lora is None:
+        return ()
+    return tuple(
+        _adapter(each, lora.rank)
+        for each in projections(shape)
+        if lora.is_target(projection_of(each)) and trainable.adapts(each.parameter)
+    )
+
+
+def _adapter(base: Placement, rank: int) -> Adapter:
+    outputs, inputs = base.shape
+    module, projection = base.name.removesuffix(".weight"), projection_of(base)
+
+    def matrix(name: str, shape: tuple[int, int], split: int | None) -> Placement:
+        parameter = adapter_name(base.parameter, projection, name)
+        return Placement(f"{module}.{name}.weight", parameter, shape, split, FusedPart.WHOLE, base.layer)
+
+    return Adapter(
+        base,
+        matrix(A, (rank, inputs), 1 if base.split == 1 else None),
+        matrix(B, (outputs, rank), 0 if base.split == 0 else None),
+    )
+
+
+def adapter_names(shape: ModelShape, trainable: Trainable) -> list[str]:
+    """Return Megatron's names of all adapter matrices, in layer order."""
+    return [each.parameter for adapter in adapters(shape, trainable) for each in (adapter.a, adapter.b)]
+
+
+def names_with_adapters(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
+    """Return Megatron's names of all parameters of the model, as `parameter_names` does, and of its adapters."""
+    return [*parameter_names(shape, head), *adapter_names(shape, trainable)]
+
+
+@cache
+def trunk_layers(trainable: Trainable, shape: ModelShape) -> int:
+    """Return the number of layers of a policy's frozen trunk: its hidden states never change. 0: the embedding or the
+    first layer trains."""
+    return trainable.first_layer(names_with_adapters(shape, "token", trainable), shape, "token")
+
+
+def constant_names(shape: ModelShape, trainable: Trainable) -> frozenset[str]:
+    """Return the Hugging Face names of the actor's tensors that are sent to engines only once: those of blocks in
+    which no parameter trains and no projection has an adapter. A block is a module of a layer (attention,
+    feed-forward network, norm) or a tensor outside of the layers: vLLM fuses tensors of a block, and loads a fused
+    layer only as a whole."""
+    all_placements = list(placements(shape, "token"))
+    changing = {_block(each.name) for each in all_placements if trainable.trains(each.parameter, shape, "token")}
+    changing |= {_block(adapter.base.name) for adapter in adapters(shape, trainable)}
+    return frozenset(each.name for each in all_placements if _block(each.name) not in changing)
+
+
+def _block(name: str) -> tuple[str, ...]:
+    return tuple(name.split(".")[:4])  # model.layers.LAYER.MODULE
+
+
+def added(a: "Tensor", b: "Tensor", scale: float) -> "Tensor":
+    """Return scale x B A, float32.
+
+    The products are added one rank after the other, so a slice of the result has the same bits as the result of
+    slices: every layout of ranks and every conversion merges to equal weights.
+    """
+    a, b = a.float(), b.float()
+    total = a.new_zeros(len(b), a.shape[1])
+    for row, column in zip(a, b.T, strict=True):
+        total.addcmul_(column[:, None], row[None])
+    return total.mul_(scale)
+
+
+def merged(weight: "Tensor", a: "Tensor", b: "Tensor", scale: float) -> "Tensor":
+    """Return weight + scale x B A, computed in float32 and rounded once to the dtype of `weight`."""
+    return added(a, b, scale).add_(weight).to(weight.dtype)
