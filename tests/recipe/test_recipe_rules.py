@@ -791,7 +791,7 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, lora, sft-start: "
+        "--set: unknown capability `magic`; known are async, critic-free, sft-start: "
         '`requires` = `["tools", "magic"]` (--set)',
     ),
     (

@@ -58,9 +58,7 @@ def projections(shape: ModelShape) -> Iterator[Placement]:
 def expert_projections(shape: ModelShape) -> tuple[str, ...]:
     """Return the names of the projections that experts have, shared experts included. MLPs of other layers may have
     projections of the same names."""
-    return tuple(
-        dict.fromkeys(projection_of(each) for each in _all_projections(shape) if _EXPERTS in each.parameter)
-    )
+    return tuple(dict.fromkeys(projection_of(each) for each in _all_projections(shape) if _EXPERTS in each.parameter))
 
 
 def _all_projections(shape: ModelShape) -> Iterator[Placement]:

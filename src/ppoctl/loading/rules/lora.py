@@ -21,9 +21,10 @@ def check_targets_exist(recipe: Recipe) -> Iterator[Conflict]:
         unknown = [name for name in lora.targets or () if name not in (*adaptable, *expert_projections(shape))]
         if unknown or lora.targets == ():
             wrong = f"the model has no projection {_listed(unknown)}" if unknown else "no projection is a target"
-            meant = [each for name in lora.targets or adaptable for each in _meant(name, shape)]
+            meant = [each for name in lora.targets or () for each in _meant(name, shape)]
             key: KeyPath = (role, "train", "lora", "targets")
-            yield Conflict(f"{wrong}; {_CAN}{_listed(adaptable)}", (key, model.key), _set_targets(key, meant))
+            hint = _set_targets(key, meant or adaptable)
+            yield Conflict(f"{wrong}; {_CAN}{_listed(adaptable)}", (key, model.key), hint)
 
 
 def check_targets_are_not_experts(recipe: Recipe) -> Iterator[Conflict]:
@@ -97,13 +98,13 @@ def _adaptable(shape: ModelShape) -> list[str]:
 
 
 def _meant(name: str, shape: ModelShape) -> list[str]:
-    """Return the projections that the target `name` means: itself, those that Megatron fuses under this name, or the
-    one with the most similar name."""
+    """Return the projections that the target `name` means: itself, those that Megatron fuses under this name, or one
+    with a similar name."""
     if name in expert_projections(shape):
         return []
     adaptable = _adaptable(shape)
     fused = {projection_of(each) for each in projections(shape) if each.parameter.split(".")[-2] == name}
-    return [each for each in adaptable if each in fused] or difflib.get_close_matches(name, adaptable, 1, 0.0)
+    return [each for each in adaptable if each in fused] or difflib.get_close_matches(name, adaptable, 1)
 
 
 def _full_rank(placement: Placement) -> int:
