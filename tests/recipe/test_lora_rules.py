@@ -84,6 +84,11 @@ def test_adapters_that_do_not_fit_the_model_are_refused_with_one_message(
     assert hint in str(caught.value.hint)
 
 
+def test_every_rule_about_adapters_has_a_failing_case() -> None:
+    tested_with_experts = "check_targets_are_not_experts"
+    assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in LORA_RULES}
+
+
 @pytest.mark.parametrize(
     "sets",
     [
