@@ -31,6 +31,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         reference=model_of(recipe, REFERENCE).path if role == POLICY else None,
         trainable=trainable_of(recipe, role),
         value_head=recipe.value_head if role == POLICY else None,
+        optimizer_on=table.optimizer.on,
     )
 
 
