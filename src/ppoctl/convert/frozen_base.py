@@ -6,9 +6,12 @@ Imports no torch.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, StorageError, quoted
 from ppoctl.model.folder import local_folder
+from ppoctl.model.lora import Lora
+from ppoctl.model.trainable import Trainable
 
 FROZEN_FILE = "frozen.json"
 
@@ -21,6 +24,8 @@ class FrozenBase:
     """Absolute folder or hub id of the model that the role started from."""
     digest: str
     """Digest of the frozen weights, in the dtype of the role, under Hugging Face names."""
+    adapters: Trainable | None = None
+    """The adapters that the state contains; None: no adapters. They are added to weights of the model."""
 
 
 def read_frozen_base(folder: Path) -> FrozenBase | None:
@@ -29,9 +34,16 @@ def read_frozen_base(folder: Path) -> FrozenBase | None:
     if not file.is_file():
         return None
     try:
-        return FrozenBase(**json.loads(file.read_text("utf-8")))
+        written = json.loads(file.read_text("utf-8"))
+        lora = written.pop("lora", None)
+        return FrozenBase(**written, adapters=None if lora is None else _adapters(**lora))
     except (OSError, ValueError, TypeError) as error:
         raise StorageError(f"`{file}` cannot be read: {error}", hint=f"ls -la {quoted(folder)}") from error
+
+
+def _adapters(*, rank: int, alpha: float, targets: list[str] | None, freeze: list[str]) -> Trainable:
+    lora = Lora(rank, alpha, None if targets is None else tuple(targets))
+    return Trainable(freeze=tuple(freeze), lora=lora)
 
 
 def completing_folder(state: Path, base: FrozenBase, like: Path | None = None) -> Path:
@@ -55,5 +67,8 @@ def complete_command(state: Path) -> str:
 def write_frozen_base(folder: Path, base: FrozenBase) -> Path:
     """Write the file, and return its path. Raises OSError."""
     file = folder / FROZEN_FILE
-    file.write_text(json.dumps(asdict(base), indent=1) + "\n", "utf-8")
+    written: dict[str, Any] = {"model": base.model, "digest": base.digest}
+    if base.adapters is not None and base.adapters.lora is not None:
+        written["lora"] = {**asdict(base.adapters.lora), "freeze": base.adapters.freeze}
+    file.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
     return file

@@ -17,7 +17,6 @@ from megatron.core.dist_checkpointing.mapping import apply_factories
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ppoctl.convert.hugging_face import Weights
 from ppoctl.convert.megatron_folder import checksums_of, open_megatron
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
 from ppoctl.convert.safe_pickle import why
@@ -26,6 +25,7 @@ from ppoctl.engines.megatron.safe_loader import DataOnly, causes
 from ppoctl.engines.megatron.weights import parts_of
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.lora import is_adapter
 from ppoctl.model.shape import ModelShape
 from ppoctl.weights.checksum import TensorChecksum
 
@@ -40,7 +40,8 @@ def load_torch_dist(
 ) -> None:
     """Load the weights of this rank's pipeline stages, cast to the model's dtype. Tensors of the stages for which
     `is_read` returns False keep their values. If the folder has only the weights that trained, the others are read
-    from the model that completes it, which may be in the folder `like`. Collective over all ranks of the layout.
+    from the model that completes it, which may be in the folder `like`. Adapters in the folder are merged into the
+    weights; those of the stages are not read. Collective over all ranks of the layout.
 
     Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
     tensor. Raises it also if the completing model is missing or has changed. Raises StorageError if the folder cannot
@@ -73,11 +74,11 @@ def load_torch_dist(
                 part.write(found.tensor(part.name), stage.pg_collection)
 
 
-def _checksums_of_all_ranks(weights: Weights, names: Sequence[str]) -> dict[str, TensorChecksum]:
+def _checksums_of_all_ranks(read: Callable[[str], Tensor], names: Sequence[str]) -> dict[str, TensorChecksum]:
     """Return the checksums of the tensors with these names. Each rank reads some of the tensors. Collective."""
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found: list[dict[str, TensorChecksum]] = [{}] * size
-    torch.distributed.all_gather_object(found, checksums_of(weights, names[rank::size]))
+    torch.distributed.all_gather_object(found, checksums_of(read, names[rank::size]))
     return {name: checksum for of_rank in found for name, checksum in of_rank.items()}
 
 
@@ -87,7 +88,7 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
     """Return this rank's slices of all parameters that the checkpoint has, under the keys of the checkpoint. A value
-    head on the policy's model is not read."""
+    head on the policy's model, and adapters of the stages, are not read."""
     renamed = {
         parameter.key(shape, layers_alike=found.layers_alike).name: found.keys.get(parameter.name)
         for parameter in found.parameters
@@ -98,10 +99,16 @@ def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: Mo
         state = stage.sharded_state_dict(metadata={**metadata, "dp_cp_group": stage.pg_collection.dp_cp})
         apply_factories(state)
         for value in nested_values(state):
-            if isinstance(value, ShardedTensor) and not value.key.startswith(VALUE_HEAD_PREFIX):
+            if isinstance(value, ShardedTensor) and not _is_own(value.key):
                 assert value.data.is_contiguous(), f"`{value.key}` would be read into a copy"
                 key = renamed[value.key]
                 if key is not None:
                     value.key, value.allow_shape_mismatch = key.name, False
                     tensors[str(len(tensors))] = value
     return tensors
+
+
+def _is_own(key: str) -> bool:
+    """Return whether a tensor of the stages has no counterpart in a model: a value head on the policy's model, or a
+    matrix of an adapter."""
+    return key.startswith(VALUE_HEAD_PREFIX) or is_adapter(key)
