@@ -6,12 +6,10 @@ Imports no torch.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, StorageError, quoted
 from ppoctl.model.folder import local_folder
-from ppoctl.model.lora import Lora
-from ppoctl.model.trainable import Trainable
+from ppoctl.model.trainable import Trainable, trainable_from
 
 FROZEN_FILE = "frozen.json"
 
@@ -35,15 +33,11 @@ def read_frozen_base(folder: Path) -> FrozenBase | None:
         return None
     try:
         written = json.loads(file.read_text("utf-8"))
-        lora = written.pop("lora", None)
-        return FrozenBase(**written, adapters=None if lora is None else _adapters(**lora))
-    except (OSError, ValueError, TypeError) as error:
+        if "adapters" in written:
+            written["adapters"] = trainable_from(written["adapters"])
+        return FrozenBase(**written)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(f"`{file}` cannot be read: {error}", hint=f"ls -la {quoted(folder)}") from error
-
-
-def _adapters(*, rank: int, alpha: float, targets: list[str] | None, freeze: list[str]) -> Trainable:
-    lora = Lora(rank, alpha, None if targets is None else tuple(targets))
-    return Trainable(freeze=tuple(freeze), lora=lora)
 
 
 def completing_folder(state: Path, base: FrozenBase, like: Path | None = None) -> Path:
@@ -67,8 +61,6 @@ def complete_command(state: Path) -> str:
 def write_frozen_base(folder: Path, base: FrozenBase) -> Path:
     """Write the file, and return its path. Raises OSError."""
     file = folder / FROZEN_FILE
-    written: dict[str, Any] = {"model": base.model, "digest": base.digest}
-    if base.adapters is not None and base.adapters.lora is not None:
-        written["lora"] = {**asdict(base.adapters.lora), "freeze": base.adapters.freeze}
+    written = {name: value for name, value in asdict(base).items() if value is not None}
     file.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
     return file

@@ -101,7 +101,7 @@ def _config(written: Mapping[str, Any]) -> PeftConfig:
     rank, alpha, targets, base = (
         written.get(name) for name in ("r", "lora_alpha", "target_modules", "base_model_name_or_path")
     )
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not alpha > 0:
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
         raise ValueError(f"`r` is `{_shown(rank)}` and `lora_alpha` is `{_shown(alpha)}`, not above 0")
     if isinstance(targets, str):
         re.compile(targets)

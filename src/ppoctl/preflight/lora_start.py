@@ -14,8 +14,6 @@ def require_start(recipe: Recipe, role: str, key: str) -> None:
     settings than those of the recipe. `key`: of the folder. Without the model of the role, which is reported as
     missing, only the folder is checked."""
     start = lora_starts(recipe)[role]
-    if start.startswith("$"):
-        return  # a variable that is not set, which loading the recipe has reported
     adapter = PeftFolder(find_model(start, key))
     model = local_folder(model_of(recipe, role).path)
     if model is not None and (model / "config.json").is_file():

@@ -41,7 +41,7 @@ def load_torch_dist(
     """Load the weights of this rank's pipeline stages, cast to the model's dtype. Tensors of the stages for which
     `is_read` returns False keep their values. If the folder has only the weights that trained, the others are read
     from the model that completes it, which may be in the folder `like`. Adapters in the folder are merged into the
-    weights; those of the stages are not read. Collective over all ranks of the layout.
+    weights. Collective over all ranks of the layout.
 
     Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
     tensor. Raises it also if the completing model is missing or has changed. Raises StorageError if the folder cannot
@@ -87,8 +87,7 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
-    """Return this rank's slices of all parameters that the checkpoint has, under the keys of the checkpoint. A value
-    head on the policy's model, and adapters of the stages, are not read."""
+    """Return this rank's slices of all parameters that the checkpoint has, under the keys of the checkpoint."""
     renamed = {
         parameter.key(shape, layers_alike=found.layers_alike).name: found.keys.get(parameter.name)
         for parameter in found.parameters
@@ -109,6 +108,5 @@ def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: Mo
 
 
 def _is_own(key: str) -> bool:
-    """Return whether a tensor of the stages has no counterpart in a model: a value head on the policy's model, or a
-    matrix of an adapter."""
+    """Return whether a parameter has initial values of its own: a value head on the policy's model, or an adapter."""
     return key.startswith(VALUE_HEAD_PREFIX) or is_adapter(key)
