@@ -213,7 +213,7 @@ def adapters_off(stages: Sequence[torch.nn.Module]) -> Iterator[None]:
             module.is_on = True
 
 
-def drawn(placement: Placement, *seed: object) -> Float[Tensor, "rank inputs"]:
+def random_a(placement: Placement, *seed: object) -> Float[Tensor, "rank inputs"]:
     """Return the whole initial matrix A: uniform in +-1 / sqrt(inputs), float32. It depends on the seed and the name
     of the matrix, and not on the layout."""
     generator = torch.Generator(device="cpu").manual_seed(derive_seed(*seed, placement.name))
