@@ -27,7 +27,7 @@ from ppoctl.convert.tensors import (
     tied_copy,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, random_a, names_of_adapters
+from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, names_of_adapters, random_a
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.lora import is_adapter
