@@ -22,7 +22,6 @@ CALLED = {
     Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
     Path("loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
-    Path("recipe/role_model.py"): ("trainable_of",),
     Path("loading/rules/metrics.py"): ("is_lower_better",),
     Path("algorithm/learning_rate.py"): ("learning_rate_of",),
 }

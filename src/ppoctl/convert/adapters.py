@@ -61,10 +61,13 @@ def expert_projections(shape: ModelShape) -> tuple[str, ...]:
     return tuple(dict.fromkeys(projection_of(each) for each in _all_projections(shape) if _EXPERTS in each.parameter))
 
 
-def _all_projections(shape: ModelShape) -> Iterator[Placement]:
-    for each in placements(shape, "token"):
-        if each.name.endswith(".weight") and "_proj" in projection_of(each):
-            yield each
+@cache
+def _all_projections(shape: ModelShape) -> tuple[Placement, ...]:
+    return tuple(
+        each
+        for each in placements(shape, "token")
+        if each.name.endswith(".weight") and "_proj" in projection_of(each)
+    )
 
 
 @cache
