@@ -12,18 +12,19 @@ import torch
 from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ppoctl.engines.megatron import logprobs
+from ppoctl.engines.megatron import host_optimizer, logprobs
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.lora import Lora
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
 from ppoctl.plan.memory import activations
+from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.parameters import EVERYTHING
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
+from ppoctl.recipe.schema import ByTokens, OptimizerPlace, ParallelTable, Recompute
 
 WITHIN = 0.1
 KEPT_WITHIN = 0.05
@@ -115,6 +116,11 @@ LORA_CASES = [
     ("gemma2", "actor", "TP2", torch.bfloat16, "none", ADAPTERS),
     ("deepseek-v3-low-rank", "critic", "alone", torch.float32, "none", Trainable(lora=Lora(2, 6.0, ("o_proj",)))),
 ]
+HOST_CASES = [
+    ("larger", "actor", "alone", torch.float32, EVERYTHING),
+    ("larger", "critic", "DP2 distributed optimizer", torch.bfloat16, EVERYTHING),
+    ("quickstart", "actor", "TP2", torch.bfloat16, ADAPTERS),
+]
 KEPT = ("adapters", "norms", "projections", "attention", "mlp", "experts", "inputs", "ends", "logits")
 ROWS, PROMPT, RESPONSE = 44, 64, 32
 """A full microbatch of the quickstart: 44 sequences of 64 + 32 - 1 tokens are just above its cap of 4,096."""
@@ -162,8 +168,10 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
         recompute: Recompute = "none",
         trainable: Trainable = EVERYTHING,
         value_head: SharedValueHead | None = None,
+        optimizer_on: OptimizerPlace = "device",
     ) -> Case:
-        parallel, part = LAYOUTS[layout], {"trainable": trainable, "value_head": value_head}
+        parallel = LAYOUTS[layout]
+        part = {"trainable": trainable, "value_head": value_head, "optimizer_on": optimizer_on}
         held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
         pool.open(TrainerSettings(role, str(folders(kind)), dtype, held, parallel, recompute=recompute, **part))
         pool.call("start")
@@ -238,6 +246,18 @@ def test_estimated_bytes_of_partial_training_are_within_a_tenth(
         state = state_bytes(read_shape(folder), head_of(role), layout, weight, *case[5:])
         found["state"] = [(state, files)]
     _check(found)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", HOST_CASES, ids=_name)
+def test_estimated_host_memory_of_optimizer_is_within_a_tenth(opened: Callable[..., Case], case: Any) -> None:
+    *model, trainable = case
+    pool, *_, expected = opened(*model, "none", trainable, None, "cpu")
+    found = [
+        {component: (getattr(rank, component), size) for component, size in held.items()}
+        for rank, held in zip(expected, pool.examine(memory_lab.on_host), strict=True)
+    ]
+    assert all(close(*pair) for each in found for pair in each.values()), found
 
 
 def _check(found: dict[str, list[tuple[int, int]]]) -> None:
@@ -329,6 +349,7 @@ def test_ranks_that_only_join_sending_return_nothing(pool: RankPool) -> None:
 
 def test_plan_block_sizes_equal_engine_block_sizes() -> None:
     """plan/ cannot import engines/, so it repeats them."""
+    assert STAGED_PARAMETERS == host_optimizer.PIECE
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
