@@ -4,7 +4,6 @@ adapter."""
 from dataclasses import replace
 from pathlib import Path
 
-import megatron_lab as lab
 import pytest
 import torch
 from peft import PeftModel
