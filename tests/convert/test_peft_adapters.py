@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import megatron_lab as lab
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -149,7 +150,9 @@ def test_adapter_that_peft_wrote_is_read_and_written_without_loss(model: Model, 
         torch.testing.assert_close(ours, theirs.get_delta_weight("default"), rtol=0, atol=1e-6)
     state = state_of(base, tmp_path / "state", trainable, matrices)
     run(state, "peft", tmp_path / "ours")
-    assert same(load_file(tmp_path / "ours/adapter_model.safetensors"), load_file(folder / "adapter_model.safetensors"))
+    assert same(
+        load_file(tmp_path / "ours/adapter_model.safetensors"), load_file(folder / "adapter_model.safetensors")
+    )
 
 
 def test_adapter_of_a_critic_has_its_value_head(model: Model, tmp_path: Path) -> None:
@@ -272,9 +275,10 @@ def test_state_with_other_tensors_than_its_record_is_refused(model: Model, tmp_p
 
 def test_changed_base_of_adapters_is_refused(model: Model, tmp_path: Path) -> None:
     state = state_of(model("qwen2"), tmp_path / "state", ALL, random_matrices(model("qwen2"), ALL))
+    other = lab.with_scaled_weights(model("qwen2"), tmp_path / "other")
     for to in ("hf", "peft"):
         with pytest.raises(EnvironmentProblemError, match="have changed since then"):
-            run(state, to, tmp_path / "out", like=str(model("qwen2-yarn")), parity=False)
+            run(state, to, tmp_path / "out", like=str(other), parity=False)
 
 
 # What an adapter folder may have, and what is refused.
@@ -357,7 +361,10 @@ LAYER = "base_model.model.model.layers.1.self_attn"
 DEFECTS = {
     "missing": (changed(f"{LAYER}.q_proj.lora_B.weight", None), "q_proj.lora_B.weight` .* is missing"),
     "shape": (changed(f"{LAYER}.o_proj.lora_A.weight", torch.ones(3, 47)), r"\[3, 47\], but the model .* \[3, 48\]"),
-    "integers": (changed(f"{LAYER}.o_proj.lora_A.weight", torch.ones(3, 48).char()), "is I8, which cannot be trained"),
+    "integers": (
+        changed(f"{LAYER}.o_proj.lora_A.weight", torch.ones(3, 48).char()),
+        "is I8, which cannot be trained",
+    ),
     "other target": (changed(f"{LAYER}.k_proj.lora_A.weight", torch.ones(3, 48)), "module that has no adapter"),
     "head": (changed("base_model.model.lm_head.lora_A.weight", torch.ones(3, 48)), "`lm_head.lora_A.weight` of"),
     "bias": (changed(f"{LAYER}.q_proj.bias", torch.ones(48)), "self_attn.q_proj.bias` of the adapter"),
@@ -406,5 +413,5 @@ def test_recipe_with_other_settings_is_refused_with_the_keys_that_fix_it(model: 
     )
     assert raised.value.hint == (
         "--set actor.train.lora.rank=3 --set actor.train.lora.alpha=5 "
-        "--set 'actor.train.lora.targets=[\"o_proj\", \"q_proj\"]'"
+        '--set \'actor.train.lora.targets=["o_proj", "q_proj"]\''
     )
