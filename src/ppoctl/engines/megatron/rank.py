@@ -24,6 +24,7 @@ from torch import Tensor
 from ppoctl.activity import track_items
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
+from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
@@ -58,6 +59,7 @@ from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
+from ppoctl.model.folder import model_folder
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.labels import label_number
 from ppoctl.model.shape import ModelShape
@@ -107,7 +109,7 @@ class MegatronRank(SendingRank):
             for model in self.models:
                 if isinstance(model, LogprobModel):
                     model.start_value_head()
-            start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), None)
+            start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), self._own_adapter())
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = self._build_optimizer()
 
@@ -239,6 +241,16 @@ class MegatronRank(SendingRank):
         return checkpoint.TrainerState(
             self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
         )
+
+    def _own_adapter(self) -> PeftFolder | None:
+        """Return the adapter that the role starts from; None: there is none. Raises RecipeError or
+        EnvironmentProblemError if it does not fit the role."""
+        settings = self.settings
+        if settings.adapters is None:
+            return None
+        adapter = PeftFolder(model_folder(settings.adapters))
+        require_fits(adapter, settings.trainable, self.source[1], settings.head, f"{settings.role}.train.lora")
+        return adapter
 
     def _build(
         self, source: str, value_head: SharedValueHead | None, shared: ActorWeights | None = None

@@ -111,7 +111,8 @@ class MegatronTrainer:
             checksums = {name: each for found in self.ranks.call("frozen_checksums") for name, each in found.items()}
             model = self.settings.model
             source = str(Path(model).absolute()) if Path(model).exists() else model
-            self._frozen = FrozenBase(source, frozen_digest(checksums))
+            trainable = self.settings.trainable
+            self._frozen = FrozenBase(source, frozen_digest(checksums), trainable if trainable.lora else None)
         return self._frozen
 
     def save_weights(self, folder: Path) -> None:
