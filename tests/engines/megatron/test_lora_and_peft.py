@@ -126,7 +126,8 @@ def test_critic_with_adapters_and_whole_value_head_is_that_of_peft(model, kind):
 LAYER = "model.layers.1."
 PROJECTIONS = {
     "q_proj": "self_attn.q_proj", "k_proj": "self_attn.k_proj", "v_proj": "self_attn.v_proj",
-    "o_proj": "self_attn.o_proj", "gate_proj": "mlp.gate_proj", "up_proj": "mlp.up_proj", "down_proj": "mlp.down_proj",
+    "o_proj": "self_attn.o_proj", "gate_proj": "mlp.gate_proj", "up_proj": "mlp.up_proj",
+    "down_proj": "mlp.down_proj",
 }  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from layout_lab import STEP, settings, trainer
 from lora_lab import ALL, LATENT, adapted
 from safetensors.torch import load_file
 
+import tolerance
 from ppoctl.convert.adapters import adapters
 from ppoctl.engines.megatron import merge_error
 from ppoctl.recipe.schema import ParallelTable
-from tolerance import EXACT, STEP as STEPS
 
 pytestmark = pytest.mark.engines
 
@@ -29,9 +29,9 @@ def test_merge_error_of_four_numbers_by_hand():
     b = torch.tensor([[2.0**-9], [2.0**-6]], dtype=torch.bfloat16)
     unit = 2.0**-16
     expected = torch.tensor([1 + 1 + 0 + 64, 1 + 9 + 64 + 576], dtype=torch.float64) * unit
-    EXACT.check(merge_error.squares(weight, a, b, 2.0), expected)
+    tolerance.EXACT.check(merge_error.squares(weight, a, b, 2.0), expected)
     nothing = merge_error.squares(weight, a, torch.zeros_like(b), 2.0)
-    EXACT.check(nothing, torch.zeros(2, dtype=torch.float64))
+    tolerance.EXACT.check(nothing, torch.zeros(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("at_once", [1, 30, 10**6])
@@ -45,9 +45,9 @@ def test_squares_are_those_of_numpy_however_rows_are_cut(monkeypatch, dtype, at_
     product = exact - weight.double().numpy()
     lost, whole = merge_error.squares(weight, a, b, 0.3).tolist()
     assert whole == pytest.approx(np.square(product).sum(), rel=1e-9)
-    # The merged weight is rounded from float32, which may decide a tie of bfloat16 in another way.
-    assert lost == pytest.approx(np.square(rounded - exact).sum(), rel=0.3 if dtype is torch.float32 else 1e-3)
-    assert lost > 0
+    ideal = np.square(rounded - exact).sum()
+    # A float32 weight is the sum of three products, each of which is rounded.
+    assert 0 < 0.999 * ideal <= lost < ideal * (20 if dtype is torch.float32 else 1.001)
 
 
 @pytest.mark.sampled(1)
@@ -82,7 +82,7 @@ def test_last_minibatch_reports_the_error_of_the_sent_weights(pool, model, tmp_p
     expected = float(np.sqrt(sums[0] / sums[1]))
     assert results[1].merge_error is not None
     assert 0.01 < expected < 1.5
-    STEPS.check(results[1].merge_error, expected)
+    tolerance.STEP.check(results[1].merge_error, expected)
 
 
 def test_only_an_actor_with_adapters_has_a_merge_error(model):

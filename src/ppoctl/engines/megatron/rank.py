@@ -11,7 +11,7 @@ ranks.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
+from ppoctl.engines.megatron.merge_error import merge_error
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
@@ -78,6 +79,8 @@ class RankStepResult:
     """2-norm of the complete gradient, before clipping."""
     share: RankOutputs | None
     """Outputs, on the first tensor and context rank of the last pipeline stage. None on other ranks."""
+    merge_error: float | None = None
+    """See `MinibatchResult`."""
 
 
 class MegatronRank(SendingRank):
@@ -162,10 +165,13 @@ class MegatronRank(SendingRank):
         """
         self._reload("weights", "training")
         with megatron_device():
-            return [
+            results = [
                 self._minibatch_step(sequences, minibatch, objective, number)
                 for number, minibatch in track_items(minibatches, "minibatch")
             ]
+            if results and self.settings.trainable.lora is not None and self.settings.head == "token":
+                results[-1] = replace(results[-1], merge_error=merge_error(self.models))
+            return results
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
