@@ -215,7 +215,7 @@ class FitSearch:
         rewards = ("reward",) if reward_models(self.base) else ()
         subsets = [subset for size in range(len(roles) + 2) for subset in combinations([*roles, "generator"], size)]
         engines = [(caches, self._decoding(caches[0]).total) for caches in map(self._caches, self._engines) if caches]
-        for layout in self._layouts(trained):
+        for layout in self._layouts:
             of_role = {
                 (role, place): self._options(role, layout[role], trained[role], place)
                 for role, place in product(roles, PLACES)
@@ -251,8 +251,9 @@ class FitSearch:
         options = [option(recompute, batching) for recompute, batching in product(RECOMPUTE, batchings)]
         return _RoleOptions(option("full", batchings[0]), sorted(options, key=rank))
 
-    def _layouts(self, trained: TrainedParts) -> Iterator[Mapping[str, ParallelTable]]:
-        """Yield valid layouts of all roles: that of the recipe, and layouts with the same ranks for each role."""
+    @cached_property
+    def _layouts(self) -> list[Mapping[str, ParallelTable]]:
+        """Valid layouts of all roles: that of the recipe, and layouts with the same ranks for each role."""
         own, tried = layouts(self.recipe), list[Mapping[str, ParallelTable]]()
         if devices(self.recipe) == self.gpus and self.recipe.cluster.placement == "colocated":
             tried.append(own)
@@ -264,15 +265,20 @@ class FitSearch:
             if self.gpus % (tensor * pipeline * context) == 0:
                 ranks = (self.gpus, tensor, pipeline, context)
                 tried.append({role: split_layout(layout, *ranks) for role, layout in own.items()})
-        for number, layout in enumerate(tried):
-            if layout not in tried[:number] and self._is_allowed(layout, trained):
-                yield layout
+        different = (layout for number, layout in enumerate(tried) if layout not in tried[:number])
+        return list(filter(self._is_allowed, different))
 
-    def _is_allowed(self, layout: Mapping[str, ParallelTable], trained: TrainedParts) -> bool:
+    def _is_allowed(self, layout: Mapping[str, ParallelTable]) -> bool:
         candidate = candidate_of(self.base)
         for role, table in layout.items():
-            choice = replace(candidate.roles[role], layout=table, train=trained[role])
-            candidate = candidate.with_role(role, choice)
+            candidate = candidate.with_role(role, replace(candidate.roles[role], layout=table))
+        return self._is_valid(settled(self.base, candidate))
+
+    def may_train(self, trained: TrainedParts) -> bool:
+        """Return whether the rules of recipes allow these parts to train."""
+        candidate = candidate_of(self.base)
+        for role, part in trained.items():
+            candidate = candidate.with_role(role, replace(candidate.roles[role], train=part))
         return self._is_valid(settled(self.base, candidate))
 
     @cached_property
