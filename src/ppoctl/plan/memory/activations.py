@@ -10,6 +10,8 @@ with sequence parallelism, else 1), b bytes of a number of the model.
     attention               `attention`
     MLP or experts          `mlp`
 
+- A frozen projection without an adapter keeps no input, and a frozen norm on a CPU keeps 4 h + 4. An adapter keeps
+  the input of the projection and, on each tensor rank, b r for its rank r.
 - A layer of Gemma has four norms. Norms over heads, norms over latents, and the projections after these norms are
   added. A router with sigmoids keeps a float32 copy of its input.
 - With `recompute = "selective"`, the line of the MLP or the experts is dropped. With `"full"`, all lines are dropped
@@ -19,7 +21,13 @@ with sequence parallelism, else 1), b bytes of a number of the model.
 from dataclasses import replace
 
 from ppoctl.plan.memory import attention, mlp
+from ppoctl.plan.memory.parameters import FINAL_NORM, VALUE_HEAD_NORM
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, SavedActivations
+
+_FIRST_PROJECTIONS = tuple(
+    f"self_attention.linear_{name}" for name in ("qkv", "q_proj", "q_down_proj", "kv_down_proj")
+)
+"""Projections of attention whose input is the hidden state."""
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Device -> number of logits that are converted to float32 at a time (`engines.megatron.logprobs`)."""
@@ -34,7 +42,7 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     """Return the bytes that one microbatch keeps in the layers of this shard until its backward pass."""
     shape, tokens, layers = shard.shape, batch.tokens, shard.stage.layers
     moe_layers = [layer for layer in layers if shape.has_experts(layer)]
-    dense = len(layers) - len(moe_layers)
+    dense_layers = [layer for layer in layers if not shape.has_experts(layer)]
     ends = tokens * shard.precision.weight * shape.rope_dim  # cosine and sine
     if shard.layout.context > 1:
         ends += 8 * shard.keys_seen(batch)  # positions of the keys
@@ -44,11 +52,11 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
         ends += tokens * _final_norm(shard) + batch.read * _read(shard) + _converted_weights(shard)
     shared_input = tokens * shard.hidden_bytes * _copy_shares_input(shard)
     total = SavedActivations(
-        norms=len(layers) * tokens * attention.norms_bytes(shard) - shared_input,
+        norms=tokens * sum(attention.norms_bytes(shard, layer) for layer in layers) - shared_input,
         projections=sum(_projections(shard, batch, layer) for layer in layers),
         attention=sum(attention.attention_bytes(shard, batch, layer) for layer in layers),
-        mlp=dense * tokens * mlp.mlp_bytes(shard, shape.ffn_hidden_size),
-        experts=tokens * sum(mlp.experts_bytes(shard) for _ in moe_layers),
+        mlp=tokens * sum(mlp.mlp_bytes(shard, layer) for layer in dense_layers),
+        experts=tokens * sum(mlp.experts_bytes(shard, layer) for layer in moe_layers),
         ends=ends,
         logits=_chunk(shard, batch) * shard.precision.weight,
     )
@@ -59,13 +67,15 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
         return SavedActivations(
             norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=total.logits, inputs=inputs
         )
-    post_norms = (
-        dense * tokens * attention.norm_bytes(shard, shape.hidden_size) // shard.shares if shape.post_norms else 0
+    post_norms = sum(
+        attention.norm_in_layer(shard, layer, attention.MLP_POST_NORM, shape.hidden_size)
+        for layer in dense_layers
+        if shape.post_norms
     )
     routers = sum(_router_input(shard, batch) for _ in moe_layers)
     return replace(
         total,
-        norms=total.norms - post_norms,
+        norms=total.norms - tokens * post_norms // shard.shares,
         projections=total.projections - routers,
         mlp=0,
         experts=0,
@@ -152,10 +162,15 @@ def beside_bytes(shard: ModelShard, batch: MicrobatchShape, microbatches: int) -
 
 def _projections(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the bytes of the inputs of a layer's projections."""
-    latent = shard.shape.latent
-    numbers = 2 * shard.shape.hidden_size + (0 if latent is None else latent.kv_rank + (latent.query_rank or 0))
+    latent, has_experts = shard.shape.latent, shard.shape.has_experts(layer)
+    # A router keeps its input also if it is frozen, and so does an MLP that is recomputed from it.
+    keeps_second = has_experts or shard.recompute == "selective" or shard.has_gradient(layer, "mlp.linear_fc1")
+    numbers = (shard.has_gradient(layer, *_FIRST_PROJECTIONS) + keeps_second) * shard.shape.hidden_size
+    if latent is not None:
+        numbers += shard.has_gradient(layer, "self_attention.linear_kv_up_proj") * latent.kv_rank
+        numbers += shard.has_gradient(layer, "self_attention.linear_q_up_proj") * (latent.query_rank or 0)
     total = batch.tokens * shard.precision.weight * numbers // shard.shares
-    return total + (_router_input(shard, batch) if shard.shape.has_experts(layer) else 0)
+    return total + (_router_input(shard, batch) if has_experts else 0)
 
 
 def _router_input(shard: ModelShard, batch: MicrobatchShape) -> int:
@@ -168,8 +183,12 @@ def _router_input(shard: ModelShard, batch: MicrobatchShape) -> int:
 
 def _final_norm(shard: ModelShard) -> int:
     """Return the bytes per token that the final norm keeps, and its copy in a value head with copied layers."""
-    has_copy = shard.value_head is not None and shard.value_head.layers_copied > 0
-    return (1 + has_copy) * attention.norm_bytes(shard, shard.shape.hidden_size) // shard.shares
+    names = [FINAL_NORM]
+    if shard.value_head is not None and shard.value_head.layers_copied > 0:
+        names.append(VALUE_HEAD_NORM)
+    trains = (shard.trainable.trains(name, shard.shape, shard.head) for name in names)
+    norms = (attention.norm_bytes(shard, shard.shape.hidden_size, trains=each) for each in trains)
+    return sum(norms) // shard.shares
 
 
 def _read(shard: ModelShard) -> int:

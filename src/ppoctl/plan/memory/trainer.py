@@ -9,9 +9,9 @@ reference      frozen copy of the actor's weights, only with a KL penalty
 activations    activations that the microbatches in flight keep in this pipeline stage, and the peak of one microbatch
 
 Parameters that do not train have weights and nothing else. The layers before the first one with a parameter that
-trains, the trunk, keep no activations. The layers after it are assumed to keep all activations, also those that only
-the gradients of frozen weights would need. A reference that starts from the actor's model has no weights of its own
-for what does not train. It starts from the hidden states behind the trunk, which the pass of the actor stores.
+trains, the trunk, keep no activations. A reference that starts from the actor's model has no weights of its own for
+what does not train. It starts from the hidden states behind the trunk, which the pass of the actor stores. If the
+actor trains adapters, this reference is the actor without them: it has no weights and stores no hidden states.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,14 @@ from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
-from ppoctl.plan.memory.parameters import EVERYTHING, Parameters, copied_layers, rank_parameters, trunk_end
+from ppoctl.plan.memory.parameters import (
+    EVERYTHING,
+    Parameters,
+    copied_layers,
+    held_parameters,
+    rank_parameters,
+    trunk_end,
+)
 from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
 from ppoctl.recipe.schema import ParallelTable, Recompute
@@ -180,7 +187,7 @@ def _rank(training: Training, number: int) -> RankBytes:
     keeps = [saved(_trained(training, run), training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
     of_rank = (training.shape, training.head, stage, layout)
-    counts = rank_parameters(*of_rank, value_head=training.value_head)
+    counts = held_parameters(*of_rank, training.trainable, training.value_head)
     trained = rank_parameters(*of_rank, training.trainable, training.value_head)
     optimized = _optimized(trained, layout)
     return RankBytes(
@@ -214,6 +221,7 @@ def _shard(training: Training, stage: PipelineStage) -> ModelShard:
         training.recompute,
         training.filtered,
         training.value_head,
+        training.trainable,
     )
 
 
@@ -242,7 +250,8 @@ def _at_work(training: Training, run: ModelShard, kept: int) -> int:
 
 def _reference(training: Training, stage: PipelineStage) -> int:
     """Return the number of weights of the reference that a rank of this stage has in addition to the actor's."""
-    if not training.has_reference:
+    is_actor = training.trainable.lora is not None and not training.has_own_reference
+    if is_actor or not training.has_reference:
         return 0
     of_its_own = EVERYTHING if training.has_own_reference else training.trainable
     return rank_parameters(training.shape, training.head, stage, training.layout, of_its_own).total
@@ -252,9 +261,9 @@ def _behind_trunk(training: Training, shard: ModelShard) -> int:
     """Return the bytes of the hidden states behind the trunk that this rank stores for the pass of the reference, for
     as many microbatches as there are pipeline ranks."""
     trunk = training.trunk
-    shares_trunk = training.has_reference and not training.has_own_reference and trunk > 0
+    shares_trunk = training.has_reference and not training.has_own_reference and training.trainable.lora is None
     is_here = trunk in shard.stage.layers if trunk < training.shape.num_layers else shard.stage.is_last
-    if not (shares_trunk and is_here):
+    if not (shares_trunk and trunk > 0 and is_here):
         return 0
     return training.layout.pipeline * training.forward.tokens * shard.hidden_bytes
 
