@@ -72,8 +72,8 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
 def pass_flops(
     recipe: Recipe, shapes: Mapping[str, ModelShape], choose: StepFunctionAt = step_function_at, *, most: bool = True
 ) -> dict[tuple[str, str], float]:
-    """Return (kind of pass, role whose processes compute) -> FLOPs of the last step. The policy computes the reference
-    too."""
+    """Return (kind of pass, role whose processes compute) -> FLOPs of the last step. The policy computes the
+    reference too."""
     flops = defaultdict[tuple[str, str], float](float)
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
     # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL

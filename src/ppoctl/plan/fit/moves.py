@@ -57,12 +57,19 @@ def moves_of(keys: Iterable[str]) -> list[Move]:
     return [move for move in MOVES if any(fnmatchcase(key, pattern) for key in changed for pattern in move.keys)]
 
 
-def parts_to_train(shape: ModelShape) -> list[TrainedPartTable]:
-    """Return the parts of a model that may train in place of all layers: adapters, or half, a quarter or an eighth of
-    the layers."""
-    rank = LoraTable(rank=8) if shape.experts is None else LoraTable(rank=8, targets=ATTENTION)
-    counts = dict.fromkeys(max(1, shape.num_layers // part) for part in (2, 4, 8))
-    return [AdaptersTable(lora=rank), *(TopLayersTable(top_layers=count) for count in counts)]
+TOP_LAYERS = (1 / 2, 1 / 4, 1 / 8)
+"""Fractions of the layers that are tried as the last layers that train."""
+
+
+def adapters_for(shape: ModelShape) -> AdaptersTable:
+    """Return the adapters that are tried."""
+    is_dense = shape.experts is None
+    return AdaptersTable(lora=LoraTable(rank=8) if is_dense else LoraTable(rank=8, targets=ATTENTION))
+
+
+def top_layers_for(shape: ModelShape, frac: float) -> TopLayersTable:
+    """Return the last layers that are tried: this fraction of all, at least one."""
+    return TopLayersTable(top_layers=max(1, int(shape.num_layers * frac)))
 
 
 def change_of_results(role: str, part: TrainedPartTable) -> str:

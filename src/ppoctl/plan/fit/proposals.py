@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.fit.choices import FitCandidate, candidate_of, changes, settled
-from ppoctl.plan.fit.moves import change_of_results, parts_to_train
+from ppoctl.plan.fit.moves import TOP_LAYERS, adapters_for, change_of_results, top_layers_for
 from ppoctl.plan.fit.search import FitSearch, Found, IsValid, TrainedParts
 from ppoctl.plan.fit.seconds import StepSeconds, sequences_at_once
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit
@@ -134,35 +134,36 @@ def propose(
     proposer = _Proposer(search, shapes, gpu_gib, accepts)
     own = {role: table.train for role, table in recipe.trained.items()}
     notify("settings that do not change the results")
-    same = list(islice(proposer.accepted(own), MOST))
-    others, parts = list[Proposal](), list(filter(search.may_train, _other_parts(recipe, shapes)))
-    for trained in parts:
-        notify("frozen layers and adapters")
-        others += islice(proposer.accepted(trained), 1)
+    same, others = list(islice(proposer.accepted(own), MOST)), list[Proposal]()
+    kinds = [list(filter(search.may_train, kind)) for kind in _other_parts(recipe, shapes)]
+    for kind in kinds:
+        notify("adapters and frozen layers")
+        others += next((found for trained in kind if (found := list(islice(proposer.accepted(trained), 1)))), [])
     others.sort(key=lambda each: each.seconds.total)
     is_faster = same and others and others[0].seconds.total <= CLEARLY_FASTER * same[0].seconds.total
     same = same[: MOST - 1] if is_faster else same
     found = (*same, *others[: MOST - len(same)])
     nearest = None
     if not found:
-        all_of_them = [search.nearest(trained) for trained in (own, *parts)]
-        started = [each for each in all_of_them if each is not None]
+        parts = [own, *(trained for kind in kinds for trained in kind)]
+        started = [each for each in map(search.nearest, parts) if each is not None]
         if started:
             nearest = proposer.proposal(min(started, key=lambda each: each.peak))
     as_it_is = search.measured(candidate_of(recipe)).seconds
     return Proposals(search.gpus, devices(recipe), as_it_is, found, nearest)
 
 
-def _other_parts(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[TrainedParts]:
-    """Yield what may train in place of all layers: adapters of all roles, of one role, and the last layers of all
-    roles. A role that trains a part in the recipe keeps it."""
+def _other_parts(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[list[TrainedParts]]:
+    """Yield what may train in place of all layers, as lists of which the first that fits is proposed: adapters of one
+    role, adapters of all roles, and the last layers of all roles, the most layers first. A role that trains a part in
+    the recipe keeps it."""
     own = {role: table.train for role, table in recipe.trained.items()}
     whole = [role for role, part in own.items() if part is None]
-    options = {role: parts_to_train(shapes[role]) for role in whole}
     for role in whole if len(whole) > 1 else ():
-        yield {**own, role: options[role][0]}
-    for number in range(max(map(len, options.values()), default=0)):
-        yield {**own, **{role: parts[min(number, len(parts) - 1)] for role, parts in options.items()}}
+        yield [{**own, role: adapters_for(shapes[role])}]
+    if whole:
+        yield [{**own, **{role: adapters_for(shapes[role]) for role in whole}}]
+        yield [{**own, **{role: top_layers_for(shapes[role], frac) for role in whole}} for frac in TOP_LAYERS]
 
 
 def _kind(recipe: Recipe) -> object:

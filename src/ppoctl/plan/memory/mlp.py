@@ -53,7 +53,10 @@ def experts_bytes(shard: ModelShard, layer: int) -> int:
     per_copy += (5 + second) * weight * experts.ffn_hidden_size
     gate = weight * (shard.shape.hidden_size + 2) if experts.shared_gate else 0
     keeps_product = shard.has_gradient(layer, "mlp.shared_experts.linear_fc2")
-    return _kept(shard, experts.shared_width, keeps_product=keeps_product) + (routing + experts.per_token * per_copy + gate) // shard.shares
+    return (
+        _kept(shard, experts.shared_width, keeps_product=keeps_product)
+        + (routing + experts.per_token * per_copy + gate) // shard.shares
+    )
 
 
 def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
