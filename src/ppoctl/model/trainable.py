@@ -5,9 +5,10 @@ A name is that of the torch layer spec, with layers and experts numbered as in t
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ppoctl.model.head import VALUE_HEAD_PREFIX, Head
 from ppoctl.model.lora import Lora, adapted_parameter, is_adapter
@@ -68,6 +69,15 @@ class Trainable:
             return 0
         layers = [layer for name in trained if (layer := layer_of(name)) is not None]
         return min(layers, default=shape.num_layers)
+
+
+def trainable_from(fields: Mapping[str, Any]) -> Trainable:
+    """Return the choice that `dataclasses.asdict` described, also after JSON, which has lists instead of tuples."""
+    lora = fields.get("lora")
+    if lora is not None:
+        targets = lora["targets"]
+        lora = Lora(lora["rank"], lora["alpha"], None if targets is None else tuple(targets))
+    return Trainable(fields.get("top_layers"), tuple(fields.get("freeze", ())), lora)
 
 
 def layer_of(name: str) -> int | None:

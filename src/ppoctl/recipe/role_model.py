@@ -8,7 +8,7 @@ from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.roles import REFERENCE
-from ppoctl.recipe.schema import AdaptersTable, CriticModelTable, Recipe, ReferenceModelTable, TopLayersTable
+from ppoctl.recipe.schema import CriticModelTable, Recipe, ReferenceModelTable
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,4 @@ def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
 def trainable_of(recipe: Recipe, role: str) -> Trainable:
     """Return the parameters of a role's model that train."""
     table = recipe.trained[role]
-    match table.train:
-        case TopLayersTable(top_layers=top_layers):
-            return Trainable(top_layers, table.freeze)
-        case AdaptersTable(lora=lora):
-            return Trainable(freeze=table.freeze, lora=lora.adapters)
-    return Trainable(freeze=table.freeze)
+    return Trainable(freeze=table.freeze) if table.train is None else table.train.trainable(table.freeze)

@@ -35,7 +35,7 @@ from ppoctl.engines.megatron.pinned_memory import PinnedStaging
 from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
-from ppoctl.model.trainable import Trainable
+from ppoctl.model.trainable import Trainable, trainable_from
 from ppoctl.recipe.parallel import what_differs
 from ppoctl.recipe.schema import ParallelTable
 
@@ -193,7 +193,7 @@ def _require_layout(saved: dict[str, Any], trained: TrainerState, folder: Path) 
 
 def _require_same_trained(saved: dict[str, Any] | None, trained: TrainerState, folder: Path) -> None:
     """Raise StorageError if other parameters trained when the state was saved. Frozen parameters are not saved."""
-    of_state = Trainable(**(saved or {}))
+    of_state = trainable_from(saved or {})
     if of_state != trained.trainable:
         raise StorageError(
             f"saved state in `{folder}` cannot be read: it was saved with {_what_trains(of_state)}, but the role now "
@@ -204,6 +204,9 @@ def _require_same_trained(saved: dict[str, Any] | None, trained: TrainerState, f
 
 def _what_trains(trainable: Trainable) -> str:
     train = "all" if trainable.top_layers is None else f"{{top_layers = {trainable.top_layers}}}"
+    if (lora := trainable.lora) is not None:
+        targets = '"all-linear"' if lora.targets is None else list(lora.targets)
+        train = f"{{lora = {{rank = {lora.rank}, alpha = {lora.alpha:g}, targets = {targets}}}}}"
     return f"`train = {train}` and `freeze = {list(trainable.freeze)}`"
 
 

@@ -9,7 +9,7 @@ from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models, saved_layout
 from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
-from ppoctl.recipe.schema import ByTokens, ParallelTable, Recipe
+from ppoctl.recipe.schema import AdaptersTable, ByTokens, ParallelTable, Recipe
 from ppoctl.recipe.sizes import reward_tokens
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -30,6 +30,8 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         collective_s=_collective_timeout_s(recipe),
         reference=model_of(recipe, REFERENCE).path if role == POLICY else None,
         trainable=trainable_of(recipe, role),
+        seed=recipe.seed,
+        adapters=table.train.lora.start if isinstance(table.train, AdaptersTable) else None,
         value_head=recipe.value_head if role == POLICY else None,
     )
 

@@ -29,6 +29,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from ppoctl.engines.megatron.adapters import Adaptable
 from ppoctl.engines.megatron.attention import apply_rope
 from ppoctl.engines.megatron.packed_input import PackedInput
 from ppoctl.model.shape import LatentShape
@@ -157,7 +158,7 @@ class LatentAttention(MegatronModule):
         return build_module(submodules.norm, config=self.config, hidden_size=size, eps=self.latent.norm_eps)
 
 
-class WholeLinear(torch.nn.Module):
+class WholeLinear(Adaptable):
     """A linear layer without bias whose complete weight is on every tensor rank. With sequence parallelism, each rank
     applies the layer to its own tokens, and the weight is marked so that its gradients are summed over the tensor
     ranks."""
@@ -168,7 +169,7 @@ class WholeLinear(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Float[Tensor, "n 1 inputs"]) -> Float[Tensor, "n 1 outputs"]:
-        return F.linear(x, self.weight)
+        return self.with_adapters(F.linear(x, self.weight), x)
 
 
 def _by_heads(x: Float[Tensor, "N 1 HxD"], channels: int) -> Float[Tensor, "N H D"]:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -19,7 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
-from ppoctl.engines.megatron.modules import NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
+from ppoctl.engines.megatron.modules import ColumnLinear, NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
 
@@ -56,7 +55,7 @@ def _attention(shape: ModelShape, number: int) -> ModuleSpec:
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
+            linear_qkv=ColumnLinear,
             core_attention=core,
             linear_proj=_last(shape),
             q_layernorm=head_norm,
@@ -70,7 +69,7 @@ def _latent_attention(latent: LatentShape) -> ModuleSpec:
         module=LatentAttention,
         params={"latent": latent},
         submodules=LatentAttentionSubmodules(
-            linear_to_heads=ColumnParallelLinear,
+            linear_to_heads=ColumnLinear,
             core_attention=PackedCausalAttention,
             linear_proj=RowLinear,
             norm=RmsNorm,
@@ -105,7 +104,7 @@ def _router(experts: ExpertShape) -> Callable[..., TopKRouter]:
 
 
 def _gated_mlp(last: type[RowLinear]) -> MLPSubmodules:
-    return MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=last)
+    return MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=last)
 
 
 def _norm(shape: ModelShape) -> type[RmsNorm]:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from megatron.core.tensor_parallel import RowParallelLinear
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+
+from ppoctl.engines.megatron.adapters import AdaptableSplit
 
 
 class RmsNorm(torch.nn.RMSNorm):
@@ -32,9 +34,23 @@ class OffsetRmsNorm(RmsNorm):
         return F.rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps).type_as(x)
 
 
-class RowLinear(RowParallelLinear):
+class ColumnLinear(AdaptableSplit, ColumnParallelLinear):
+    """A linear layer whose output dimension is split over tensor ranks."""
+
+    def forward(self, input_: Tensor, *given: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the output with that of the adapters, and the bias that remains to be added."""
+        output, bias = super().forward(input_, *given, **named)
+        return self.with_adapters(output, input_), bias
+
+
+class RowLinear(AdaptableSplit, RowParallelLinear):
     """A linear layer whose input dimension is split over tensor ranks. The layer passes the group of tensor ranks:
     this version of Megatron-Core omits the group, and then warns that it is missing."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the output with that of the adapters, and the bias that remains to be added."""
+        output, bias = super().forward(input_)
+        return self.with_adapters(output, input_), bias
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **settings: Any) -> Tensor:
         return super()._forward_impl(input=input, weight=weight, **{**settings, "tp_group": self.tp_group})

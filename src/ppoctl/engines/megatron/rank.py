@@ -25,6 +25,7 @@ from ppoctl.activity import track_items
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import checkpoint, optimizer
+from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
@@ -41,18 +42,17 @@ from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import ensure_process_group
-from ppoctl.engines.megatron.reference import ActorWeights, ReferenceModel
+from ppoctl.engines.megatron.reference import ActorWeights, ActorWithoutAdapters, Reference, ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
     run_forward,
     run_forward_backward,
     share_of,
-    with_reference,
 )
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, specs_in
+from ppoctl.engines.megatron.weights import gathered_weights, specs_in, start_adapters
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
@@ -89,11 +89,7 @@ class MegatronRank(SendingRank):
         self._sources = ModelSources(read_labels=settings.is_reward_model)
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
-        frozen = settings.reference or settings.model
-        is_shared = frozen == settings.model and not settings.trainable.is_all
-        actor = ActorWeights(lambda: self.models, settings.trainable) if is_shared else None
-        build, load = partial(self._build, frozen, None), partial(self._sources.load, frozen)
-        self._reference = ReferenceModel(build, load, actor)
+        self._reference = self._reference_of(settings.reference or settings.model)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -108,12 +104,14 @@ class MegatronRank(SendingRank):
             for model in self.models:
                 if isinstance(model, LogprobModel):
                     model.start_value_head()
+            start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), None)
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
     def start_frozen(self) -> None:
         """Load weights from the model source without an optimizer, for a model that never changes (a reward model).
         Raises the errors of `start`."""
+        assert isinstance(self._reference, ReferenceModel)
         self._reference.stages()
 
     def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - called by name and position
@@ -179,7 +177,7 @@ class MegatronRank(SendingRank):
         """Return log-probs, or a reward model's scores, computed with the frozen initial weights (see
         `ReferenceModel`)."""
         self._reload(*self._reference.parts)
-        return self._forward(partial(run_forward, self._reference.stages()), sequences, request)
+        return self._forward(self._reference.run, sequences, request)
 
     def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
         self._reload("weights")
@@ -257,10 +255,21 @@ class MegatronRank(SendingRank):
                 hint=f"--set '{role}.parallel={{}}'",
             ) from error
 
+    def _reference_of(self, source: str) -> Reference:
+        """Return the reference with the weights of this model source. It shares the weights of the actor that are
+        frozen and from the same source."""
+        trainable = self.settings.trainable
+        is_shared = source == self.settings.model and not trainable.is_all
+        if is_shared and trainable.lora is not None:
+            return ActorWithoutAdapters(lambda: self.models)
+        actor = ActorWeights(lambda: self.models, trainable) if is_shared else None
+        return ReferenceModel(partial(self._build, source, None), partial(self._sources.load, source), actor)
+
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:
             models = self._build(self.settings.model, self.settings.value_head)
             for model in models:
+                attach_adapters(model, self.settings.trainable)
                 freeze(model, self.settings.trainable)
             is_sharded = self.settings.parallel.distributed_optimizer
             self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
@@ -293,7 +302,7 @@ class MegatronRank(SendingRank):
         if not request.full_kl:
             return microbatches
         self._host.reload("reference")
-        return with_reference(self._reference.stages(), microbatches)
+        return self._reference.add_to(microbatches)
 
     def _sees_outputs(self) -> bool:
         groups = self.groups

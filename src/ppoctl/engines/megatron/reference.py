@@ -4,18 +4,22 @@ If the source is that of the actor and a part of the actor is frozen, reference 
 
     trunk  ->  top of the actor                trunk: layers before the first that trains (`trunk_layers`)
            ->  top of the reference            each top has frozen weights too, by `actor.freeze`: they are shared
+
+If the actor trains adapters, all weights are frozen, and the reference is the actor with its adapters off.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ppoctl.convert.adapters import trunk_layers
+from ppoctl.engines.megatron.adapters import adapters_off
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel
-from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward
+from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, with_reference
 from ppoctl.engines.megatron.top import Top, after_trunk, entering_tops
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.trainable import Trainable
@@ -44,6 +48,64 @@ class ActorWeights:
         return {_address(weight) for stage in self.stages() for weight in stage.parameters()}
 
 
+@runtime_checkable
+class Reference(Protocol):
+    """The frozen reference on a rank of the actor. Weights of its `parts` must be on the device for each pass."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts that must be on the device for a pass of the reference, as in `HostOffload`."""
+        ...
+
+    def weights(self) -> Iterator[Tensor]:
+        """Yield the reference's own weights that are in memory."""
+        ...
+
+    def run(self, microbatches: Sequence[Microbatch]) -> list[MicrobatchResult]:
+        """Return the outputs of the reference for each microbatch, as `run_forward` does."""
+        ...
+
+    def run_with_actor(
+        self, actor: Sequence[PackedModel], microbatches: Sequence[Microbatch]
+    ) -> list[MicrobatchResult]:
+        """Return the outputs of the actor, and the log-probs of the reference, for each microbatch. Before the last
+        pipeline stage the list is empty."""
+        ...
+
+    def add_to(self, microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+        """Return the microbatches with the reference's hidden states (`schedule.with_reference`)."""
+        ...
+
+
+class ActorWithoutAdapters:
+    """The reference of an actor that trains adapters: the actor's own stages without them. It has no memory of its
+    own."""
+
+    parts = ("weights",)
+
+    def __init__(self, stages: Callable[[], Sequence[PackedModel]]) -> None:
+        self._stages = stages
+
+    def weights(self) -> Iterator[Tensor]:
+        yield from ()
+
+    def run(self, microbatches: Sequence[Microbatch]) -> list[MicrobatchResult]:
+        stages = self._stages()
+        with adapters_off(stages):
+            return run_forward(stages, microbatches)
+
+    def run_with_actor(
+        self, actor: Sequence[PackedModel], microbatches: Sequence[Microbatch]
+    ) -> list[MicrobatchResult]:
+        found = run_forward(actor, microbatches)
+        return _with_logprobs(found, self.run([_unfiltered(batch) for batch in microbatches]))
+
+    def add_to(self, microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+        stages = self._stages()
+        with adapters_off(stages):
+            return with_reference(stages, microbatches)
+
+
 class ReferenceModel:
     """A model in the dtype of the actor. Its own weights are read from its source on first use, and never from a
     state of this run, so that a resumed run keeps its reference."""
@@ -64,7 +126,6 @@ class ReferenceModel:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Parts that must be on the device for a pass of the reference, as in `HostOffload`."""
         return ("reference",) if self._actor is None else ("weights", "reference")
 
     def stages(self) -> Sequence[PackedModel]:
@@ -83,6 +144,12 @@ class ReferenceModel:
         """Yield the reference's own weights that are in memory. Yields nothing before the first use."""
         yield from self._weights
 
+    def run(self, microbatches: Sequence[Microbatch]) -> list[MicrobatchResult]:
+        return run_forward(self.stages(), microbatches)
+
+    def add_to(self, microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+        return with_reference(self.stages(), microbatches)
+
     def run_with_actor(
         self, actor: Sequence[PackedModel], microbatches: Sequence[Microbatch]
     ) -> list[MicrobatchResult]:
@@ -100,11 +167,7 @@ class ReferenceModel:
             microbatches = entering_tops(microbatches, hidden)
         else:
             found = run_forward(actor, microbatches)
-        frozen = run_forward(stages, [_unfiltered(batch) for batch in microbatches])
-        return [
-            replace(one, outputs=replace(one.outputs, reference=other.outputs.primary))
-            for one, other in zip(found, frozen, strict=True)
-        ]
+        return _with_logprobs(found, run_forward(stages, [_unfiltered(batch) for batch in microbatches]))
 
     @property
     def _trunk(self) -> int:
@@ -112,6 +175,14 @@ class ReferenceModel:
         if self._actor is None:
             return 0
         return trunk_layers(self._actor.trainable, self._stages[0].settings.shape)
+
+
+def _with_logprobs(found: list[MicrobatchResult], frozen: list[MicrobatchResult]) -> list[MicrobatchResult]:
+    """Return the results of the actor with the log-probs of the reference."""
+    return [
+        replace(one, outputs=replace(one.outputs, reference=other.outputs.primary))
+        for one, other in zip(found, frozen, strict=True)
+    ]
 
 
 def _unfiltered(batch: Microbatch) -> Microbatch:

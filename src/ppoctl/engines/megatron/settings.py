@@ -37,6 +37,10 @@ class TrainerSettings:
     """Label whose probability is a reward model's score. None: the head has one output."""
     trainable: Trainable = field(default_factory=Trainable)
     """The parameters that train. All others are frozen."""
+    seed: int = 0
+    """Seed of the initial matrices of adapters."""
+    adapters: str | None = None
+    """Folder with the initial matrices of adapters. None: they start as peft's default."""
     value_head: SharedValueHead | None = None
     """Value head on the policy's model; None: there is none."""
 

@@ -26,6 +26,7 @@ from ppoctl.engines.megatron.safe_loader import DataOnly, causes
 from ppoctl.engines.megatron.weights import parts_of
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.lora import is_adapter
 from ppoctl.model.shape import ModelShape
 from ppoctl.weights.checksum import TensorChecksum
 
@@ -86,8 +87,7 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
-    """Return this rank's slices of all parameters that the checkpoint has, under the keys of the checkpoint. A value
-    head on the policy's model is not read."""
+    """Return this rank's slices of all parameters that the checkpoint has, under the keys of the checkpoint."""
     renamed = {
         parameter.key(shape, layers_alike=found.layers_alike).name: found.keys.get(parameter.name)
         for parameter in found.parameters
@@ -98,10 +98,15 @@ def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: Mo
         state = stage.sharded_state_dict(metadata={**metadata, "dp_cp_group": stage.pg_collection.dp_cp})
         apply_factories(state)
         for value in nested_values(state):
-            if isinstance(value, ShardedTensor) and not value.key.startswith(VALUE_HEAD_PREFIX):
+            if isinstance(value, ShardedTensor) and not _is_own(value.key):
                 assert value.data.is_contiguous(), f"`{value.key}` would be read into a copy"
                 key = renamed[value.key]
                 if key is not None:
                     value.key, value.allow_shape_mismatch = key.name, False
                     tensors[str(len(tensors))] = value
     return tensors
+
+
+def _is_own(key: str) -> bool:
+    """Return whether a parameter has initial values of its own: a value head on the policy's model, or an adapter."""
+    return key.startswith(VALUE_HEAD_PREFIX) or is_adapter(key)

@@ -9,7 +9,7 @@ although transformers 5 fuses experts in memory.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,9 +17,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from ppoctl.convert.accounted_tensors import Accounted
-from ppoctl.convert.adapters import constant_names
+from ppoctl.convert.adapters import constant_names, merged
 from ppoctl.convert.fused_views import part_of
-from ppoctl.convert.hugging_face import open_weights
+from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,
@@ -27,8 +27,10 @@ from ppoctl.convert.tensors import (
     tied_copy,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
+from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, names_of_adapters, random_a
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.lora import is_adapter
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import Part
@@ -52,6 +54,8 @@ class ParameterShard:
     holder: int | None = None
     """Expert rank that holds an expert's tensor, which expert tensor ranks split. On other ranks the view is empty.
     None: the tensor does not belong to an expert."""
+    adapter: tuple[ProjectionAdapter, float] | None = None
+    """Matrices whose product, times the factor, `read` adds to the weight. None: `read` returns the weight alone."""
 
     def is_here(self, groups: ProcessGroupCollection) -> bool:
         """Whether this rank has the tensor or a slice of it."""
@@ -87,6 +91,9 @@ class ParameterShard:
 
     def _gathered(self, groups: ProcessGroupCollection) -> Tensor:
         own, group = self.view.reshape(self._held()), self._slices(groups)
+        if self.adapter is not None:
+            matrices, scale = self.adapter
+            own = merged(own, matrices.a.detach(), matrices.b.detach(), scale)
         if self.split is None:
             return own
         if group.size() > 1:
@@ -112,7 +119,7 @@ def parts_of(model: PackedModel) -> list[ParameterShard]:
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[ParameterShard]:
     """Return tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. Buffers have no
-    gradient. A value head on the policy's model has no Hugging Face name and is left out."""
+    gradient. A value head on the policy's model and adapters have no Hugging Face name and are left out."""
     parts, known = [], set()
     buffers = {name for name, _ in model.named_buffers()}
     for placement in _placements_of(model):
@@ -121,7 +128,8 @@ def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Param
             continue
         known.add(name)
         parts.append(_part(placement, parameters[name], model))
-    left = sorted(name for name in set(parameters) - known if not name.startswith(VALUE_HEAD_PREFIX))
+    own = (name for name in set(parameters) - known if not name.startswith(VALUE_HEAD_PREFIX))
+    left = sorted(name for name in own if not is_adapter(name))
     assert not left, f"parameters without a Hugging Face name: {left}"
     return parts
 
@@ -183,7 +191,7 @@ def names_in_whole_model(model: PackedModel) -> dict[str, str]:
         name = _name_in(parameters, placement, model)
         if name in parameters:  # an untrained tensor is a buffer
             names[name] = EMBEDDING_PARAMETER if placement.name == EMBEDDING else placement.parameter
-    return names
+    return names | names_of_adapters(names, list(parameters))
 
 
 def gathered_weights(
@@ -202,14 +210,17 @@ def specs_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) ->
 
 
 def _shards_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[ParameterShard]:
-    """Yield the tensors that these pipeline stages send with this part of the weights."""
-    constant = constant_names(stages[0].settings.shape, trainable)
+    """Yield the tensors that these pipeline stages send with this part of the weights: merged with adapters."""
+    constant, adapters = constant_names(stages[0].settings.shape, trainable), adapters_in(stages)
     for stage in stages:
-        yield from (shard for shard in sent_parts(stage) if (shard.name in constant) == (part == "constant"))
+        for shard in sent_parts(stage):
+            if (shard.name in constant) == (part == "constant"):
+                yield replace(shard, adapter=adapters.get(shard.name))
 
 
 def sent_parts(stage: PackedModel) -> list[ParameterShard]:
-    """Return the tensors that a pipeline stage sends: all tensors except the copy of a tied embedding."""
+    """Return the tensors that a pipeline stage sends: all tensors except the copy of a tied embedding. Adapters are
+    not merged."""
     return [part for part in parts_of(stage) if part.name != EMBEDDING or stage.pre_process]
 
 
@@ -229,3 +240,18 @@ def load_weights(
         for part in parts_of(stage):
             if part.is_here(stage.pg_collection) and is_read(part.view):
                 part.write(weights.tensor(part.name), stage.pg_collection)
+
+
+@torch.no_grad()
+def start_adapters(stages: Sequence[PackedModel], seed: Sequence[object], saved: Weights | None) -> None:
+    """Set the initial matrices of the adapters of these pipeline stages: the saved ones or, if there are none, A
+    random from the seed and B zero."""
+    for own, _ in adapters_in(stages).values():
+        for placement, matrix in ((own.adapter.a, own.a), (own.adapter.b, own.b)):
+            shard = ParameterShard(placement.name, matrix.detach(), placement.shape, placement.split)
+            if saved is not None:
+                shard.write(saved.tensor(placement.name), stages[0].pg_collection)
+            elif matrix is own.a:
+                shard.write(random_a(placement, *seed), stages[0].pg_collection)
+            else:
+                matrix.zero_()
