@@ -7,8 +7,9 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import plan_fit, plan_summary, preflight, render, submission, summary
-from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets
+from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets, as_typed
 from ppoctl.cli.plan_memory import print_memory
+from ppoctl.errors import RecipeError
 
 if TYPE_CHECKING:
     from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
@@ -51,6 +52,11 @@ def plan(
     from ppoctl.plan.memory.estimate import misfit
     from ppoctl.plan.run_plan import plan as plan_of
 
+    if gpus is not None and fit is None:
+        raise RecipeError(
+            f"`--gpus {gpus}` requires `--fit`: the layout of a recipe sets its number of GPUs",
+            hint=f"{as_typed('plan', files, sets or ())} --fit 80 --gpus {gpus}",
+        )
     if here and gpu_gib is None:
         from ppoctl.preflight.fit import gpu_gib_here
 
@@ -64,7 +70,8 @@ def plan(
         return plan_fit.print_proposals(files, sets or (), loaded, fit, gpus, as_json=json)
     planned = plan_of(loaded.recipe, gpu_gib)
     is_judged = here or gpu_gib is not None
-    too_much = None if planned.memory is None or not is_judged else misfit(planned.memory)
+    typed = as_typed("plan", files, sets or ())
+    too_much = None if planned.memory is None or not is_judged else misfit(planned.memory, typed)
     if json:
         wrong = {} if too_much is None else {"error": too_much.as_json()}
         render.json({**planned.as_dict(), **wrong})

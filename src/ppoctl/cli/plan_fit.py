@@ -46,13 +46,14 @@ class _Progress:
     """Progress of the search: shown continuously on a terminal, otherwise as a line when the search takes long."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began, self._printed = time.monotonic(), ""
 
     def notify(self, what: str) -> None:
         text = f"searching {what}"
         render.passing(text)
-        if not render.on_terminal() and time.monotonic() - self._began > LONG_S:
+        if not render.on_terminal() and text != self._printed and time.monotonic() - self._began > LONG_S:
             render.print_stderr(text)
+            self._printed = text
 
 
 def _print(proposals: "Proposals", name: str, gib: float) -> None:

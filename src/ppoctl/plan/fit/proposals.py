@@ -142,15 +142,15 @@ def propose(
     others.sort(key=lambda each: each.seconds.total)
     is_faster = same and others and others[0].seconds.total <= CLEARLY_FASTER * same[0].seconds.total
     same = same[: MOST - 1] if is_faster else same
-    found = (*same, *others[: MOST - len(same)])
+    chosen = (*same, *others[: MOST - len(same)])
     nearest = None
-    if not found:
+    if not chosen:
         parts = [own, *(trained for kind in kinds for trained in kind)]
         started = [each for each in map(search.nearest, parts) if each is not None]
         if started:
             nearest = proposer.proposal(min(started, key=lambda each: each.peak))
     as_it_is = search.measured(candidate_of(recipe)).seconds
-    return Proposals(search.gpus, devices(recipe), as_it_is, found, nearest)
+    return Proposals(search.gpus, devices(recipe), as_it_is, chosen, nearest)
 
 
 def _other_parts(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[list[TrainedParts]]:

@@ -71,7 +71,7 @@ class StepSeconds:
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(float(getattr(self, field.name)) for field in fields(self))
 
     def __add__(self, other: "StepSeconds") -> "StepSeconds":
         return StepSeconds(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
