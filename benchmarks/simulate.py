@@ -31,6 +31,7 @@ from ppoctl.loading.load import load
 from ppoctl.model.cost import count_parameters, forward_flops
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.plan.fit import seconds
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.driver import (
     StepBatch,
@@ -60,12 +61,12 @@ def _unit(value: float, means: str) -> Any:
 class Units:
     """The unit costs."""
 
-    gpu_flops: float = _unit(989e12, "FLOP/s of an H200 in bfloat16, dense (data sheet)")
-    gpu_utilisation: float = _unit(0.35, "share of it that training and scoring reach (assumed)")
-    gpu_memory_bytes_s: float = _unit(4.8e12, "bytes/s of an H200's memory (data sheet)")
-    decode_utilisation: float = _unit(0.5, "share of it that decoding reaches (assumed)")
-    gpu_nic_bytes_s: float = _unit(50e9, "bytes/s from a GPU to other nodes, 400 Gbit/s (assumed)")
-    gpu_host_bytes_s: float = _unit(25e9, "bytes/s between a GPU and its host's memory (assumed)")
+    gpu_flops: float = _unit(seconds.GPU_FLOPS, "FLOP/s of an H200 in bfloat16, dense (data sheet)")
+    gpu_utilisation: float = _unit(seconds.GPU_UTILISATION, "share of it that training and scoring reach (assumed)")
+    gpu_memory_bytes_s: float = _unit(seconds.GPU_MEMORY_BYTES_S, "bytes/s of an H200's memory (data sheet)")
+    decode_utilisation: float = _unit(seconds.DECODE_UTILISATION, "share of it that decoding reaches (assumed)")
+    gpu_nic_bytes_s: float = _unit(seconds.GPU_NIC_BYTES_S, "bytes/s from a GPU to other nodes, 400 Gbit/s (assumed)")
+    gpu_host_bytes_s: float = _unit(seconds.GPU_HOST_BYTES_S, "bytes/s between a GPU and its host's memory (assumed)")
     store_bytes_s: float = _unit(3e9, "bytes/s out of or into one node's object store, TCP (assumed)")
     copy_bytes_s: float = _unit(5e9, "bytes/s that one thread copies in host memory (assumed)")
     encode_bytes_s: float = _unit(0.8e9, "bytes/s of a record into safetensors (benchmarks/driver_costs.py)")

@@ -26,7 +26,7 @@ CALLED = {
     Path("algorithm/learning_rate.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/` and `plan/` that engines, wiring and loop call to read a key."""
-BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape")
+BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape", "trainable")
 """The methods and functions of `recipe/` that build a part of the run from a table."""
 
 

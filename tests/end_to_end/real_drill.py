@@ -62,8 +62,8 @@ LONG = ("rollout", "values", "logprobs", "critic_update", "actor_update", "eval"
 
 class Executioner:
     """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is milliseconds after a stage has started, or
-    halfway through a rollout; `turn` is after the first turn of a rollout. A report may count several samples at once,
-    so it is compared with at least, not equal."""
+    halfway through a rollout; `turn` is after the first turn of a rollout. One report of progress may count several
+    samples."""
 
     def __init__(self, moment: str | None) -> None:
         self.moment = moment

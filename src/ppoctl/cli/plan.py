@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl import units
-from ppoctl.cli import plan_summary, preflight, render, submission, summary
-from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets
+from ppoctl.cli import plan_fit, plan_summary, preflight, render, submission, summary
+from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets, as_typed
 from ppoctl.cli.plan_memory import print_memory
+from ppoctl.errors import RecipeError
 
 if TYPE_CHECKING:
     from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
@@ -23,6 +24,19 @@ def plan(
     gpu_gib: GpuGib = None,
     here: Here = False,
     assets: Assets = False,
+    fit: Annotated[
+        float | None,
+        typer.Option(
+            "--fit",
+            metavar="GIB",
+            min=2,
+            help="Search for settings that fit on GPUs with this much memory, and print the three fastest.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", metavar="N", min=1, help="With --fit: number of GPUs. Default: the recipe's."),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Also print batch sizes, schedules, data, and memory by role and stage.")
     ] = False,
@@ -34,22 +48,30 @@ def plan(
 ) -> int | None:
     """Print what a run requires, without starting the run. Prints six lines: memory, GPUs, disk, updates,
     checkpoints, and what was not checked. Exits with code 7 if the run does not fit in the memory of --gpu-gib
-    or --here."""
+    or --here, or if --fit finds no settings that fit."""
     from ppoctl.plan.memory.estimate import misfit
     from ppoctl.plan.run_plan import plan as plan_of
 
+    if gpus is not None and fit is None:
+        raise RecipeError(
+            f"`--gpus {gpus}` requires `--fit`: the layout of a recipe sets its number of GPUs",
+            hint=f"{as_typed('plan', files, sets or ())} --fit 80 --gpus {gpus}",
+        )
     if here and gpu_gib is None:
         from ppoctl.preflight.fit import gpu_gib_here
 
         gpu_gib = gpu_gib_here()
-    device = None if gpu_gib is None else "gpu"
+    device = None if gpu_gib is None and fit is None else "gpu"
     loaded, _ = preflight.examined(files, sets or (), strict=assets, device=device)
     if sbatch:
         submission.print_script(loaded.recipe, runs)
         return None
+    if fit is not None:
+        return plan_fit.print_proposals(files, sets or (), loaded, fit, gpus, as_json=json)
     planned = plan_of(loaded.recipe, gpu_gib)
     is_judged = here or gpu_gib is not None
-    too_much = None if planned.memory is None or not is_judged else misfit(planned.memory)
+    typed = as_typed("plan", files, sets or ())
+    too_much = None if planned.memory is None or not is_judged else misfit(planned.memory, typed)
     if json:
         wrong = {} if too_much is None else {"error": too_much.as_json()}
         render.json({**planned.as_dict(), **wrong})

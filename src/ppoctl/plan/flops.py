@@ -4,6 +4,7 @@ Seconds are not estimated, because the speed of a machine is known only after a 
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
@@ -70,6 +71,17 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
     if shapes is None:
         return None
     flops = defaultdict[str, float](float)
+    for (kind, _), number in pass_flops(recipe, shapes, choose, most=most).items():
+        flops[kind] += number
+    return WorkPlan(drawing=flops["generate"], forwards=flops["forward"], updates=flops["train"])
+
+
+def pass_flops(
+    recipe: Recipe, shapes: Mapping[str, ModelShape], choose: StepFunctionAt = step_function_at, *, most: bool = True
+) -> dict[tuple[str, str], float]:
+    """Return (kind of pass, role whose processes compute) -> FLOPs of the last step. The policy computes the
+    reference too."""
+    flops = defaultdict[tuple[str, str], float](float)
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
     # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
     # runs all layers of both models.
@@ -80,16 +92,19 @@ def work_of(recipe: Recipe, choose: StepFunctionAt = step_function_at, *, most: 
         for each in stage.passes(recipe):
             if each.kind == "score":
                 continue
-            work = of_row[POLICY if each.model == REFERENCE else each.model]
+            role = POLICY if each.model == REFERENCE else each.model
+            work = of_row[role]
             count = rows[stage.name].total * (sizes.epochs(recipe, each.model) if each.kind == "train" else 1)
             if each.kind == "train":
-                flops["train"] += count * work.update
+                flops["train", role] += count * work.update
             else:
                 added = work.added if each.kind == "forward" and each.model != REFERENCE else 0
-                flops[each.kind] += count * (work.forward + added)
+                flops[each.kind, role] += count * (work.forward + added)
             if each.with_reference:
-                flops["forward"] += count * (work.top if shares_trunk and each.kind == "forward" else work.forward)
-    return WorkPlan(drawing=flops["generate"], forwards=flops["forward"], updates=flops["train"])
+                flops["forward", role] += count * (
+                    work.top if shares_trunk and each.kind == "forward" else work.forward
+                )
+    return dict(flops)
 
 
 def row_work(recipe: Recipe, role: str, shape: ModelShape) -> RowWork:

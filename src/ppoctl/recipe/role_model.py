@@ -8,7 +8,7 @@ from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.roles import REFERENCE
-from ppoctl.recipe.schema import AdaptersTable, CriticModelTable, Recipe, ReferenceModelTable, TopLayersTable
+from ppoctl.recipe.schema import CriticModelTable, Recipe, ReferenceModelTable
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,18 @@ def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
     return RoleModel(table.path, table.dtype, (*key, "path"))
 
 
+def lora_starts(recipe: Recipe) -> dict[str, str]:
+    """Return role -> folder or hub id of the peft adapter that it starts from, for each trained role that has one."""
+    starts: dict[str, str] = {}
+    for role, table in recipe.trained.items():
+        # A recipe with errors (`loading.partial`) lacks keys.
+        start = getattr(getattr(getattr(table, "train", None), "lora", None), "start", None)
+        if start is not None:
+            starts[role] = start
+    return starts
+
+
 def trainable_of(recipe: Recipe, role: str) -> Trainable:
     """Return the parameters of a role's model that train."""
     table = recipe.trained[role]
-    match table.train:
-        case TopLayersTable(top_layers=top_layers):
-            return Trainable(top_layers, table.freeze)
-        case AdaptersTable(lora=lora):
-            return Trainable(freeze=table.freeze, lora=lora.adapters)
-    return Trainable(freeze=table.freeze)
+    return Trainable(freeze=table.freeze) if table.train is None else table.train.trainable(table.freeze)

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Discriminator, Tag
 
 from ppoctl.model.head import SharedValueHead, ValueHeadKind
 from ppoctl.model.lora import Lora
+from ppoctl.model.trainable import Trainable
 from ppoctl.recipe_table import (
     RESULTS,
     Array,
@@ -31,6 +32,10 @@ class TopLayersTable(Table):
     """Number of last layers that train, together with the final norm and the output layer. An output layer that is
     tied to the embedding is frozen with it. A value head always trains."""
 
+    def trainable(self, freeze: tuple[str, ...]) -> Trainable:
+        """Return the parameters that train, of which these patterns freeze some."""
+        return Trainable(self.top_layers, freeze)
+
 
 class LoraTable(Table):
     """Low-rank adapters. Each projection that is a target has two matrices, which train: A starts as peft's default,
@@ -51,13 +56,8 @@ class LoraTable(Table):
     `target_modules`). "all-linear": every projection of attention and MLP. Experts have no adapters, so a model with
     experts requires a list."""
     start: Annotated[str | None, RESULTS] = None
-    """Folder of a peft adapter with the initial matrices; it must have this rank, alpha and these targets. The
-    reference remains the model without an adapter. Absent: the initial values above."""
-
-    @property
-    def adapters(self) -> Lora:
-        """The adapters without the recipe."""
-        return Lora(self.rank, self.alpha, self.targets)
+    """Folder or hub id of a peft adapter with the initial matrices; it must have this rank, alpha and these targets.
+    The reference remains the model without an adapter. Absent: the initial values above."""
 
 
 class AdaptersTable(Table):
@@ -65,6 +65,11 @@ class AdaptersTable(Table):
 
     lora: LoraTable
     """Low-rank adapters, which train in place of the weights."""
+
+    def trainable(self, freeze: tuple[str, ...]) -> Trainable:
+        """Return the parameters that train. A projection that these patterns freeze has no adapter."""
+        lora = self.lora
+        return Trainable(freeze=freeze, lora=Lora(lora.rank, lora.alpha, lora.targets))
 
 
 class ValueHeadTable(Table):

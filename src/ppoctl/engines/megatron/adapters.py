@@ -115,7 +115,7 @@ class Adapters(torch.nn.Module):
         return moved
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+        self, prefix: str = "", sharded_offsets: Sequence[Any] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the matrices as tensors of a saved state."""
         assert metadata is not None
@@ -156,7 +156,7 @@ class AdaptableSplit(Adaptable):
     """A linear layer of Megatron-Core that may have adapters. It precedes the layer's class in the list of bases."""
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+        self, prefix: str = "", sharded_offsets: Sequence[Any] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the tensors of a saved state. Megatron-Core's layer would store adapters as if no rank split
         them."""
@@ -213,7 +213,7 @@ def adapters_off(stages: Sequence[torch.nn.Module]) -> Iterator[None]:
             module.is_on = True
 
 
-def drawn(placement: Placement, *seed: object) -> Float[Tensor, "rank inputs"]:
+def random_a(placement: Placement, *seed: object) -> Float[Tensor, "rank inputs"]:
     """Return the whole initial matrix A: uniform in +-1 / sqrt(inputs), float32. It depends on the seed and the name
     of the matrix, and not on the layout."""
     generator = torch.Generator(device="cpu").manual_seed(derive_seed(*seed, placement.name))

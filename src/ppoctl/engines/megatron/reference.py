@@ -10,7 +10,7 @@ If the actor trains adapters, all weights are frozen, and the reference is the a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,6 +48,7 @@ class ActorWeights:
         return {_address(weight) for stage in self.stages() for weight in stage.parameters()}
 
 
+@runtime_checkable
 class Reference(Protocol):
     """The frozen reference on a rank of the actor. Weights of its `parts` must be on the device for each pass."""
 

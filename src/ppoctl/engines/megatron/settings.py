@@ -41,7 +41,7 @@ class TrainerSettings:
     seed: int = 0
     """Seed of the initial matrices of adapters."""
     adapters: str | None = None
-    """Folder with the initial matrices of adapters. None: they are drawn."""
+    """Folder with the initial matrices of adapters. None: they start as peft's default."""
     value_head: SharedValueHead | None = None
     """Value head on the policy's model; None: there is none."""
     optimizer_on: Literal["device", "cpu"] = "device"

@@ -19,15 +19,17 @@ from torch import Tensor
 from ppoctl.convert.accounted_tensors import Accounted
 from ppoctl.convert.adapters import constant_names, merged
 from ppoctl.convert.fused_views import part_of
-from ppoctl.convert.hugging_face import Weights, open_weights
+from ppoctl.convert.hugging_face import open_weights
+from ppoctl.convert.peft_folder import PeftFolder
 from ppoctl.convert.tensors import (
     EMBEDDING,
+    VALUE_HEAD,
     Placement,
     placements,
     tied_copy,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, drawn, names_of_adapters
+from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, names_of_adapters, random_a
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.lora import is_adapter
@@ -243,15 +245,19 @@ def load_weights(
 
 
 @torch.no_grad()
-def start_adapters(stages: Sequence[PackedModel], seed: Sequence[object], saved: Weights | None) -> None:
+def start_adapters(stages: Sequence[PackedModel], seed: Sequence[object], saved: PeftFolder | None) -> None:
     """Set the initial matrices of the adapters of these pipeline stages: the saved ones or, if there are none, A
-    drawn from the seed and B zero."""
+    random from the seed and B zero. A saved value head replaces that of a critic."""
     for own, _ in adapters_in(stages).values():
         for placement, matrix in ((own.adapter.a, own.a), (own.adapter.b, own.b)):
             shard = ParameterShard(placement.name, matrix.detach(), placement.shape, placement.split)
             if saved is not None:
                 shard.write(saved.tensor(placement.name), stages[0].pg_collection)
             elif matrix is own.a:
-                shard.write(drawn(placement, *seed), stages[0].pg_collection)
+                shard.write(random_a(placement, *seed), stages[0].pg_collection)
             else:
                 matrix.zero_()
+    if saved is not None and saved.has_head:
+        for part in parts_of(stages[-1]):
+            if part.name == VALUE_HEAD:
+                part.write(saved.tensor(VALUE_HEAD), stages[0].pg_collection)

@@ -129,8 +129,12 @@ def estimate(
     )
 
 
-def misfit(memory: Memory) -> OutOfMemoryError | None:
-    """Return the error if the fullest stage does not fit, or if an engine will not start; None: the run fits."""
+def misfit(memory: Memory, plan_command: str = "ppoctl plan RECIPE") -> OutOfMemoryError | None:
+    """Return the error if the fullest stage does not fit, or if an engine will not start; None: the run fits.
+
+    The hint is the command that searches for settings that fit (`plan_command` with `--fit`) or, without GPUs, advice
+    about the largest item.
+    """
     fullest = max(memory.places, key=lambda pool: pool.fullest.bytes)
     stage, room = fullest.fullest, fullest.room
     if room is not None and stage.bytes > room:
@@ -138,7 +142,7 @@ def misfit(memory: Memory) -> OutOfMemoryError | None:
         return OutOfMemoryError(
             f"stage `{stage.stage}` needs {stage.bytes / GIB:,.3g} GiB on {fullest.name}, which has "
             f"{room / GIB:,.3g}; most of it is {largest.name}, {largest.bytes / GIB:,.3g} GiB",
-            hint=largest.lower,
+            hint=largest.lower if memory.device == "cpu" else f"{plan_command} --fit {room / GIB:g}",
         )
     return too_small_a_cache(memory)
 

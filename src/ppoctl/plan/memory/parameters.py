@@ -191,6 +191,7 @@ def copied_layers(shape: ModelShape, head: SharedValueHead | None) -> tuple[int,
     return () if head is None else tuple(range(shape.num_layers - head.layers_copied, shape.num_layers))
 
 
+@lru_cache(maxsize=64)
 def trunk_end(shape: ModelShape, head: Head, trainable: Trainable) -> int:
     """Return the number of layers of the frozen trunk, which are the first layers: `Trainable.first_layer` without a
     list of all names."""

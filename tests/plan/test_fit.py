@@ -1,0 +1,313 @@
+"""The search of `plan --fit`: its sums against the estimate of `plan`, its result against all combinations, and what
+it proposes for bundled recipes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import combinations, islice, product
+from pathlib import Path
+
+import pytest
+
+from fakes.components import fake_recipe
+from plan.small_model import SMALL
+from ppoctl.loading.load import Loaded, load
+from ppoctl.loading.rules.across_tables import violations
+from ppoctl.plan.fit.choices import FitCandidate, RoleChoice, candidate_of, changes, choice_of, settled, split_layout
+from ppoctl.plan.fit.footprint import occupants
+from ppoctl.plan.fit.moves import MOVES, moves_of
+from ppoctl.plan.fit.proposals import Proposals
+from ppoctl.plan.fit.search import MARGIN_GIB, PLACES, RECOMPUTE, FitSearch, Found, TrainedParts
+from ppoctl.plan.fit.seconds import decode_seconds, offload_seconds, optimizer_seconds, sequences_at_once
+from ppoctl.plan.memory.assumptions import GIB
+from ppoctl.plan.memory.driver import StepBatch
+from ppoctl.plan.memory.estimate import estimate_here, misfit
+from ppoctl.plan.memory.generator import GeneratorBytes
+from ppoctl.plan.shapes import shapes_of
+from ppoctl.preflight.proposals import proposals_for, settings_of, toml_of
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.schema import GeneratorTable, ParallelTable, Recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPOCTL_DATA", "/data")
+
+
+def loaded(name: str, *sets: str) -> Loaded:
+    return load([RECIPES / f"{name}.toml"], sets)
+
+
+def is_valid(recipe: Recipe) -> bool:
+    return not violations(recipe, lambda key: "")
+
+
+def searched(recipe: Recipe, gib: float, gpus: int) -> FitSearch:
+    shapes = shapes_of(recipe)
+    assert shapes is not None
+    return FitSearch(recipe, shapes, gib, gpus, is_valid)
+
+
+def parts_of(recipe: Recipe) -> TrainedParts:
+    return {role: table.train for role, table in recipe.trained.items()}
+
+
+def proposed(name: str, gib: float, gpus: int | None, *sets: str) -> Proposals:
+    return proposals_for(loaded(name, *sets), sets, gib, gpus, lambda text: None)
+
+
+def keys_of(proposals: Proposals) -> list[set[str]]:
+    return [set(map(dotted, each.changes)) for each in proposals.found]
+
+
+# --- The arithmetic of time
+
+
+def test_seconds_of_an_optimizer_step_on_the_device_and_on_the_cpu() -> None:
+    """Two data ranks split 1,000 parameters, or each has all of them."""
+    split = ParallelTable(data=2, distributed_optimizer=True)
+    assert optimizer_seconds(1000, split, 2, "device") == pytest.approx(500 * 30 / 4.8e12)
+    moved, computed = 500 * 6 / 25e9, 500 * 30 * 2 / 200e9
+    assert optimizer_seconds(1000, split, 2, "cpu") == pytest.approx(moved + computed)
+    whole = ParallelTable(data=2)
+    assert optimizer_seconds(1000, whole, 4, "cpu") == pytest.approx(1000 * 8 / 25e9 + 1000 * 32 * 2 / 200e9)
+    of_tensor_ranks = ParallelTable(tensor=4, sequence=True)
+    assert optimizer_seconds(1000, of_tensor_ranks, 2, "device") == pytest.approx(250 * 30 / 4.8e12)
+
+
+def test_offloaded_bytes_cross_the_bus_twice() -> None:
+    assert offload_seconds(50_000_000_000) == 4.0
+
+
+BATCH = StepBatch(12, prompt_tokens=10, response_tokens=30, has_reference=False, reference_in_loss=False)
+
+
+def test_a_smaller_cache_decodes_in_more_waves() -> None:
+    """12 sequences on two engines: 6 of each engine, at once, or 4 and then 2. A sequence has 4,000 bytes."""
+    table = GeneratorTable(engines=2)
+    for full_sequences, at_once, waves in ((9, 6, 1), (4, 4, 2), (1, 1, 6)):
+        engine = GeneratorBytes(7000, 0, 0, full_sequences, 4000)
+        assert sequences_at_once(12, table, engine) == at_once
+        # On average, a cached sequence has its prompt and half of its response: 25 of 40 tokens.
+        each = (7000 + at_once * 2500) / 2.4e12
+        assert decode_seconds(BATCH, SMALL, table, engine, 12) == pytest.approx(30 * waves * each)
+    limited = table.model_copy(update={"max_concurrent_seqs": 3})
+    assert sequences_at_once(12, limited, GeneratorBytes(7000, 0, 0, 9, 4000)) == 3
+
+
+def test_tensor_ranks_of_an_engine_reduce_twice_in_each_layer() -> None:
+    table, engine = GeneratorTable(engines=1, tensor=2), GeneratorBytes(7000, 0, 0, 12, 4000)
+    each = (7000 + 12 * 2500) / 2.4e12 + 2 * 2 * (1e-5 + 2 * 12 * 8 * 2 / 2 / 450e9)
+    assert decode_seconds(BATCH, SMALL, table, engine, 12) == pytest.approx(30 * each)
+
+
+# --- Memory as a sum
+
+
+def test_roles_of_a_gpu_and_their_pipeline_stages() -> None:
+    layouts = {"actor": ParallelTable(pipeline=2, data=2), "critic": ParallelTable(pipeline=4)}
+    assert list(occupants(layouts)) == [
+        (("actor", 0), ("critic", 0)),
+        (("actor", 0), ("critic", 1)),
+        (("actor", 1), ("critic", 2)),
+        (("actor", 1), ("critic", 3)),
+    ]
+    assert list(occupants({"actor": ParallelTable(data=2), "critic": ParallelTable()})) == [
+        (("actor", 0), ("critic", 0)),
+        (("actor", 0),),
+    ]
+
+
+@pytest.mark.parametrize("offload", [(), ("actor",), ("critic", "generator"), ("actor", "critic", "generator")])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 4), (2, 2)])
+def test_sum_of_processes_equals_the_estimate_of_plan(tensor: int, pipeline: int, offload: tuple[str, ...]) -> None:
+    recipe = loaded("own/llama-3.2-1b-24g").recipe
+    search = searched(recipe, 47.0, 4)
+    layout = split_layout(ParallelTable(), 4, tensor, pipeline, 1)
+    candidate = replace(candidate_of(search.base), offload=offload)
+    for role, recompute in (("actor", "selective"), ("critic", "none")):
+        choice = replace(candidate.roles[role], layout=layout, recompute=recompute)
+        candidate = candidate.with_role(role, choice)
+    engines = candidate.generator.model_copy(update={"engines": 2, "tensor": 2, "gpu_memory_frac": 0.3})
+    candidate = replace(candidate, generator=engines)
+    memory = estimate_here(settled(search.base, candidate), 47.0)
+    assert memory is not None
+    assert search.measured(candidate).peak == max(pool.fullest.bytes for pool in memory.places)
+
+
+def test_sum_of_processes_contains_reward_models() -> None:
+    recipe = loaded("verl/qwen2-7b_rm").recipe
+    search = searched(recipe, 79.0, 8)
+    for offload in (("actor", "critic", "generator"), ("actor", "critic", "generator", "reward")):
+        candidate = replace(candidate_of(search.base), offload=offload)
+        memory = estimate_here(settled(search.base, candidate), 79.0)
+        assert memory is not None
+        assert search.measured(candidate).peak == max(pool.fullest.bytes for pool in memory.places)
+
+
+# --- The search
+
+
+def everything(search: FitSearch) -> list[Found]:
+    """Return all settings of a recipe on one GPU that fit, by trying every combination of the values of each key."""
+    base, found = search.base, list[Found]()
+    own = {role: choice_of(base, role) for role in base.trained}
+    budgets, fracs = (30001, 32768), [percent / 100 for percent in range(2, 91)]
+    choices = {
+        role: [
+            replace(
+                choice,
+                optimizer_on=place,
+                recompute=recompute,
+                batching=choice.batching.model_copy(update={"max_tokens_per_microbatch": budget}),
+            )
+            for place, recompute, budget in product(PLACES, RECOMPUTE, budgets)
+        ]
+        for role, choice in own.items()
+    }
+    offloads = [each for size in range(4) for each in combinations(("actor", "critic", "generator"), size)]
+    tables = [base.generator.model_copy(update={"gpu_memory_frac": frac}) for frac in fracs[::8]]
+    for actor, critic, offload, table in product(choices["actor"], choices["critic"], offloads, tables):
+        if search.footprints.engine_bytes(table).full_sequences == 0:
+            continue
+        measured = search.measured(FitCandidate({"actor": actor, "critic": critic}, table, offload))
+        if search.fits(measured):
+            found.append(measured)
+    return found
+
+
+@pytest.mark.parametrize("gib", [33.0, 45.0])
+def test_no_combination_is_faster_than_the_search(gib: float) -> None:
+    """Sequences of 30,000 tokens leave two sizes of microbatches, and three sequences at once few sizes of the
+    cache."""
+    sets = ["rollout.max_prompt_tokens=512", "rollout.max_new_tokens=29489", "generator.max_concurrent_seqs=3"]
+    for role in ("actor", "critic"):
+        sets += [f"{role}.batching={{max_tokens_per_microbatch=30001, logits_chunk_tokens=256}}"]
+    sets += ["rollout.prompts_per_step=2", "ppo.minibatch_seqs=4"]
+    recipe = loaded("own/llama-3.2-1b-24g", *sets).recipe
+    search = searched(recipe, gib, 1)
+    best = min(everything(search), key=lambda each: each.seconds.total)
+    first = next(search.fastest(parts_of(recipe)))
+    assert search.fits(first)
+    assert first.seconds.total <= best.seconds.total * (1 + 1e-9)
+    assert first.seconds.total == pytest.approx(best.seconds.total, rel=0.02)  # the cache has other sizes
+
+
+def test_results_of_the_search_are_in_the_order_of_their_time() -> None:
+    recipe = loaded("own/llama-3.2-1b-24g").recipe
+    search = searched(recipe, 22.5, 1)
+    found = list(islice(search.fastest(parts_of(recipe)), 20))
+    times = [each.seconds.total for each in found]
+    assert times == sorted(times)
+    assert len(times) > 5
+    assert all(search.fits(each) for each in found)
+
+
+# --- Proposals
+
+
+CASES: dict[str, tuple[str, float, int | None, Sequence[str], set[str]]] = {
+    "recomputation and token budgets": (
+        "own/llama-3.2-1b-24g", 22.5, None, (), {"actor.recompute", "actor.batching.max_tokens_per_microbatch"},
+    ),
+    "offload": ("own/llama-3.2-1b-24g", 22.5, None, ["cluster.offload=[]"], {"cluster.offload"}),
+    "KV cache": ("own/qwen3-4b-80g", 47.0, None, (), {"generator.gpu_memory_frac"}),
+    "layout": ("own/qwen3-4b-80g", 47.0, 2, (), {"actor.parallel"}),
+    "engines": ("own/qwen3-4b-80g", 47.0, 2, (), {"generator.engines"}),
+    "adapters and top layers": ("own/qwen3-4b-80g", 22.5, None, (), {"actor.train", "critic.train"}),
+    "roles apart": (
+        "nemo-rl/gsm8k-2n8g-dynbatch-noncolocated", 22.5, 8, (), {"cluster.placement", "cluster.offload"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_kind_of_change_is_proposed_and_plan_agrees(case: str, tmp_path: Path) -> None:
+    name, gib, gpus, sets, expected = CASES[case]
+    proposals = proposed(name, gib, gpus, *sets)
+    assert any(expected <= keys for keys in keys_of(proposals))
+    for each in proposals.found:
+        again = loaded(name, *sets, *settings_of(each.changes)).recipe
+        assert again == each.recipe
+        overlay = tmp_path / "overlay.toml"
+        overlay.write_text("\n".join(toml_of(each.changes)), "utf-8")
+        written = tmp_path / "written.toml"
+        written.write_text("\n".join(text.replace("=", " = ", 1) for text in sets), "utf-8")
+        files = [RECIPES / f"{name}.toml", written, overlay]
+        assert load(files).recipe == each.recipe
+        memory = estimate_here(again, gib)
+        assert memory is not None
+        assert misfit(memory) is None
+        assert max(pool.fullest.bytes for pool in memory.places) <= (gib - MARGIN_GIB) * GIB
+
+
+def test_settings_that_keep_the_results_come_first() -> None:
+    proposals = proposed("own/qwen3-4b-80g", 79.0, 1)
+    assert [bool(each.results) for each in proposals.found] == sorted(bool(each.results) for each in proposals.found)
+    assert not proposals.found[0].results
+    for each in proposals.found:
+        trains = any(key[-1] == "train" for key in each.changes)
+        assert bool(each.results) == trains
+
+
+def test_no_proposal_contains_all_changes_of_a_faster_one() -> None:
+    found = proposed("own/llama-3.2-1b-24g", 22.5, None).found
+    assert len(found) == 3
+    for fast, slow in combinations(found, 2):
+        if fast.seconds.total <= slow.seconds.total:
+            assert not fast.changes.items() <= slow.changes.items()
+
+
+def test_recipe_that_fits_and_is_fast_is_proposed_without_changes() -> None:
+    """The first proposal as a recipe of its own has no faster neighbour."""
+    first = proposed("own/llama-3.2-1b-24g", 22.5, None).found[0]
+    sets = settings_of(first.changes)
+    again = proposed("own/llama-3.2-1b-24g", 22.5, None, *sets)
+    assert dict(again.found[0].changes) == {}
+    assert again.found[0].seconds.total == pytest.approx(again.as_it_is.total)
+
+
+def test_role_that_trains_a_part_keeps_it() -> None:
+    found = proposed(
+        "own/qwen3-4b-80g", 22.5, None, "actor.train={top_layers=5}", "critic.train={top_layers=6}"
+    ).found
+    assert found
+    assert all(not each.results for each in found)
+
+
+def test_nearest_settings_if_nothing_fits() -> None:
+    proposals = proposed("own/qwen3-4b-80g", 12.0, 1)
+    assert proposals.found == ()
+    assert proposals.nearest is not None
+    peak = max(pool.fullest.bytes for pool in proposals.nearest.memory.places)
+    assert peak > (12.0 - MARGIN_GIB) * GIB
+    assert proposed("dsr1-7b", 10.0, 1).nearest is None  # the weights of an engine do not fit
+
+
+def test_every_key_that_the_search_changes_belongs_to_one_move() -> None:
+    recipe = loaded("verl/qwen2-7b_rm").recipe
+    search = searched(recipe, 79.0, 2)
+    candidate = candidate_of(search.base)
+    for role, choice in candidate.roles.items():
+        changed = RoleChoice(split_layout(choice.layout, 2, 2, 1, 1), choice.train, "cpu", "full", choice.batching)
+        candidate = candidate.with_role(role, changed)
+    keys = [dotted(key) for key in changes(recipe, settled(search.base, candidate))]
+    assert len(keys) == 5
+    for key in keys:
+        assert [move for move in MOVES if any(fnmatchcase(key, each) for each in move.keys)] == moves_of([key])
+        assert len(moves_of([key])) == 1
+
+
+def test_misfit_hint_is_the_search() -> None:
+    memory = estimate_here(loaded("own/qwen3-4b-80g").recipe, 22.5)
+    assert memory is not None
+    error = misfit(memory)
+    assert error is not None
+    assert error.hint == "ppoctl plan RECIPE --fit 22.5"
+
+
+def test_recipe_without_changes_has_none() -> None:
+    recipe = fake_recipe(seed=7)
+    assert changes(recipe, settled(recipe, candidate_of(recipe))) == {}
