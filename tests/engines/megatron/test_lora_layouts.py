@@ -48,16 +48,14 @@ TARGETS: dict[str, Trainable] = {
 
 def lora_steps(pool: RankPool, made: TrainerSettings, folder: Path) -> dict[str, dict[str, Tensor]]:
     """Return the initial matrices, the gradient of the third step, the change of the matrices over four steps, and the
-    reported values. After one step a critic's head is not 0, and after two no B is, so all matrices get a gradient."""
+    reported values. A critic's head is 0 in the first step, and its B is 0 in the second, which stops gradients."""
     trained = trainer(pool, made)
     trained.start()
     rollouts, is_actor = lab.make_rollouts(), made.role == "actor"
     objective = layout_lab.policy_objective(rollouts) if is_actor else lab.value_objective(rollouts)
     rows = ((0, 1, 2, 3, 4), (2, 0), (1, 4, 2), (3, 0, 2, 1))
-    *early, last = (
-        lab.minibatch(rollouts, chosen, step=step)
-        for chosen, step in zip(rows, (STEP, STEP, LOOK, STEP), strict=True)
-    )
+    steps = (STEP, STEP, LOOK, STEP)
+    *early, last = (lab.minibatch(rollouts, part, step=step) for part, step in zip(rows, steps, strict=True))
     initial = matrices_of(trained, lora_lab.saved(trained, folder / "initial"))
     results = trained.update(rollouts, early, objective)
     gradient = matrices_of(trained, lora_lab.saved(trained, folder / "third"), MOMENT)
