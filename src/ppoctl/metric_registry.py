@@ -239,11 +239,7 @@ POLICY_GRAD_NORM = Metric(
 )
 POLICY_LR = Metric("policy/lr", "rate", "the actor's learning rate at the last update of the step")
 POLICY_MERGE_ERROR = Metric(
-    "policy/merge_error",
-    "fraction",
-    "part of the change by adapters that merged weights round away",
-    "falling",
-    "lower",
+    "policy/merge_error", "fraction", "part of the change by adapters that rounding loses", "falling", "lower"
 )
 POLICY_APPROX_KL = Metric(
     "policy/approx_kl", "nats", "KL between the actor before and after the step, per token (k3)", "below 0.05"
