@@ -48,7 +48,7 @@ TARGETS: dict[str, Trainable] = {
 
 def lora_steps(pool: RankPool, made: TrainerSettings, folder: Path) -> dict[str, dict[str, Tensor]]:
     """Return the initial matrices, the gradient of the third step, the change of the matrices over four steps, and
-    the reported values. A critic's head is 0 in the first step, and its B is 0 in the second, which stops gradients."""
+    the reported values. A critic has no gradient below its head in the first step, and none of A in the second."""
     trained = trainer(pool, made)
     trained.start()
     rollouts, is_actor = lab.make_rollouts(), made.role == "actor"
