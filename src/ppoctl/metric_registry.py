@@ -239,10 +239,8 @@ POLICY_GRAD_NORM = Metric(
 )
 POLICY_LR = Metric("policy/lr", "rate", "the actor's learning rate at the last update of the step")
 POLICY_MERGE_ERROR = Metric(
-    "policy/merge_error", "fraction",
-    "norm of the rounding error of the merged weights / norm of the adapters' product, after the update (with lora)",
-    "falling, below 1", "lower",
-)  # fmt: skip
+    "policy/merge_error", "fraction", "part of the change by adapters that rounding loses", "falling", "lower"
+)
 POLICY_APPROX_KL = Metric(
     "policy/approx_kl", "nats", "KL between the actor before and after the step, per token (k3)", "below 0.05"
 )
@@ -340,8 +338,7 @@ def find(name: str) -> Metric | None:
     if custom := _CUSTOM.fullmatch(name):
         of_any_name = name.removesuffix(custom[2]) + "{name}"
         return _BY_NAME.get(of_any_name.replace(f"/{custom[1]}/", "/{set}/"))
-    set_name = eval_set(name)
-    general = name.replace(f"/{set_name}/", "/{set}/") if set_name else name
+    general = name.replace(f"/{set_name}/", "/{set}/") if (set_name := eval_set(name)) else name
     metric = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
     if metric is None and _OF_ENVIRONMENT.fullmatch(name):
         return ENVIRONMENT_METRIC_MEAN
@@ -400,5 +397,4 @@ def unknown(name: str) -> str:
     known = [metric.name.replace("{set}", set_name or "SET") for metric in METRICS if metric is not REWARD_PART_MEAN]
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     same_last = [other for other in known if other.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
-    near = close or same_last
-    return f"no metric is called `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+    return f"no metric is called `{name}`" + (f"; did you mean `{near[0]}`?" if (near := close or same_last) else "")

@@ -1,4 +1,4 @@
-"""Adapters do not depend on the layout: initial matrices, outputs, gradients and matrices after three updates equal
+"""Adapters do not depend on the layout: initial matrices, outputs, gradients and matrices after four updates equal
 those of one process, and a state that is saved under one layout loads under another.
 
 Matrices and gradients are read from saved states: with beta1 = 0, the first moment of Adam is the clipped gradient.
@@ -47,21 +47,20 @@ TARGETS: dict[str, Trainable] = {
 
 
 def lora_steps(pool: RankPool, made: TrainerSettings, folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Return the initial matrices, the gradient of the second step, the change of the matrices over three steps, and
-    the reported values."""
+    """Return the initial matrices, the gradient of the third step, the change of the matrices over four steps, and
+    the reported values. A critic has no gradient below its head in the first step, and none of A in the second."""
     trained = trainer(pool, made)
     trained.start()
     rollouts, is_actor = lab.make_rollouts(), made.role == "actor"
     objective = layout_lab.policy_objective(rollouts) if is_actor else lab.value_objective(rollouts)
-    rows = ((0, 1, 2, 3, 4), (1, 4, 2), (3, 0, 2, 1))
-    first, second, third = (
-        lab.minibatch(rollouts, chosen, step=step) for chosen, step in zip(rows, (STEP, LOOK, STEP), strict=True)
-    )
+    rows = ((0, 1, 2, 3, 4), (2, 0), (1, 4, 2), (3, 0, 2, 1))
+    steps = (STEP, STEP, LOOK, STEP)
+    *early, last = (lab.minibatch(rollouts, part, step=step) for part, step in zip(rows, steps, strict=True))
     initial = matrices_of(trained, lora_lab.saved(trained, folder / "initial"))
-    results = trained.update(rollouts, [first, second], objective)
-    gradient = matrices_of(trained, lora_lab.saved(trained, folder / "second"), MOMENT)
-    results += trained.update(rollouts, [third], objective)
-    after = matrices_of(trained, lora_lab.saved(trained, folder / "third"))
+    results = trained.update(rollouts, early, objective)
+    gradient = matrices_of(trained, lora_lab.saved(trained, folder / "third"), MOMENT)
+    results += trained.update(rollouts, [last], objective)
+    after = matrices_of(trained, lora_lab.saved(trained, folder / "fourth"))
     reported = {
         f"{number} {name}": torch.as_tensor(value)
         for number, result in enumerate(results)
@@ -130,7 +129,11 @@ def test_lost_gradient_of_one_tensor_rank_fails_the_comparison(pool, model, one,
     pool.forget_gradient(1, only="gate_proj.lora_B")
     rollouts = lab.make_rollouts()
     objective = layout_lab.policy_objective(rollouts)
-    minibatches = [lab.minibatch(rollouts, rows, step=LOOK) for rows in ((0, 1, 2, 3, 4), (1, 4, 2))]
+    steps = (STEP, STEP, LOOK)
+    minibatches = [
+        lab.minibatch(rollouts, rows, step=step)
+        for rows, step in zip(((0, 1, 2, 3, 4), (2, 0), (1, 4, 2)), steps, strict=True)
+    ]
     trained.update(rollouts, minibatches, objective)
     found = matrices_of(trained, lora_lab.saved(trained, tmp_path / "state"), MOMENT)
     assert gap(found, one("qwen2-deep", "actor")["gradient"]) > 1e-2
