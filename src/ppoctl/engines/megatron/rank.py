@@ -11,7 +11,7 @@ ranks.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
+from ppoctl.engines.megatron.merge_error import merge_error
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
@@ -78,6 +79,8 @@ class RankStepResult:
     """2-norm of the complete gradient, before clipping."""
     share: RankOutputs | None
     """Outputs, on the first tensor and context rank of the last pipeline stage. None on other ranks."""
+    merge_error: float | None = None
+    """See `MinibatchResult`."""
 
 
 class MegatronRank(SendingRank):
@@ -108,7 +111,7 @@ class MegatronRank(SendingRank):
                     model.start_value_head()
             start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), self._own_adapter())
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
-            self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
+            self._optimizer = self._build_optimizer()
 
     def start_frozen(self) -> None:
         """Load weights from the model source without an optimizer, for a model that never changes (a reward model).
@@ -150,7 +153,7 @@ class MegatronRank(SendingRank):
                 self._sources.load(self.settings.model, self._build_once())
             self._build_once()
             if self._optimizer is None:
-                self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
+                self._optimizer = self._build_optimizer()
             checkpoint.load_state(self._trained(), folder)
 
     def update(
@@ -162,10 +165,13 @@ class MegatronRank(SendingRank):
         """
         self._reload("weights", "training")
         with megatron_device():
-            return [
+            results = [
                 self._minibatch_step(sequences, minibatch, objective, number)
                 for number, minibatch in track_items(minibatches, "minibatch")
             ]
+            if results and self.settings.trainable.lora is not None and self.settings.head == "token":
+                results[-1] = replace(results[-1], merge_error=merge_error(self.models))
+            return results
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
@@ -286,6 +292,9 @@ class MegatronRank(SendingRank):
             is_sharded = self.settings.parallel.distributed_optimizer
             self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
         return self.models
+
+    def _build_optimizer(self) -> MegatronOptimizer:
+        return optimizer.build_optimizer(self.stages, self.settings.dtype, self.settings.optimizer_on)
 
     def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp

@@ -194,7 +194,7 @@ class MegatronCritic(MegatronTrainer):
 def _result(steps: Sequence[RankStepResult]) -> MinibatchResult:
     """Return the result of one optimizer step, merged from the ranks."""
     outputs = merge([step.share for step in steps if step.share is not None])
-    return MinibatchResult(steps[0].loss, steps[0].grad_norm, outputs)
+    return MinibatchResult(steps[0].loss, steps[0].grad_norm, outputs, steps[0].merge_error)
 
 
 @runtime_checkable

@@ -30,35 +30,49 @@ R channels with rotary embedding, V channels of the values of a head.
 
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard
 
+_HIDDEN_NORMS = ("input_layernorm", "pre_mlp_layernorm")
+MLP_POST_NORM = "mlp.linear_fc2.post_layernorm"
+_POST_NORMS = ("self_attention.linear_proj.post_layernorm", MLP_POST_NORM)
+_QUERY_NORM = "self_attention.q_layernorm"
+_KEY_NORM = {False: "self_attention.k_layernorm", True: "self_attention.kv_layernorm"}
+"""Whether attention is latent -> name of the norm of keys."""
 
-def norm_bytes(shard: ModelShard, width: int) -> int:
-    """Return the bytes per token that one norm of this width keeps."""
+
+def norm_bytes(shard: ModelShard, width: int, *, trains: bool, has_input: bool = True) -> int:
+    """Return the bytes per token that one norm of this width keeps. `has_input`: whether its input has a gradient."""
     if not shard.on_gpu:
-        return 2 * 4 * width + 4
+        return (has_input + trains) * 4 * width + 4 * has_input
     return (4 if shard.shape.norm_offset else shard.precision.weight) * width + 4
 
 
-def norms_bytes(shard: ModelShard) -> int:
+def norm_in_layer(shard: ModelShard, layer: int, name: str, width: int) -> int:
+    """Return the bytes per token that the norm of this name in a layer keeps."""
+    return norm_bytes(shard, width, trains=shard.has_gradient(layer, name))
+
+
+def norms_bytes(shard: ModelShard, layer: int) -> int:
     """Return the bytes per token that the norms of a layer keep: over the hidden state, and over latents."""
     shape, weight = shard.shape, shard.precision.weight
-    total = shape.hidden_norms * norm_bytes(shard, shape.hidden_size)
+    names = _HIDDEN_NORMS + _POST_NORMS * shape.post_norms
+    total = sum(norm_in_layer(shard, layer, name, shape.hidden_size) for name in names)
     if shape.latent is not None:
-        keys = norm_bytes(shard, shape.latent.kv_rank)
+        keys = norm_in_layer(shard, layer, _KEY_NORM[True], shape.latent.kv_rank)
         if shard.on_gpu or weight == 4:
             keys += weight * shape.latent.rope_dim  # the input of the norm is a view of latent and rotary key
         queries = shape.latent.query_rank
-        total += keys + (norm_bytes(shard, queries) if queries else 0)
+        total += keys + (norm_in_layer(shard, layer, _QUERY_NORM, queries) if queries else 0)
     return total // shard.shares
 
 
-def _head_norms_bytes(shard: ModelShard) -> int:
+def _head_norms_bytes(shard: ModelShard, layer: int) -> int:
     """Return the bytes per token that the norms over heads of a layer keep on all tensor ranks together.
 
     On a GPU, and in float32, the input of the norm of keys is a view of the fused projection, which is counted with
     attention. If a rank has one group of heads, the input of the norm of queries is such a view, too.
     """
     shape, weight = shard.shape, shard.precision.weight
-    total = (shape.num_heads + shape.num_kv_heads) * norm_bytes(shard, shape.head_dim)
+    total = shape.num_heads * norm_in_layer(shard, layer, _QUERY_NORM, shape.head_dim)
+    total += shape.num_kv_heads * norm_in_layer(shard, layer, _KEY_NORM[False], shape.head_dim)
     if not shard.on_gpu and weight < 4:
         return total
     is_one_group = shape.num_kv_heads == shard.layout.tensor
@@ -83,17 +97,18 @@ def attention_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> in
     shape, weight = shard.shape, shard.precision.weight
     queries, values = shape.query_channels, shape.output_channels
     number = weight if shard.on_gpu else 4
+    keeps_output = shard.has_gradient(layer, "self_attention.linear_proj")
     if shape.keeps_scores(layer):
-        total = batch.tokens * 2 * weight * queries + _read_bytes(shard, batch, layer)
+        total = batch.tokens * (1 + keeps_output) * weight * queries + _read_bytes(shard, batch, layer)
         return total // shard.layout.tensor + batch.tokens * batch.longest * pair_bytes(shard)
     outputs = number * queries + 4 * shape.num_heads
     if shape.latent is not None:
-        outputs += weight * values if values < queries or not shard.on_gpu else 0
+        outputs += keeps_output * weight * values if values < queries or not shard.on_gpu else 0
     elif not shard.on_gpu:
-        outputs += weight * values
+        outputs += keeps_output * weight * values
     total = batch.tokens * (number * queries + outputs) + _read_bytes(shard, batch, layer)
     if shape.qk_norm:
-        total += batch.tokens * _head_norms_bytes(shard)
+        total += batch.tokens * _head_norms_bytes(shard, layer)
     return total // shard.layout.tensor
 
 
@@ -149,4 +164,5 @@ def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> 
     if shard.layout.context > 1:
         all_tokens = tokens * (1 + shard.layout.context)
         outputs = 2 * weight * keys * shard.keys_seen(batch) + max(outputs, 2 * weight * keys * all_tokens)
-    return (tokens * numbers + outputs) // shard.layout.tensor
+    adapted = 4 * shard.adapted_output_bytes(layer, tokens, in_mlp=False)
+    return max(adapted, (tokens * numbers + outputs) // shard.layout.tensor)

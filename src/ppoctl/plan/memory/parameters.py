@@ -1,10 +1,16 @@
-"""Parameters of a rank: all, or those that train. Both are counted by Megatron's names, from the family tables."""
+"""Parameters of a rank: all, or those that train. Both are counted by Megatron's names, from the family tables.
+
+Matrices of adapters are parameters of the layer that has the adapted projection. Tensor ranks split one of the two
+matrices, and each tensor rank has the other one whole (`convert.adapters`).
+"""
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ppoctl.convert.adapters import adapters
 from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensors import ROUTER_BIAS, sizes
 from ppoctl.model.head import VALUE_HEAD_PREFIX, Head, SharedValueHead
@@ -15,6 +21,8 @@ from ppoctl.recipe.schema import ParallelTable
 
 EVERYTHING = Trainable()
 FINAL_NORM = "decoder.final_layernorm.weight"
+VALUE_HEAD_NORM = f"{VALUE_HEAD_PREFIX}final_layernorm.weight"
+"""The final norm, and its copy in a value head with copied layers."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +87,37 @@ def rank_parameters(
                 layer_parameters(shape, head, layer, trainable, f"{VALUE_HEAD_PREFIX}layers.{number}.")
                 for number, layer in enumerate(copied_layers(shape, value_head))
             ]
-    total += sum(layer.split // layout.tensor + layer.whole for layer in layers)
-    return Parameters(total, sum(layer.experts for layer in layers) // layout.expert_ranks)
+    return Parameters(total + _on_rank(layers, layout), sum(layer.experts for layer in layers) // layout.expert_ranks)
+
+
+def held_parameters(
+    shape: ModelShape,
+    head: Head,
+    stage: PipelineStage,
+    layout: ParallelTable,
+    trainable: Trainable,
+    value_head: SharedValueHead | None = None,
+) -> Parameters:
+    """Return all parameters of one tensor rank in a pipeline stage, frozen or not, with the adapters of
+    `trainable`."""
+    model = rank_parameters(shape, head, stage, layout, value_head=value_head)
+    of_adapters = _on_rank([adapter_parameters(shape, layer, trainable) for layer in stage.layers], layout)
+    return Parameters(model.shared + of_adapters, model.experts)
+
+
+def _on_rank(layers: Sequence[LayerParameters], layout: ParallelTable) -> int:
+    """Return the parameters of these layers on one tensor rank, without experts."""
+    return sum(layer.split // layout.tensor + layer.whole for layer in layers)
 
 
 @lru_cache(maxsize=1024)
 def layer_parameters(
     shape: ModelShape, head: Head, layer: int, trainable: Trainable, prefix: str | None = None
 ) -> LayerParameters:
-    """Return the parameters of a layer that train. `prefix` begins their names if the layer is a copy."""
+    """Return the parameters of a layer that train. `prefix` begins their names if the layer is a copy, which has no
+    adapters."""
+    if prefix is None and trainable.lora is not None:
+        return adapter_parameters(shape, layer, trainable)  # nothing else in a layer trains
     begins = f"decoder.layers.{layer}." if prefix is None else prefix
     known, split, experts, whole, of_token = sizes(shape), 0, 0, 0, 0.0
     for row in layer_rows(shape, layer):
@@ -117,13 +147,38 @@ def _trained_tensors(name: str, shape: ModelShape, head: Head, trainable: Traina
     return sum(trainable.trains(each, shape, head) for each in names)
 
 
+def adapter_parameters(shape: ModelShape, layer: int, trainable: Trainable) -> LayerParameters:
+    """Return the parameters of the adapters in a layer."""
+    return _adapters_by_layer(shape, trainable).get(layer, LayerParameters())
+
+
+def largest_adapted(shape: ModelShape, layout: ParallelTable, trainable: Trainable) -> int:
+    """Return the number of elements that one tensor rank has of the largest weight with an adapter."""
+    bases = {(adapter.base.shape, adapter.base.split) for adapter in adapters(shape, trainable)}
+    sizes = (math.prod(size) // (1 if split is None else layout.tensor) for size, split in bases)
+    return max(sizes, default=0)
+
+
+@lru_cache(maxsize=64)
+def _adapters_by_layer(shape: ModelShape, trainable: Trainable) -> Mapping[int, LayerParameters]:
+    numbers = defaultdict[int, list[int]](lambda: [0, 0])
+    for adapter in adapters(shape, trainable):
+        for matrix in (adapter.a, adapter.b):
+            assert matrix.layer is not None, "only projections of layers have adapters"
+            numbers[matrix.layer][matrix.split is None] += math.prod(matrix.shape)
+    return {
+        layer: LayerParameters(split=split, whole=whole, of_token=split + whole)
+        for layer, (split, whole) in numbers.items()
+    }
+
+
 def value_head_parameters(shape: ModelShape, head: SharedValueHead) -> Iterator[tuple[str, int]]:
     """Yield name and size of each parameter of a value head on the policy's model, without the copied layers. Each
     tensor rank has all of them."""
     hidden = shape.hidden_size
     width = 2 * hidden if head.kind == "mlp" else hidden
     if head.layers_copied:
-        yield f"{VALUE_HEAD_PREFIX}final_layernorm.weight", hidden
+        yield VALUE_HEAD_NORM, hidden
     if head.kind == "mlp":
         yield f"{VALUE_HEAD_PREFIX}hidden_layer.weight", width * hidden
         yield f"{VALUE_HEAD_PREFIX}hidden_layer.bias", width

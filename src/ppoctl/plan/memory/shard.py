@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable import Trainable
+from ppoctl.plan.memory.gradients import LayerGradients, gradients_of
+from ppoctl.plan.memory.parameters import EVERYTHING
 from ppoctl.plan.memory.pipeline import PipelineStage
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -33,6 +36,7 @@ class ModelShard:
     """Whether log-probs are computed for the distribution after top-p."""
     value_head: SharedValueHead | None = None
     """A value head on the policy's model. The layers that it copies are among the layers of the stage."""
+    trainable: Trainable = EVERYTHING
 
     @property
     def shares(self) -> int:
@@ -48,6 +52,25 @@ class ModelShard:
     def hidden_bytes(self) -> int:
         """Bytes of a token's hidden state on this rank."""
         return self.precision.weight * self.shape.hidden_size // self.shares
+
+    def has_gradient(self, layer: int, *names: str) -> bool:
+        """Return whether one of these parameters of a layer, named as in the family tables, trains or has an
+        adapter."""
+        return self.trainable.is_all or any(self._gradients.has(layer, f"{name}.weight") for name in names)
+
+    def adapter_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
+        """Return the bytes that adapters of the MLP or of attention keep in addition to their inputs."""
+        sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
+        return self.precision.weight * (tokens * sizes.per_token + sizes.copied)
+
+    def adapted_output_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
+        """Return the bytes of the widest output of a linear layer with adapters, in the MLP or in attention."""
+        sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
+        return self.precision.weight * tokens * sizes.widest
+
+    @property
+    def _gradients(self) -> LayerGradients:
+        return gradients_of(self.shape, self.head, self.trainable, self.value_head)
 
     def keys_seen(self, batch: "MicrobatchShape") -> int:
         """Return the maximum number of tokens whose keys and values the attention of this rank reads.
@@ -97,8 +120,10 @@ class SavedActivations:
     """One chunk of logits."""
     inputs: int = 0
     """Inputs of layers whose activations are recomputed from the input."""
+    adapters: int = 0
+    """Rows A x of adapters, and copies of their matrices A."""
 
     @property
     def total(self) -> int:
         in_layers = self.norms + self.projections + self.attention + self.mlp + self.experts + self.inputs
-        return in_layers + self.ends + self.logits
+        return in_layers + self.adapters + self.ends + self.logits

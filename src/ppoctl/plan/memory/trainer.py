@@ -5,13 +5,15 @@ gradients      float32 buffers, complete on each data rank
 main weights   float32 copies of the weights of a bfloat16 model; a float32 model has none
 moments        two float32 numbers per parameter
                `distributed_optimizer` splits main weights and moments over the ranks that have the same parameters
+               with an optimizer on the host, both are in host memory, with two gradients and two weights in pinned
+               memory, each for a piece of the parameters
 reference      frozen copy of the actor's weights, only with a KL penalty
 activations    activations that the microbatches in flight keep in this pipeline stage, and the peak of one microbatch
 
 Parameters that do not train have weights and nothing else. The layers before the first one with a parameter that
-trains, the trunk, keep no activations. The layers after it are assumed to keep all activations, also those that only
-the gradients of frozen weights would need. A reference that starts from the actor's model has no weights of its own
-for what does not train. It starts from the hidden states behind the trunk, which the pass of the actor stores.
+trains, the trunk, keep no activations. A reference that starts from the actor's model has no weights of its own for
+what does not train. It starts from the hidden states behind the trunk, which the pass of the actor stores. If the
+actor trains adapters, this reference is the actor without them: it has no weights and stores no hidden states.
 """
 
 from collections.abc import Sequence
@@ -21,10 +23,19 @@ from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
-from ppoctl.plan.memory.parameters import EVERYTHING, Parameters, copied_layers, rank_parameters, trunk_end
+from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
+from ppoctl.plan.memory.parameters import (
+    EVERYTHING,
+    Parameters,
+    copied_layers,
+    held_parameters,
+    largest_adapted,
+    rank_parameters,
+    trunk_end,
+)
 from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
-from ppoctl.recipe.schema import ParallelTable, Recompute
+from ppoctl.recipe.schema import OptimizerPlace, ParallelTable, Recompute
 
 FLOAT32 = 4
 
@@ -53,6 +64,7 @@ class Training:
     """Whether log-probs are computed for the distribution after top-p."""
     trainable: Trainable = EVERYTHING
     value_head: SharedValueHead | None = None
+    optimizer_on: OptimizerPlace = "device"
 
     @property
     def trunk(self) -> int:
@@ -71,6 +83,15 @@ class RankBytes:
     gradients: int
     main_weights: int
     moments: int
+    """Main weights and moments, wherever they are."""
+    host_optimizer: int
+    """Part of both that is in host memory: all or nothing."""
+    host_staging: int
+    """Pinned host memory of an optimizer on the host, between device and host."""
+    moved: int
+    """Bytes that one step of an optimizer on the host moves between device and host."""
+    merged: int
+    """Float32 sum of a weight and its adapters while weights are sent. One weight is merged at a time."""
     reference: int
     gather_buffer: int
     kept: SavedActivations
@@ -87,9 +108,13 @@ class RankBytes:
 
     @property
     def resident(self) -> int:
-        """Bytes of the rank between calls."""
-        states = self.weights + self.gradients + self.main_weights + self.moments
-        return states + self.reference + self.gather_buffer
+        """Bytes of the rank on its device between calls."""
+        return self.weights + self.gradients + self.device_optimizer + self.reference + self.gather_buffer
+
+    @property
+    def device_optimizer(self) -> int:
+        """Bytes of main weights and moments on the device."""
+        return self.main_weights + self.moments - self.host_optimizer
 
     @property
     def update(self) -> int:
@@ -180,17 +205,24 @@ def _rank(training: Training, number: int) -> RankBytes:
     keeps = [saved(_trained(training, run), training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
     of_rank = (training.shape, training.head, stage, layout)
-    counts = rank_parameters(*of_rank, value_head=training.value_head)
+    counts = held_parameters(*of_rank, training.trainable, training.value_head)
     trained = rank_parameters(*of_rank, training.trainable, training.value_head)
-    optimized = _optimized(trained, layout)
+    optimized, is_on_host = _optimized(trained, layout), training.optimizer_on == "cpu"
+    main_weights, moments = optimized * FLOAT32 if weight < FLOAT32 else 0, optimized * 2 * FLOAT32
+    # A float32 model has no main weights: its weights move to the host for a step, and back.
+    moved = FLOAT32 + (weight if weight < FLOAT32 else 2 * FLOAT32)
     return RankBytes(
         stage=number,
         parameters=counts.total,
         trained_parameters=trained.total,
         weights=counts.total * weight,
         gradients=trained.total * FLOAT32,
-        main_weights=optimized * FLOAT32 if weight < FLOAT32 else 0,
-        moments=optimized * 2 * FLOAT32,
+        main_weights=main_weights,
+        moments=moments,
+        host_optimizer=is_on_host * (main_weights + moments),
+        host_staging=is_on_host * 2 * (FLOAT32 + FLOAT32) * min(STAGED_PARAMETERS, optimized),
+        moved=is_on_host * moved * optimized,
+        merged=FLOAT32 * largest_adapted(training.shape, layout, training.trainable),
         reference=_reference(training, stage) * weight,
         gather_buffer=max(gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)),
         kept=_sum(keeps),
@@ -214,6 +246,7 @@ def _shard(training: Training, stage: PipelineStage) -> ModelShard:
         training.recompute,
         training.filtered,
         training.value_head,
+        training.trainable,
     )
 
 
@@ -242,7 +275,8 @@ def _at_work(training: Training, run: ModelShard, kept: int) -> int:
 
 def _reference(training: Training, stage: PipelineStage) -> int:
     """Return the number of weights of the reference that a rank of this stage has in addition to the actor's."""
-    if not training.has_reference:
+    is_actor = training.trainable.lora is not None and not training.has_own_reference
+    if is_actor or not training.has_reference:
         return 0
     of_its_own = EVERYTHING if training.has_own_reference else training.trainable
     return rank_parameters(training.shape, training.head, stage, training.layout, of_its_own).total
@@ -252,9 +286,9 @@ def _behind_trunk(training: Training, shard: ModelShard) -> int:
     """Return the bytes of the hidden states behind the trunk that this rank stores for the pass of the reference, for
     as many microbatches as there are pipeline ranks."""
     trunk = training.trunk
-    shares_trunk = training.has_reference and not training.has_own_reference and trunk > 0
+    shares_trunk = training.has_reference and not training.has_own_reference and training.trainable.lora is None
     is_here = trunk in shard.stage.layers if trunk < training.shape.num_layers else shard.stage.is_last
-    if not (shares_trunk and is_here):
+    if not (shares_trunk and trunk > 0 and is_here):
         return 0
     return training.layout.pipeline * training.forward.tokens * shard.hidden_bytes
 
