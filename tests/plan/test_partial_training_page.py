@@ -11,7 +11,7 @@ from ppoctl.plan.memory.estimate import estimate_here
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "partial-training.md").read_text("utf-8")
-LAST, SHARED, HEAD = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+LAST, SHARED, HEAD, LORA, HOST = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 COLUMNS = {
     "Llama-3.2-1B": "meta-llama/Llama-3.2-1B-Instruct",
     "Qwen3-4B": "Qwen/Qwen3-4B",
@@ -23,12 +23,15 @@ ROWS: dict[str, tuple[str, ...]] = {
     "4 layers of actor and critic": (LAST,),
     "value head on the actor": (HEAD,),
     "value head on the actor, 4 layers": (HEAD, SHARED),
+    "LoRA of actor and critic": (LORA,),
+    "optimizers on the CPU": (HOST,),
+    "optimizers on the CPU, 4 layers of actor and critic": (HOST, LAST),
 }
 """Row of the table -> recipes of the page that are given after own/llama-3.2-1b-32g."""
 
 
 def planned(folder: Path, model: str, recipes: tuple[str, ...]) -> str:
-    """Return a cell: memory of the largest update and of the reference on the GPU, and one checkpoint."""
+    """Return a cell: memory of the largest update and of the reference on the GPU, one checkpoint, and host memory."""
     files = [ROOT / "recipes/own/llama-3.2-1b-32g.toml"]
     for number, text in enumerate(recipes):
         files.append(folder / f"{number}.toml")
@@ -38,7 +41,8 @@ def planned(folder: Path, model: str, recipes: tuple[str, ...]) -> str:
     [gpu] = memory.places
     update = max(stage.bytes for stage in gpu.stages if stage.stage.endswith("_update"))
     checkpoint = sum(role.state for role in memory.roles.values())
-    sizes = (update, memory.roles["actor"].largest.reference, checkpoint)
+    assert memory.node is not None
+    sizes = (update, memory.roles["actor"].largest.reference, checkpoint, memory.node.fullest.bytes)
     return " / ".join(f"{size / GIB:.1f}" for size in sizes)
 
 

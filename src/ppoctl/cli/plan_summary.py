@@ -1,5 +1,5 @@
 """The six lines of `ppoctl plan`: whether the run fits, what the run requires, and what was not checked. A role that
-trains a part of its model adds a line."""
+trains a part of its model, and an optimizer on the CPU, add a line."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -24,12 +24,22 @@ def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
         ("GPUs", _gpus(planned, on_gpus=on_gpus)),
         ("disk", _disk(planned)),
         *(("trains", f"{role} {trains(of)}") for role, of in planned.roles.items() if of.trained_part),
+        *_optimizers(planned),
         ("updates", _updates(planned)),
         ("checkpoints", _checkpoints(planned)),
         ("not checked", "; ".join(_not_checked(planned, on_gpus=on_gpus))),
     ]
     render.table([("", *row) for row in rows])
     render.line("  `--full` prints the rest: batch sizes, algorithm, processes, schedules, data, memory by stage")
+
+
+def _optimizers(planned: "Plan") -> Iterator[tuple[str, str]]:
+    """Yield a line for each role whose optimizer is on the host: its host memory, and the bytes that it moves."""
+    for role, of in planned.memory.roles.items() if planned.memory is not None else ():
+        rank = max(of.ranks, key=lambda each: each.host_optimizer)
+        if rank.host_optimizer:
+            held, moved = units.size(rank.host_optimizer + rank.host_staging), units.size(rank.moved)
+            yield "optimizer", f"{role} on the CPU: {held} of host memory, {moved} moved per step, in each process"
 
 
 def _memory(memory: "Memory | None") -> str:
@@ -71,8 +81,18 @@ def trains(role: "RolePlan") -> str:
     total, trained = role.parameters, role.trained_parameters
     if total is None or trained is None:
         return role.trained_part
-    unit, name = (1e9, "billion") if total >= 1e9 else (1e6, "million")
-    return f"{trained / unit:.3g} of {total / unit:.3g} {name} parameters: {role.trained_part}"
+    unit, name = _unit(total)
+    part = f"{trained / unit:.3g}" if trained >= unit / 10 or trained == 0 else _count(trained)
+    return f"{part} of {total / unit:.3g} {name} parameters: {role.trained_part}"
+
+
+def _unit(number: int) -> tuple[float, str]:
+    return (1e9, "billion") if number >= 1e9 else (1e6, "million")
+
+
+def _count(number: int) -> str:
+    unit, name = _unit(number)
+    return f"{number / unit:.3g} {name}" if number >= 1e5 else f"{number:,}"
 
 
 def _updates(planned: "Plan") -> str:

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.shared_reference import shares_weights
+from ppoctl.algorithm.shared_reference import shared_layers
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import OUTPUT_PARAMETER
 from ppoctl.plan.memory.driver import batch_of
-from ppoctl.plan.memory.parameters import EVERYTHING, layer_parameters, trunk_end, value_head_parameters
+from ppoctl.plan.memory.parameters import (
+    EVERYTHING,
+    adapter_parameters,
+    layer_parameters,
+    trunk_end,
+    value_head_parameters,
+)
 from ppoctl.plan.rows import stage_rows
 from ppoctl.plan.shapes import shapes_of
 from ppoctl.recipe import sizes
@@ -48,8 +54,9 @@ class RowWork:
     """FLOPs of the passes of a role over one sequence."""
 
     forward: float
-    values: float
-    """Forward pass of a value head on the model, in addition; 0: there is none."""
+    added: float
+    """Forward pass of a value head on the model, or of adapters, in addition to the model that the generator and the
+    reference have; 0: there is neither."""
     top: float
     """Forward pass behind the frozen trunk."""
     update: float
@@ -78,7 +85,7 @@ def pass_flops(
     of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
     # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
     # runs all layers of both models.
-    shares_trunk = shares_weights(recipe) and kl_use(recipe).is_estimated
+    shares_trunk = shared_layers(recipe) > 0 and kl_use(recipe).is_estimated
     traced = trace_at(recipe, recipe.steps, choose)
     rows = stage_rows(traced, recipe, most=most)
     for stage in traced.stages:
@@ -91,8 +98,8 @@ def pass_flops(
             if each.kind == "train":
                 flops["train", role] += count * work.update
             else:
-                values = work.values if each.kind == "forward" and each.model != REFERENCE else 0
-                flops[each.kind, role] += count * (work.forward + values)
+                added = work.added if each.kind == "forward" and each.model != REFERENCE else 0
+                flops[each.kind, role] += count * (work.forward + added)
             if each.with_reference:
                 flops["forward", role] += count * (
                     work.top if shares_trunk and each.kind == "forward" else work.forward
@@ -106,16 +113,15 @@ def row_work(recipe: Recipe, role: str, shape: ModelShape) -> RowWork:
     tokens, trunk = batch.prompt_tokens + batch.response_tokens, trunk_end(shape, head, trainable)
     outputs = shape.vocab_size if head == "token" else 1
     whole, top = (forward_flops(shape, tokens, outputs, first) for first in (0, trunk))
-    values = 0.0
+    layers = range(trunk, shape.num_layers)
+    added = 2.0 * tokens * sum(adapter_parameters(shape, layer, trainable).of_token for layer in layers)
     if (on_model := recipe.value_head) is not None and role == POLICY:
         width = sum(numbers for _, numbers in value_head_parameters(shape, on_model))
-        values = forward_flops(shape, tokens, 0, shape.num_layers - on_model.layers_copied) + 2.0 * tokens * width
-    frozen = sum(
-        layer_parameters(shape, head, layer, EVERYTHING).of_token
-        - layer_parameters(shape, head, layer, trainable).of_token
-        for layer in range(trunk, shape.num_layers)
-    )
+        added += forward_flops(shape, tokens, 0, shape.num_layers - on_model.layers_copied) + 2.0 * tokens * width
+    frozen = sum(layer_parameters(shape, head, layer, EVERYTHING).of_token for layer in layers)
+    if trainable.lora is None:
+        frozen -= sum(layer_parameters(shape, head, layer, trainable).of_token for layer in layers)
     if not trainable.trains(OUTPUT_PARAMETER, shape, head):
         frozen += outputs * shape.hidden_size
     # A backward pass costs twice a forward pass.
-    return RowWork(whole, values, top, whole + 2 * top + 3 * values - 2.0 * tokens * frozen)
+    return RowWork(whole, added, top, whole + 2 * top + 3 * added - 2.0 * tokens * frozen)

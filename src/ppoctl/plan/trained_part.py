@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.parameters import EVERYTHING, rank_parameters
+from ppoctl.plan.memory.parameters import held_parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import whole_model
 from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, head_of
@@ -17,7 +17,7 @@ class TrainedPart:
     """The part of a role's model that trains. Padding of the vocabulary is counted."""
 
     parameters: int | None
-    """Parameters of the model, with a value head; None: the model is not on this machine."""
+    """Parameters of the model, with a value head and adapters; None: the model is not on this machine."""
     trained_parameters: int | None
     text: str
     """Description of what trains and what is frozen; empty: everything trains, and the model has no value head."""
@@ -32,8 +32,8 @@ def trained_part(recipe: Recipe, role: str) -> TrainedPart:
     if shape is None:
         return TrainedPart(None, None, text)
     total, trained = (
-        rank_parameters(shape, head, whole_model(shape), ParallelTable(), each, value_head).total
-        for each in (EVERYTHING, trainable)
+        count(shape, head, whole_model(shape), ParallelTable(), trainable, value_head).total
+        for count in (held_parameters, rank_parameters)
     )
     return TrainedPart(total, trained, text)
 

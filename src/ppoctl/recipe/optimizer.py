@@ -6,6 +6,8 @@ from pydantic import Field
 
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Fraction, NotNegative, Positive, Table
 
+OptimizerPlace = Literal["device", "cpu"]
+
 
 class OptimizerTable(Table):
     """AdamW and its learning-rate schedule. The lengths of warm-up and decay are counted in optimizer steps, also
@@ -65,7 +67,7 @@ class OptimizerTable(Table):
     step."""
     lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0
     """Minimum of linear and cosine schedules, as a fraction of lr."""
-    on: Annotated[Literal["device", "cpu"], SPEED] = "device"
+    on: Annotated[OptimizerPlace, SPEED] = "device"
     """Place of main weights and moments, and of the optimizer step. device: where the model is; cpu: in pinned host
     memory. Each optimizer step then moves all gradients to the host and all weights back.
 

@@ -48,6 +48,7 @@ from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.models import CriticModelTable as CriticModelTable
 from ppoctl.recipe.models import ModelTable as ModelTable
 from ppoctl.recipe.models import ReferenceModelTable as ReferenceModelTable
+from ppoctl.recipe.optimizer import OptimizerPlace as OptimizerPlace
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
 from ppoctl.recipe.resampling import NoResampling as NoResampling
 from ppoctl.recipe.rows import AnyRows as AnyRows

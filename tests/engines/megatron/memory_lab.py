@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.engines.megatron import optimizer
+from ppoctl.engines.megatron.adapters import Adapters
+from ppoctl.engines.megatron.host_optimizer import HostAdamW
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -54,11 +56,21 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
     known |= storages(list(optimizer.gradient_buffers(rank.stages)))
     alive: list[Tensor] = []  # so that no address is used twice
     found: dict[str, int] = {}
+    adapted: dict[int, str] = {}
+    hooks = [
+        module.register_forward_pre_hook(partial(_note_input, adapted, name.rpartition(".")[0]))
+        for model in rank.models
+        for name, module in model.named_modules()
+        if isinstance(module, Adapters)
+    ]
 
     def pack(tensor: Tensor) -> Tensor:
         for place, size in storages([tensor]).items():
             if place not in known:
-                component = _component(traceback.extract_stack())
+                stack = traceback.extract_stack()
+                component = _component(stack)
+                if component is not None and _computes_adapters(stack):
+                    component = adapted.get(place, "adapters")
                 if component is None:
                     continue
                 known[place] = size
@@ -81,7 +93,29 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
         rank.update(rollouts, [_minibatch(rollouts, objective)], objective)
     for model in rank.models:
         del model._rope_tables
+    for hook in hooks:
+        hook.remove()
     return {**found, "logits": objective.logits}
+
+
+def _note_input(adapted: dict[int, str], layer: str, _: Any, given: tuple[Tensor, ...]) -> None:
+    """Note the component of the input of a linear layer with adapters."""
+    of_last = {"linear_proj": "attention", "linear_fc2": "mlp"}
+    adapted |= dict.fromkeys(storages(given), of_last.get(layer.rpartition(".")[2], "projections"))
+
+
+def _computes_adapters(stack: traceback.StackSummary) -> bool:
+    return any((Path(frame.filename).name, frame.name) == ("adapters.py", "forward") for frame in stack)
+
+
+def on_host(rank: MegatronRank) -> dict[str, int]:
+    """Return the host memory of an optimizer on the host, by component."""
+    chained = getattr(rank.optimizer, "chained_optimizers", [rank.optimizer])
+    adams = [one.optimizer for one in chained if isinstance(one.optimizer, HostAdamW)]
+    return {
+        "host_optimizer": sum(adam._memory.bytes.nbytes for adam in adams),
+        "host_staging": sum(adam._staging._memory.bytes.nbytes for adam in adams),
+    }
 
 
 def gather_buffer(rank: MegatronRank) -> int:

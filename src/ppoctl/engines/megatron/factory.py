@@ -33,6 +33,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         seed=recipe.seed,
         adapters=table.train.lora.start if isinstance(table.train, AdaptersTable) else None,
         value_head=recipe.value_head if role == POLICY else None,
+        optimizer_on=table.optimizer.on,
     )
 
 

@@ -4,7 +4,7 @@ weights."""
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
@@ -14,7 +14,9 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
+from ppoctl.engines.megatron.host_optimizer import HostAdamW, accepting_device_gradients, to_host
 from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.schedule import reduce_gradients
 from ppoctl.ports import OptimizerStep
 
@@ -35,13 +37,19 @@ def with_gradient_buffers(
     return stages
 
 
-def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtype) -> MegatronOptimizer:
+def build_optimizer(
+    stages: Sequence[DistributedDataParallel], dtype: torch.dtype, place: Literal["device", "cpu"] = "device"
+) -> MegatronOptimizer:
     """Return AdamW over all of `stages`, with float32 main weights if the model is bfloat16. Moments are zero. If the
-    stages' gradient buffers are sharded over the data ranks, main weights and moments are sharded too.
+    stages' gradient buffers are sharded over the data ranks, main weights and moments are sharded too. `place` is
+    where they are and where steps run.
 
     Hyperparameters (learning rate and so on) are passed with each step. Megatron-Core's standard groups exempt biases
-    and norms from weight decay.
+    and norms from weight decay. Raises OutOfMemoryError if the host cannot pin the memory.
     """
+    # Megatron-Core creates main weights on the device, where gradients and main weights may not fit together.
+    gradients = HostOffload()
+    gradients.offload("gradients", gradient_buffers(stages) if place == "cpu" else (), keep=False)
     config = OptimizerConfig(
         optimizer="adam",
         lr=0.0,
@@ -57,13 +65,18 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
     for part in _parts(optimizer):
         for group in part.param_groups:
             group["fused"] = True  # one pass over the memory of a parameter instead of about ten
+        # Moments exist from the start, so that a state saved before the first step has the same format.
+        if place == "cpu":
+            to_host(part, next(stages[0].parameters()).device)
+            continue
+        for group in part.param_groups:
             for parameter in group["params"]:
-                # Moments exist from the start, so that a state saved before the first step has the same format.
                 part.optimizer.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
+    gradients.reload("gradients")
     if stages[0].ddp_config.use_distributed_optimizer:
         _load_with_step_counts(optimizer)
         _save_without_parameters(optimizer)
@@ -114,8 +127,10 @@ def gradient_buffers(stages: Sequence[DistributedDataParallel]) -> Iterator[Tens
 
 
 def held_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
-    """Yield main weights and moments."""
+    """Yield main weights and moments that are on the device."""
     for part in _parts(optimizer):
+        if isinstance(part.optimizer, HostAdamW):
+            continue
         for group in part.param_groups:
             yield from group["params"]
         for state in part.optimizer.state.values():
@@ -199,7 +214,8 @@ def blank_padding(state: Any) -> None:
 def gradient_norm(optimizer: MegatronOptimizer) -> float:
     """Return the 2-norm of all gradients. This also copies the gradients from the model's buffers to the main
     weights."""
-    found_inf = optimizer.prepare_grads()
+    with accepting_device_gradients(_parts(optimizer)):
+        found_inf = optimizer.prepare_grads()
     assert not found_inf, "without loss scaling, Megatron-Core does not check for infinities here"
     return float(optimizer.get_grad_norm())
 

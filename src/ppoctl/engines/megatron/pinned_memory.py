@@ -19,34 +19,44 @@ from ppoctl.errors import OutOfMemoryError
 class PinnedMemory:
     """A buffer of host memory. If `device` is a GPU, the buffer is pinned for it as long as this object exists."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate `size` bytes. Raises OutOfMemoryError if the host cannot pin this much memory."""
+    def __init__(self, size: int, device: torch.device, use: str = "offloaded GPU memory") -> None:
+        """Allocate `size` bytes, which are 0. `use` names their use in errors. Raises OutOfMemoryError if the host
+        cannot pin this much memory."""
         self._cuda: Any = None
+        self._use = use
         try:
             self.bytes: Tensor = torch.frombuffer(
                 mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
             )
         except OSError as error:
-            raise _too_little(size, str(error)) from error
+            raise self._too_little(size, str(error)) from error
         if device.type == "cuda":
             self._pin(size, torch.cuda.cudart())
 
     def _pin(self, size: int, cuda: Any) -> None:
         status = cuda.cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0)
         if int(status) != 0:
-            raise _too_little(size, f"CUDA error {int(status)} while pinning")
+            raise self._too_little(size, f"CUDA error {int(status)} while pinning")
         self._cuda = cuda
+
+    def _too_little(self, size: int, why: str) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"the host cannot provide {size} bytes for {self._use}: {why}",
+            hint="ppoctl plan RECIPE  # shows the host memory of each node",
+        )
 
     def __del__(self) -> None:
         if self._cuda is not None:
             self._cuda.cudaHostUnregister(self.bytes.data_ptr())
 
 
-def _too_little(size: int, why: str) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        f"the host cannot provide {size} bytes for offloaded GPU memory: {why}",
-        hint="ppoctl plan RECIPE  # shows the host memory of each node",
-    )
+def wait_for_submitted(device: torch.device) -> Callable[[], object]:
+    """Return a function that waits for the work of this process that was submitted to the device until now."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
 
 
 _STAGED_BYTES = 64 * 2**20
@@ -72,21 +82,13 @@ class PinnedStaging:
         for number, (part, target) in enumerate(parts):
             buffer = self._buffers[number % 2].bytes[: len(part)]
             buffer.copy_(part, non_blocking=True)
-            empty_this = partial(self._empty, buffer, target, self._is_filled())
+            empty_this = partial(self._empty, buffer, target, wait_for_submitted(self._device))
             if empty_previous is not None:
                 empty_previous()
             empty_previous = empty_this
         if empty_previous is not None:
             empty_previous()
         return copy
-
-    def _is_filled(self) -> Callable[[], object]:
-        """Return a function that waits for the GPU work submitted until now."""
-        if self._device.type != "cuda":
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record()
-        return event.synchronize
 
     @staticmethod
     def _empty(buffer: Tensor, target: Tensor, wait: Callable[[], object]) -> None:

@@ -106,7 +106,7 @@ class MegatronRank(SendingRank):
                     model.start_value_head()
             start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), None)
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
-            self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
+            self._optimizer = self._build_optimizer()
 
     def start_frozen(self) -> None:
         """Load weights from the model source without an optimizer, for a model that never changes (a reward model).
@@ -148,7 +148,7 @@ class MegatronRank(SendingRank):
                 self._sources.load(self.settings.model, self._build_once())
             self._build_once()
             if self._optimizer is None:
-                self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
+                self._optimizer = self._build_optimizer()
             checkpoint.load_state(self._trained(), folder)
 
     def update(
@@ -274,6 +274,9 @@ class MegatronRank(SendingRank):
             is_sharded = self.settings.parallel.distributed_optimizer
             self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
         return self.models
+
+    def _build_optimizer(self) -> MegatronOptimizer:
+        return optimizer.build_optimizer(self.stages, self.settings.dtype, self.settings.optimizer_on)
 
     def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp

@@ -1,6 +1,7 @@
 """Settings of a trained role or a reward model, from which each of its processes creates the model."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -43,6 +44,8 @@ class TrainerSettings:
     """Folder with the initial matrices of adapters. None: they start as peft's default."""
     value_head: SharedValueHead | None = None
     """Value head on the policy's model; None: there is none."""
+    optimizer_on: Literal["device", "cpu"] = "device"
+    """Place of main weights and moments, and of the optimizer step."""
 
     @property
     def head(self) -> Head:

@@ -2,6 +2,7 @@
 
     pipeline     layers of a rank
     parameters   parameters of a rank: all, and those that train
+    gradients    layer by layer: parameters with a gradient, and what adapters keep
     activations  memory that a forward pass keeps for its backward pass, and peak memory while it runs
     attention    activations of attention and norms: plain, latent, or with materialized scores
     mlp          activations of MLPs and experts

@@ -11,7 +11,7 @@ with sequence parallelism, else 1), b bytes of a number of the model.
     MLP or experts          `mlp`
 
 - A frozen projection without an adapter keeps no input, and a frozen norm on a CPU keeps 4 h + 4. An adapter keeps
-  the input of the projection and, on each tensor rank, b r for its rank r.
+  the input of the projection and what `gradients` describes.
 - A layer of Gemma has four norms. Norms over heads, norms over latents, and the projections after these norms are
   added. A router with sigmoids keeps a float32 copy of its input.
 - With `recompute = "selective"`, the line of the MLP or the experts is dropped. With `"full"`, all lines are dropped
@@ -21,13 +21,15 @@ with sequence parallelism, else 1), b bytes of a number of the model.
 from dataclasses import replace
 
 from ppoctl.plan.memory import attention, mlp
-from ppoctl.plan.memory.parameters import FINAL_NORM, VALUE_HEAD_NORM
+from ppoctl.plan.memory.parameters import FINAL_NORM, VALUE_HEAD_NORM, trunk_end
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, SavedActivations
 
 _FIRST_PROJECTIONS = tuple(
     f"self_attention.linear_{name}" for name in ("qkv", "q_proj", "q_down_proj", "kv_down_proj")
 )
 """Projections of attention whose input is the hidden state."""
+_PROJECTIONS_OF_MLP = tuple(f"mlp.{name}" for name in ("linear_fc1", "router", "shared_experts.linear_fc1"))
+"""Projections with the input of the MLP. Experts have copies of it."""
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Device -> number of logits that are converted to float32 at a time (`engines.megatron.logprobs`)."""
@@ -59,6 +61,7 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
         experts=tokens * sum(mlp.experts_bytes(shard, layer) for layer in moe_layers),
         ends=ends,
         logits=_chunk(shard, batch) * shard.precision.weight,
+        adapters=_adapters(shard, batch, in_mlp=False) + _adapters(shard, batch, in_mlp=True),
     )
     if shard.recompute == "none":
         return total
@@ -72,13 +75,14 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
         for layer in dense_layers
         if shape.post_norms
     )
-    routers = sum(_router_input(shard, batch) for _ in moe_layers)
+    routers = sum(_router_input(shard, batch, layer) for layer in moe_layers)
     return replace(
         total,
         norms=total.norms - tokens * post_norms // shard.shares,
         projections=total.projections - routers,
         mlp=0,
         experts=0,
+        adapters=_adapters(shard, batch, in_mlp=False),
     )
 
 
@@ -163,31 +167,40 @@ def beside_bytes(shard: ModelShard, batch: MicrobatchShape, microbatches: int) -
 def _projections(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the bytes of the inputs of a layer's projections."""
     latent, has_experts = shard.shape.latent, shard.shape.has_experts(layer)
-    # A router keeps its input also if it is frozen, and so does an MLP that is recomputed from it.
-    keeps_second = has_experts or shard.recompute == "selective" or shard.has_gradient(layer, "mlp.linear_fc1")
+    # The backward pass recomputes an MLP from its input.
+    keeps_second = shard.recompute == "selective" or shard.has_gradient(layer, *_PROJECTIONS_OF_MLP)
     numbers = (shard.has_gradient(layer, *_FIRST_PROJECTIONS) + keeps_second) * shard.shape.hidden_size
     if latent is not None:
         numbers += shard.has_gradient(layer, "self_attention.linear_kv_up_proj") * latent.kv_rank
         numbers += shard.has_gradient(layer, "self_attention.linear_q_up_proj") * (latent.query_rank or 0)
     total = batch.tokens * shard.precision.weight * numbers // shard.shares
-    return total + (_router_input(shard, batch) if has_experts else 0)
+    return total + (_router_input(shard, batch, layer) if has_experts else 0)
 
 
-def _router_input(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the bytes of the float32 copies that a sigmoid router makes of its input and weight; 0 in float32."""
+def _adapters(shard: ModelShard, batch: MicrobatchShape, *, in_mlp: bool) -> int:
+    """Return the bytes that adapters keep in addition to their inputs, in attention or in the MLPs."""
+    return sum(shard.adapter_bytes(layer, batch.tokens, in_mlp=in_mlp) for layer in shard.stage.layers)
+
+
+def _router_input(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
+    """Return the bytes of the float32 copies that a sigmoid router makes of its input and weight; 0 in float32. A
+    frozen router keeps the copy of its weight."""
     experts = shard.shape.experts
     if experts is None or experts.sigmoid is None or shard.precision.weight == 4:
         return 0
-    return 4 * shard.shape.hidden_size * (batch.tokens // shard.shares + experts.count)
+    tokens = batch.tokens // shard.shares * shard.has_gradient(layer, "mlp.router")
+    return 4 * shard.shape.hidden_size * (tokens + experts.count)
 
 
 def _final_norm(shard: ModelShard) -> int:
-    """Return the bytes per token that the final norm keeps, and its copy in a value head with copied layers."""
-    names = [FINAL_NORM]
+    """Return the bytes per token that the final norm keeps, and its copy in a value head with copied layers. The
+    input of the norm has no gradient if all layers are frozen; that of the copy always has one."""
+    has_input = {FINAL_NORM: trunk_end(shard.shape, shard.head, shard.trainable) < shard.shape.num_layers}
     if shard.value_head is not None and shard.value_head.layers_copied > 0:
-        names.append(VALUE_HEAD_NORM)
-    trains = (shard.trainable.trains(name, shard.shape, shard.head) for name in names)
-    norms = (attention.norm_bytes(shard, shard.shape.hidden_size, trains=each) for each in trains)
+        has_input[VALUE_HEAD_NORM] = True
+    trains = {name: shard.trainable.trains(name, shard.shape, shard.head) for name in has_input}
+    width = shard.shape.hidden_size
+    norms = (attention.norm_bytes(shard, width, trains=trains[name], has_input=has_input[name]) for name in trains)
     return sum(norms) // shard.shares
 
 

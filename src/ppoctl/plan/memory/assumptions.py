@@ -35,5 +35,8 @@ Reports have 0.10 to 0.25. The estimate uses the low end, because ranks use torc
 CUDA_GRAPHS_BYTES = GIB
 """GPU memory of the CUDA graphs of an engine, also while the engine sleeps. About 1 GiB in vLLM's logs (7B)."""
 
+STAGED_PARAMETERS = 2**23
+"""Largest number of parameters that an optimizer on the host steps at a time (`megatron.host_optimizer`)."""
+
 STAGING_BYTES = 128 * MIB
 """Pinned host memory through which a rank copies its state from the GPU: two buffers (`megatron.pinned_memory`)."""

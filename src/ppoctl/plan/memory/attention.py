@@ -38,10 +38,10 @@ _KEY_NORM = {False: "self_attention.k_layernorm", True: "self_attention.kv_layer
 """Whether attention is latent -> name of the norm of keys."""
 
 
-def norm_bytes(shard: ModelShard, width: int, *, trains: bool) -> int:
-    """Return the bytes per token that one norm of this width keeps."""
+def norm_bytes(shard: ModelShard, width: int, *, trains: bool, has_input: bool = True) -> int:
+    """Return the bytes per token that one norm of this width keeps. `has_input`: whether its input has a gradient."""
     if not shard.on_gpu:
-        return (1 + trains) * 4 * width + 4
+        return (has_input + trains) * 4 * width + 4 * has_input
     return (4 if shard.shape.norm_offset else shard.precision.weight) * width + 4
 
 
@@ -109,7 +109,7 @@ def attention_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> in
     total = batch.tokens * (number * queries + outputs) + _read_bytes(shard, batch, layer)
     if shape.qk_norm:
         total += batch.tokens * _head_norms_bytes(shard, layer)
-    return total // shard.layout.tensor + batch.tokens * shard.adapter_bytes(layer, in_mlp=False)
+    return total // shard.layout.tensor
 
 
 def pair_bytes(shard: ModelShard) -> int:
@@ -164,4 +164,5 @@ def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> 
     if shard.layout.context > 1:
         all_tokens = tokens * (1 + shard.layout.context)
         outputs = 2 * weight * keys * shard.keys_seen(batch) + max(outputs, 2 * weight * keys * all_tokens)
-    return (tokens * numbers + outputs) // shard.layout.tensor
+    adapted = 4 * shard.adapted_output_bytes(layer, tokens, in_mlp=False)
+    return max(adapted, (tokens * numbers + outputs) // shard.layout.tensor)

@@ -258,6 +258,7 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         has_own_reference=not shares_weights(recipe),
         trainable=trainable_of(recipe, role),
         value_head=recipe.value_head if role == POLICY else None,
+        optimizer_on=table.optimizer.on,
     )
 
 

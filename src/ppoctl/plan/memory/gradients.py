@@ -2,11 +2,19 @@
 
 A product keeps its input only for the gradient of its weight, and a norm on a CPU keeps its normalized input only for
 that. Other kept activations do not depend on what trains.
+
+Each adapter of rank r keeps r numbers per token, A x, and a copy of its matrix A. While the adapters of a linear
+layer compute, its output exists in four copies: its own, by projection, in Megatron's order, and multiplied by
+alpha / r (`engines.megatron.adapters`).
 """
 
+from collections import defaultdict
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
-from ppoctl.convert.adapters import adapters
+from ppoctl.convert.adapters import Adapter, adapters
+from ppoctl.convert.tensor_mapping import FusedPart
 from ppoctl.model.head import VALUE_HEAD_PREFIX, Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import Trainable
@@ -17,23 +25,35 @@ from ppoctl.plan.memory.parameters import copied_layers
 def gradients_of(
     shape: ModelShape, head: Head, trainable: Trainable, value_head: SharedValueHead | None
 ) -> "LayerGradients":
-    """Return the gradients of a model, which remember what they have computed."""
+    """Return the gradients of a model. The object remembers what it has computed."""
     return LayerGradients(shape, head, trainable, value_head)
 
 
+@dataclass(frozen=True)
+class AdapterSizes:
+    """Numbers of the adapters of attention or of the MLP in one layer, on one tensor rank."""
+
+    per_token: int = 0
+    """Rows A x of all adapters, for each token."""
+    copied: int = 0
+    """Elements of all matrices A."""
+    widest: int = 0
+    """Output of the widest linear layer with adapters, for each token."""
+
+
 class LayerGradients:
-    """Parameters with a gradient, and sizes of adapters, layer by layer."""
+    """Parameters with a gradient, and adapters, layer by layer."""
 
     def __init__(
         self, shape: ModelShape, head: Head, trainable: Trainable, value_head: SharedValueHead | None
     ) -> None:
         self._shape, self._head, self._trainable = shape, head, trainable
         self._copies = copied_layers(shape, value_head)
-        self._adapted: dict[int, list[str]] = {}
+        self._adapters = defaultdict[int | None, list[Adapter]](list)
         for adapter in adapters(shape, trainable):
-            assert adapter.base.layer is not None, "only projections of layers have adapters"
-            self._adapted.setdefault(adapter.base.layer, []).append(adapter.base.parameter)
+            self._adapters[adapter.base.layer].append(adapter)
         self._known: dict[tuple[int, str], bool] = {}
+        self._sizes: dict[tuple[int, bool, int], AdapterSizes] = {}
 
     def has(self, layer: int, name: str) -> bool:
         """Return whether the parameter of this name in a layer, as in the family tables, trains or has an adapter,
@@ -42,9 +62,8 @@ class LayerGradients:
             names = [f"decoder.layers.{layer}.{name}"]
             if layer in self._copies:
                 names.append(f"{VALUE_HEAD_PREFIX}layers.{self._copies.index(layer)}.{name}")
-            self._known[layer, name] = any(
-                each in self._adapted.get(layer, ()) or self._trains(each) for each in names
-            )
+            adapted = {adapter.base.parameter for adapter in self._adapters[layer]}
+            self._known[layer, name] = any(each in adapted or self._trains(each) for each in names)
         return self._known[layer, name]
 
     def _trains(self, name: str) -> bool:
@@ -54,11 +73,20 @@ class LayerGradients:
         names = (name.replace("{expert}", str(expert)) for expert in range(experts.count))
         return any(self._trainable.trains(each, self._shape, self._head) for each in names)
 
-    def kept_by_adapters(self, layer: int) -> tuple[int, int]:
-        """Return the numbers per token that the adapters of a layer keep, the products A x: those of attention, and
-        those of the MLP."""
-        lora, of_layer = self._trainable.lora, self._adapted.get(layer, [])
-        if lora is None:
-            return 0, 0
-        in_mlp = sum(".mlp." in parameter for parameter in of_layer)
-        return lora.rank * (len(of_layer) - in_mlp), lora.rank * in_mlp
+    def adapters(self, layer: int, ranks: int, *, in_mlp: bool) -> AdapterSizes:
+        """Return the sizes of the adapters of a layer on one of several tensor ranks."""
+        key = (layer, in_mlp, ranks)
+        if key not in self._sizes:
+            parts = [each for each in self._adapters[layer] if (".mlp." in each.base.parameter) == in_mlp]
+            self._sizes[key] = AdapterSizes(
+                sum(each.a.shape[0] for each in parts),
+                sum(prod(each.a.shape) // (1 if each.a.split is None else ranks) for each in parts),
+                max((self._output(each) // (ranks if each.base.split == 0 else 1) for each in parts), default=0),
+            )
+        return self._sizes[key]
+
+    def _output(self, adapter: Adapter) -> int:
+        """Return the size of the output of the linear layer that contains an adapted projection."""
+        if adapter.base.place in (FusedPart.QUERY, FusedPart.KEY, FusedPart.VALUE):
+            return self._shape.query_channels + 2 * self._shape.key_channels
+        return adapter.base.shape[0] * (2 if adapter.base.place in (FusedPart.GATE, FusedPart.UP) else 1)

@@ -146,9 +146,13 @@ def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) ->
     on_device = partial(MemoryItem, place="device", role=role)
     yield on_device(f"{role} weights", rank_bytes.weights, lower=split, stages=weights, between="moved")
     yield on_device(f"{role} gradients", rank_bytes.gradients, lower=split, stages=training, between="dropped")
-    kept = rank_bytes.main_weights + rank_bytes.moments
-    yield on_device(f"{role} optimizer", kept, lower=shared, stages=training, between="moved")
+    kept, on_host = rank_bytes.device_optimizer, f'{shared}, or set `{role}.optimizer.on = "cpu"`'
+    optimizer_advice = shared if sizes.device == "cpu" else on_host
+    yield on_device(f"{role} optimizer", kept, lower=optimizer_advice, stages=training, between="moved")
     yield on_device("reference", rank_bytes.reference, lower=split, stages=schedule.of("reference"), between="moved")
+    if role == POLICY:
+        merges = schedule.of("draws")
+        yield on_device("merged weight", rank_bytes.merged, lower=f"raise `{role}.parallel.tensor`", stages=merges)
     yield on_device(f"{role} gather buffer", rank_bytes.gather_buffer, lower=smaller_forward)
     yield on_device(
         f"{role} activations", rank_bytes.forward, lower=smaller_forward, stages=schedule.of(f"{role} scores")
@@ -167,12 +171,15 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     if not is_one_process(recipe):
         less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
         yield on_host("rollouts in ranks", update_input_bytes(sizes.batch, head_of(role)), lower=less)
+    rank_bytes, fewer = _rank(recipe, sizes, role, rank), _advice(recipe, sizes, role)[1]
+    yield on_host(f"{role} optimizer", rank_bytes.host_optimizer, lower=fewer)
+    yield on_host("staging of optimizers", rank_bytes.host_staging, lower=f'set `{role}.optimizer.on = "device"`')
     schedule, layout = sizes.schedule, layouts(recipe)[role]
     saves, loads = schedule.of(f"{role} saves"), schedule.of(f"{role} loads")
     gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
     # The first data rank of each model shard writes the state. If the state is gathered, it writes the gathered copy.
     is_first = rank % layout.stage_ranks < layout.tensor
-    gathered = 3 * 4 * _rank(recipe, sizes, role, rank).trained_parameters
+    gathered = 3 * 4 * rank_bytes.trained_parameters
     if recipe.checkpoint.asynchronous:
         state = sizes.roles[role].state
         written = state // layout.model_ranks * is_first

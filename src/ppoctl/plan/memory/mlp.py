@@ -11,8 +11,9 @@ router with sigmoids).
     routing               (E (4 + 2 p + 2) + 8 k + 4 (k + 1)) / S
 
 - An MLP keeps gate and up (2F), silu of the gate, up (a copy: Megatron-Core adds an offset of 0), and the product.
-  The product is the input of the second projection: a frozen one without an adapter keeps 4 F. Experts also keep the product times the routing weight, and copies of tokens: each token is sent to k experts, and
-  each rank with a slice of an expert receives all tokens of the expert.
+  The product is the input of the second projection: a frozen one without an adapter keeps 4 F.
+- Experts also keep the product times the routing weight, and copies of tokens: each token is sent to k experts, and
+  each rank with a slice of an expert receives all tokens of the expert. Frozen experts keep b h t and b f less.
 - Assumed: all experts receive equally many tokens. Nothing is dropped or padded, so a rank whose experts are chosen
   twice as often keeps twice as many bytes.
 - Routing keeps scores in float32, weights by token and by expert, two masks, and indices. The term 4 (k + 1) exists
@@ -28,8 +29,7 @@ _EXPERT = "mlp.experts.local_experts.{expert}"
 
 def mlp_bytes(shard: ModelShard, layer: int) -> int:
     """Return the bytes per token that the MLP of a layer without experts keeps."""
-    kept = _kept(shard, shard.shape.ffn_hidden_size, keeps_product=shard.has_gradient(layer, "mlp.linear_fc2"))
-    return kept + shard.adapter_bytes(layer, in_mlp=True)
+    return _kept(shard, shard.shape.ffn_hidden_size, keeps_product=shard.has_gradient(layer, "mlp.linear_fc2"))
 
 
 def _kept(shard: ModelShard, width: int, *, keeps_product: bool = True) -> int:
@@ -53,10 +53,8 @@ def experts_bytes(shard: ModelShard, layer: int) -> int:
     per_copy += (5 + second) * weight * experts.ffn_hidden_size
     gate = weight * (shard.shape.hidden_size + 2) if experts.shared_gate else 0
     keeps_product = shard.has_gradient(layer, "mlp.shared_experts.linear_fc2")
-    return (
-        _kept(shard, experts.shared_width, keeps_product=keeps_product)
-        + (routing + experts.per_token * per_copy + gate) // shard.shares
-    )
+    shared = _kept(shard, experts.shared_width, keeps_product=keeps_product)
+    return shared + (routing + experts.per_token * per_copy + gate) // shard.shares
 
 
 def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
@@ -65,7 +63,8 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     The token dispatcher of each MoE layer keeps its last routing metadata.
     """
     if not shard.shape.has_experts(layer):
-        return batch.tokens * _kept(shard, shard.shape.ffn_hidden_size)
+        adapted = 4 * shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
+        return max(adapted, batch.tokens * _kept(shard, shard.shape.ffn_hidden_size))
     experts, weight = shard.shape.experts, shard.precision.weight
     assert experts is not None
     metadata = experts.count * (1 + (4 if experts.sigmoid is not None else weight)) + 8 * experts.per_token
@@ -78,12 +77,15 @@ def update_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the peak bytes of an update in addition to the kept activations.
 
     Experts have their peak at the end of the forward pass, when the input of the layer is in memory, too. An MLP has
-    its peak in the backward pass, when the gradients of its output, of gate and of up are in memory.
+    its peak in the backward pass, when the gradients of its output, of gate and of up are in memory, and those of
+    the outputs of adapters.
     """
     hidden = batch.tokens * shard.hidden_bytes
     if shard.shape.has_experts(layer):
         return _experts_at_work(shard, batch) + hidden
-    return hidden + batch.tokens * 2 * shard.precision.weight * shard.shape.ffn_hidden_size // shard.layout.tensor
+    adapted = shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
+    gradients = 2 * shard.precision.weight * shard.shape.ffn_hidden_size // shard.layout.tensor
+    return hidden + batch.tokens * gradients + adapted
 
 
 def _experts_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:

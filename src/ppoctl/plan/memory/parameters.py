@@ -152,6 +152,13 @@ def adapter_parameters(shape: ModelShape, layer: int, trainable: Trainable) -> L
     return _adapters_by_layer(shape, trainable).get(layer, LayerParameters())
 
 
+def largest_adapted(shape: ModelShape, layout: ParallelTable, trainable: Trainable) -> int:
+    """Return the number of elements that one tensor rank has of the largest weight with an adapter."""
+    bases = {(adapter.base.shape, adapter.base.split) for adapter in adapters(shape, trainable)}
+    sizes = (math.prod(size) // (1 if split is None else layout.tensor) for size, split in bases)
+    return max(sizes, default=0)
+
+
 @lru_cache(maxsize=64)
 def _adapters_by_layer(shape: ModelShape, trainable: Trainable) -> Mapping[int, LayerParameters]:
     numbers = defaultdict[int, list[int]](lambda: [0, 0])

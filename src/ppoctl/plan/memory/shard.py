@@ -58,9 +58,15 @@ class ModelShard:
         adapter."""
         return self.trainable.is_all or any(self._gradients.has(layer, f"{name}.weight") for name in names)
 
-    def adapter_bytes(self, layer: int, *, in_mlp: bool) -> int:
-        """Return the bytes per token that adapters of the MLP or of attention keep in addition to their inputs."""
-        return self.precision.weight * self._gradients.kept_by_adapters(layer)[in_mlp]
+    def adapter_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
+        """Return the bytes that adapters of the MLP or of attention keep in addition to their inputs."""
+        sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
+        return self.precision.weight * (tokens * sizes.per_token + sizes.copied)
+
+    def adapted_output_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
+        """Return the bytes of the widest output of a linear layer with adapters, in the MLP or in attention."""
+        sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
+        return self.precision.weight * tokens * sizes.widest
 
     @property
     def _gradients(self) -> LayerGradients:
@@ -114,8 +120,10 @@ class SavedActivations:
     """One chunk of logits."""
     inputs: int = 0
     """Inputs of layers whose activations are recomputed from the input."""
+    adapters: int = 0
+    """Rows A x of adapters, and copies of their matrices A."""
 
     @property
     def total(self) -> int:
         in_layers = self.norms + self.projections + self.attention + self.mlp + self.experts + self.inputs
-        return in_layers + self.ends + self.logits
+        return in_layers + self.adapters + self.ends + self.logits

@@ -5,6 +5,8 @@ gradients      float32 buffers, complete on each data rank
 main weights   float32 copies of the weights of a bfloat16 model; a float32 model has none
 moments        two float32 numbers per parameter
                `distributed_optimizer` splits main weights and moments over the ranks that have the same parameters
+               with an optimizer on the host, both are in host memory, with two gradients and two weights in pinned
+               memory, each for a piece of the parameters
 reference      frozen copy of the actor's weights, only with a KL penalty
 activations    activations that the microbatches in flight keep in this pipeline stage, and the peak of one microbatch
 
@@ -21,17 +23,19 @@ from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
+from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.parameters import (
     EVERYTHING,
     Parameters,
     copied_layers,
     held_parameters,
+    largest_adapted,
     rank_parameters,
     trunk_end,
 )
 from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
-from ppoctl.recipe.schema import ParallelTable, Recompute
+from ppoctl.recipe.schema import OptimizerPlace, ParallelTable, Recompute
 
 FLOAT32 = 4
 
@@ -60,6 +64,7 @@ class Training:
     """Whether log-probs are computed for the distribution after top-p."""
     trainable: Trainable = EVERYTHING
     value_head: SharedValueHead | None = None
+    optimizer_on: OptimizerPlace = "device"
 
     @property
     def trunk(self) -> int:
@@ -78,6 +83,15 @@ class RankBytes:
     gradients: int
     main_weights: int
     moments: int
+    """Main weights and moments, wherever they are."""
+    host_optimizer: int
+    """Part of both that is in host memory: all or nothing."""
+    host_staging: int
+    """Pinned host memory of an optimizer on the host, between device and host."""
+    moved: int
+    """Bytes that one step of an optimizer on the host moves between device and host."""
+    merged: int
+    """Float32 sum of a weight and its adapters while weights are sent. One weight is merged at a time."""
     reference: int
     gather_buffer: int
     kept: SavedActivations
@@ -94,9 +108,13 @@ class RankBytes:
 
     @property
     def resident(self) -> int:
-        """Bytes of the rank between calls."""
-        states = self.weights + self.gradients + self.main_weights + self.moments
-        return states + self.reference + self.gather_buffer
+        """Bytes of the rank on its device between calls."""
+        return self.weights + self.gradients + self.device_optimizer + self.reference + self.gather_buffer
+
+    @property
+    def device_optimizer(self) -> int:
+        """Bytes of main weights and moments on the device."""
+        return self.main_weights + self.moments - self.host_optimizer
 
     @property
     def update(self) -> int:
@@ -189,15 +207,22 @@ def _rank(training: Training, number: int) -> RankBytes:
     of_rank = (training.shape, training.head, stage, layout)
     counts = held_parameters(*of_rank, training.trainable, training.value_head)
     trained = rank_parameters(*of_rank, training.trainable, training.value_head)
-    optimized = _optimized(trained, layout)
+    optimized, is_on_host = _optimized(trained, layout), training.optimizer_on == "cpu"
+    main_weights, moments = optimized * FLOAT32 if weight < FLOAT32 else 0, optimized * 2 * FLOAT32
+    # A float32 model has no main weights: its weights move to the host for a step, and back.
+    moved = FLOAT32 + (weight if weight < FLOAT32 else 2 * FLOAT32)
     return RankBytes(
         stage=number,
         parameters=counts.total,
         trained_parameters=trained.total,
         weights=counts.total * weight,
         gradients=trained.total * FLOAT32,
-        main_weights=optimized * FLOAT32 if weight < FLOAT32 else 0,
-        moments=optimized * 2 * FLOAT32,
+        main_weights=main_weights,
+        moments=moments,
+        host_optimizer=is_on_host * (main_weights + moments),
+        host_staging=is_on_host * 2 * (FLOAT32 + FLOAT32) * min(STAGED_PARAMETERS, optimized),
+        moved=is_on_host * moved * optimized,
+        merged=FLOAT32 * largest_adapted(training.shape, layout, training.trainable),
         reference=_reference(training, stage) * weight,
         gather_buffer=max(gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)),
         kept=_sum(keeps),

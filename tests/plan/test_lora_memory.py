@@ -1,0 +1,245 @@
+"""Plans of adapters and of optimizers on the host, computed by hand. tests/engines/megatron compares the bytes with
+real engines."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plan.small_model import SMALL
+from ppoctl.cli.app import run
+from ppoctl.loading.load import load
+from ppoctl.model.cost import forward_flops
+from ppoctl.model.lora import Lora
+from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
+from ppoctl.model.trainable import Trainable
+from ppoctl.plan.flops import row_work, work_of
+from ppoctl.plan.memory.activations import forward_bytes, saved
+from ppoctl.plan.memory.driver import batch_of
+from ppoctl.plan.memory.estimate import Memory, estimate_here, training_of
+from ppoctl.plan.memory.parameters import Parameters, held_parameters, rank_parameters
+from ppoctl.plan.memory.pipeline import stages_of, whole_model
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
+from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
+from ppoctl.recipe.schema import ParallelTable, Recipe
+
+MODELS = Path(__file__).parents[2] / "recipes/models"
+LLAMA = MODELS / "meta-llama--Llama-3.2-1B"
+ALONE, HALVES = ParallelTable(), ParallelTable(tensor=2)
+ADAPTERS = Trainable(lora=Lora(rank=3, alpha=6.0))
+SOME = Trainable(lora=Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj")))
+SPLIT_A, SPLIT_B = 3 * 16 + 3 * 20, 3 * (16 + 8 + 8 + 20 + 20)
+"""Elements of a layer that tensor ranks split: A of o_proj and down_proj, B of the five other projections."""
+WHOLE_A, WHOLE_B = 5 * 3 * 8, 2 * 3 * 8
+LAYER = SPLIT_A + SPLIT_B + WHOLE_A + WHOLE_B
+BASE = 2 * (2 * 128 + 2 * 64 + 3 * 160 + 2 * 8) + 8 + 2 * 128 * 8
+"""All weights: 2 layers, final norm, embedding and output layer of 128 rows."""
+BATCH = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
+
+
+def test_tensor_ranks_split_one_matrix_of_each_adapter() -> None:
+    alone = whole_model(SMALL)
+    assert rank_parameters(SMALL, "token", alone, ALONE, ADAPTERS) == Parameters(2 * LAYER, 0)
+    assert rank_parameters(SMALL, "value", alone, ALONE, ADAPTERS).total == 2 * LAYER + 8  # the head trains whole
+    half = 2 * ((SPLIT_A + SPLIT_B) // 2 + WHOLE_A + WHOLE_B)
+    assert rank_parameters(SMALL, "token", alone, HALVES, ADAPTERS).total == half
+    first, _ = stages_of(SMALL, ParallelTable(pipeline=2))
+    assert rank_parameters(SMALL, "token", first, ALONE, ADAPTERS).total == LAYER
+    frozen = replace(ADAPTERS, freeze=("decoder.layers.0.*", "*.linear_qkv.weight"))
+    of_output_and_mlp = SPLIT_A + 3 * (20 + 20) + 2 * 3 * 8 + WHOLE_B
+    assert rank_parameters(SMALL, "token", alone, ALONE, frozen).total == of_output_and_mlp
+    assert held_parameters(SMALL, "token", alone, ALONE, frozen).total == BASE + of_output_and_mlp
+
+
+def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
+    layout = ParallelTable(data=2, distributed_optimizer=True)
+    training = Training(
+        "token", SMALL, layout, Precision(2, "gpu"), BATCH, BATCH, 3, has_reference=True, trainable=ADAPTERS
+    )
+    [rank] = ranks_of(training)
+    assert (rank.parameters, rank.trained_parameters) == (BASE + 2 * LAYER, 2 * LAYER)
+    assert (rank.weights, rank.gradients) == (2 * (BASE + 2 * LAYER), 4 * 2 * LAYER)
+    assert (rank.main_weights, rank.moments) == (4 * LAYER, 8 * LAYER)  # half of 2 LAYER on each data rank
+    assert rank.merged == 4 * 8 * 20  # gate_proj in float32
+    assert state_bytes(SMALL, "token", layout, 2, ADAPTERS) == 14 * 2 * LAYER
+
+
+def test_reference_without_adapters_needs_no_memory() -> None:
+    """Neither weights nor hidden states behind a trunk, also if the first layer has no adapters."""
+    trainable = replace(ADAPTERS, freeze=("decoder.layers.0.*",))
+    training = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1, trainable=trainable)
+    [without], [shared], [own] = (
+        ranks_of(replace(training, has_reference=has, has_own_reference=own))
+        for has, own in ((False, False), (True, False), (True, True))
+    )
+    assert shared == without
+    assert own == replace(without, reference=4 * BASE)
+
+
+def _shard(
+    trainable: Trainable, layout: ParallelTable = ALONE, *, weight: int = 2, device: str = "cpu"
+) -> ModelShard:
+    precision = Precision(weight, device)
+    return ModelShard(SMALL, "token", layout, whole_model(SMALL), precision, trainable=trainable)
+
+
+def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
+    kept = saved(_shard(ADAPTERS), BATCH)
+    assert kept.adapters == 2 * 2 * (10 * 7 * 3 + SPLIT_A + WHOLE_A)
+    assert saved(_shard(ADAPTERS, HALVES), BATCH).adapters == 2 * 2 * (10 * 7 * 3 + SPLIT_A // 2 + WHOLE_A)
+    recomputed = saved(replace(_shard(ADAPTERS), recompute="selective"), BATCH)
+    assert recomputed.adapters == 2 * 2 * (10 * 4 * 3 + 3 * 16 + 3 * 3 * 8)
+    assert recomputed.projections == kept.projections == 2 * 10 * 2 * 2 * 8
+    # All projections have an adapter, so they keep their inputs. Norms keep one of two float32 copies.
+    full = saved(_shard(Trainable()), BATCH)
+    assert (kept.projections, kept.attention, kept.mlp) == (full.projections, full.attention, full.mlp)
+    assert full.norms - kept.norms == 2 * 2 * 10 * 4 * 8
+    assert full.ends - kept.ends == 10 * 4 * 8
+
+
+def test_frozen_projections_keep_no_input() -> None:
+    """With adapters of q_proj and v_proj, only the input of attention is kept for gradients of weights."""
+    full, some = saved(_shard(Trainable()), BATCH), saved(_shard(SOME), BATCH)
+    assert (full.projections, some.projections) == (2 * 10 * 2 * 2 * 8, 2 * 10 * 2 * 8)
+    assert full.attention - some.attention == 2 * 10 * 2 * 16
+    assert (full.mlp, some.mlp) == (2 * 10 * 5 * 2 * 20, 2 * 10 * 4 * 2 * 20)
+    selective = saved(replace(_shard(SOME), recompute="selective"), BATCH)
+    assert selective.projections == full.projections  # an MLP is recomputed from its input
+    # The kernels of a GPU keep the inputs of norms and the output of attention for gradients of their inputs.
+    full, some = (saved(_shard(trainable, device="gpu"), BATCH) for trainable in (Trainable(), SOME))
+    assert (full.norms, full.attention) == (some.norms, some.attention)
+
+
+def test_pass_with_adapters_has_four_copies_of_an_output() -> None:
+    """Next to 4 hidden states, and cosine and sine of 4 channels: 4 x (gate and up), which is more than the 5 numbers
+    per channel of an MLP without adapters."""
+    assert forward_bytes(_shard(ADAPTERS, weight=4), BATCH) == 10 * 4 * (4 * 8 + 4 + 4 * 2 * 20)
+
+
+@pytest.mark.parametrize(("weight", "held", "moved"), [(2, 12, 6), (4, 8, 12)])
+def test_optimizer_on_host(weight: int, held: int, moved: int) -> None:
+    layout = ParallelTable(data=2, distributed_optimizer=True)
+    training = Training("token", SMALL, layout, Precision(weight, "gpu"), BATCH, BATCH, 1)
+    [device], [host] = ranks_of(training), ranks_of(replace(training, optimizer_on="cpu"))
+    own = BASE // 2
+    assert (device.host_optimizer, device.host_staging, device.moved) == (0, 0, 0)
+    assert (host.host_optimizer, host.moved) == (held * own, moved * own)
+    assert host.host_staging == 2 * 8 * own  # two gradients and two weights of float32
+    assert device.resident - host.resident == held * own
+    assert host.resident == weight * BASE + 4 * BASE
+    assert (device.main_weights, device.moments) == (host.main_weights, host.moments)
+
+
+def test_staging_of_large_model_is_bounded() -> None:
+    shape = read_shape(LLAMA)
+    [host] = ranks_of(Training("token", shape, ALONE, Precision(2, "gpu"), BATCH, BATCH, 1, optimizer_on="cpu"))
+    assert host.host_staging == 128 * 2**20
+    assert host.moved == 6 * host.parameters
+
+
+def _recipe(file: Path, *sets: str) -> Recipe:
+    return load([file], [f"model.path={LLAMA}", *sets], {}).recipe
+
+
+def _memory(file: Path, *sets: str) -> Memory:
+    memory = estimate_here(_recipe(file, *sets), 80.0)
+    assert memory is not None
+    return memory
+
+
+def _host(memory: Memory) -> dict[str, int]:
+    assert memory.node is not None
+    return {item.name: item.bytes for item in memory.node.items if item.role == "actor"}
+
+
+def test_host_memory_of_node_has_optimizer(smallest: Path) -> None:
+    """With `cluster.offload`, only the weights leave the device: gradients are dropped."""
+    sets = ("model.dtype=bfloat16", "cluster.offload=['actor', 'critic', 'generator']")
+    device, host = (_memory(smallest, *sets, f"actor.optimizer.on={place}") for place in ("device", "cpu"))
+    rank = host.roles["actor"].largest
+    optimizer = 12 * rank.parameters
+    on_device = [{item.name for item in memory.places[0].items} for memory in (device, host)]
+    assert on_device[0] - on_device[1] == {"actor optimizer"}
+    before, after = _host(device), _host(host)
+    assert (after["actor optimizer"], after["staging of optimizers"]) == (optimizer, 2**27)
+    assert {"actor optimizer", "staging of optimizers"}.isdisjoint(before)
+    assert after["states being written"] == before["states being written"]  # the copy of an asynchronous save
+
+
+def test_offloaded_bytes_are_weights_alone(smallest: Path) -> None:
+    sets = ("model.dtype=bfloat16", "cluster.offload=['actor', 'critic', 'generator']", "actor.optimizer.on=cpu")
+    memory = _memory(smallest, *sets)
+    assert memory.node is not None
+    sizes = [item.bytes for item in memory.node.items if (item.name, item.role) == ("offloaded", "actor")]
+    assert sum(sizes) == memory.roles["actor"].largest.weights
+
+
+def test_merged_weight_is_on_the_device_while_weights_are_sent(smallest: Path) -> None:
+    items = _memory(smallest, "actor.train={lora={rank=4}}").places[0].items
+    [merged] = [item for item in items if item.name == "merged weight"]
+    assert merged.bytes == 4 * 2048 * 8192
+    assert merged.stages == ("rollout", "eval")
+    assert all(item.name != "merged weight" for item in _memory(smallest).places[0].items)
+
+
+def test_recipe_reaches_estimate_of_adapters(smallest: Path) -> None:
+    sets = ("actor.train={lora={rank=3, alpha=6, targets=['q_proj', 'v_proj']}}", "critic.optimizer.on=cpu")
+    recipe = _recipe(smallest, *sets)
+    actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
+    assert (actor.trainable, actor.optimizer_on, actor.has_own_reference) == (SOME, "device", False)
+    assert (critic.trainable, critic.optimizer_on) == (Trainable(), "cpu")
+
+
+def test_flops_of_adapters(smallest: Path) -> None:
+    """No weight has a gradient, which is a third of an update. Adapters add 6 FLOPs per element and token, and 2 to
+    each pass of the actor, but none to the generator and to the reference."""
+    shape = read_shape(LLAMA)
+    batch = batch_of(_recipe(smallest))
+    tokens = batch.prompt_tokens + batch.response_tokens
+    lora = "actor.train={lora={rank=4, alpha=8}}"
+    row = row_work(_recipe(smallest, lora), "actor", shape)
+    adapters = 16 * 4 * (2 * (2048 + 2048) + 2 * (2048 + 512) + 3 * (2048 + 8192))
+    weights = _matrices(shape)
+    assert row.added == 2 * tokens * adapters
+    assert row.update == pytest.approx(3 * row.forward - 2 * tokens * weights + 6 * tokens * adapters)
+
+    def forwards(*sets: str) -> float:
+        work = work_of(_recipe(smallest, *sets))
+        assert work is not None
+        return work.forwards
+
+    kl = "ppo.kl={place='reward', coef=0.1, estimator='k1'}"
+    of_reference = forwards(lora, kl) - forwards(lora, "ppo.kl={place='none'}")
+    assert of_reference == pytest.approx(batch.sequences * row.forward)
+
+
+def _matrices(shape: ModelShape) -> int:
+    without_pairs = forward_flops(shape, 1, shape.vocab_size) - forward_flops(shape, 0, shape.vocab_size)
+    return round((without_pairs - 4 * shape.num_layers * shape.query_channels) / 2)
+
+
+def test_plan_says_what_adapters_train(smallest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("actor.train={lora={rank=1, targets=['k_proj']}}", "critic.train={lora={rank=16}}")
+    words = [f"--set={each}" for each in (f"model.path={LLAMA}", "actor.optimizer.on=cpu", *sets)]
+    assert run(["plan", str(smallest), *words]) == 0
+    lines = [
+        line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  trains")
+    ]
+    assert lines == [
+        "actor 40,960 of 1.24 billion parameters: adapters of rank 1 on k_proj",
+        "critic 11.3 million of 1.25 billion parameters: adapters of rank 16 on all projections, value head",
+    ]
+
+
+def test_plan_shows_bytes_of_optimizer_on_host(smallest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"--set={each}" for each in (f"model.path={LLAMA}", "model.dtype=bfloat16", "actor.optimizer.on=cpu")]
+    assert run(["plan", str(smallest), *words]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  optimizer")]
+    held, moved = (number * 1.2358 * 1e9 / 2**30 for number in (12, 6))
+    sizes = f"{held + 0.125:.1f} GiB of host memory, {moved:.2f} GiB moved per step"
+    assert line == f"  optimizer    actor on the CPU: {sizes}, in each process"
+    assert run(["plan", str(smallest), "--json", *words]) == 0
+    [rank] = json.loads(capsys.readouterr().out)["memory"]["roles"]["actor"]["ranks"]
+    assert rank["moved"] == 6 * rank["parameters"]
