@@ -50,10 +50,11 @@ def row(name: str, gib: float, gpus: int) -> tuple[str, ...]:
 def cell(proposal: Proposal, proposals: Proposals) -> str:
     """Return time, kinds of changes and peak of a proposal."""
     kinds = ", ".join(move.name for move in moves_of(map(dotted, proposal.changes))) or "no change"
-    part = "; ".join(proposal.results).split(" (")[0].replace(" train", "")
+    trains = {key[0]: value for key, value in proposal.changes.items() if key[-1] == "train"}
+    parts = [f"{role}: {'adapters' if 'lora' in value else 'last layers'}" for role, value in trains.items()]
     peak = max(pool.fullest.bytes for pool in proposal.memory.places) / GIB
     ratio = proposal.seconds.total / proposals.as_it_is.total
-    return f"{ratio:.2f} x, {peak:.1f} GiB: {kinds}" + (f" ({part})" if part else "")
+    return f"{ratio:.2f} x, {peak:.1f} GiB: {kinds}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def line(cells: tuple[str, ...]) -> str:
