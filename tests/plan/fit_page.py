@@ -1,6 +1,6 @@
 """The table of docs/fit.md: what `plan --fit` proposes for bundled recipes.
 
-    python tests/plan/fit_page.py        prints the table; PYTHONPATH=src:tests, PPOCTL_DATA=/data
+python tests/plan/fit_page.py        prints the table; PYTHONPATH=src:tests, PPOCTL_DATA=/data
 """
 
 import time
