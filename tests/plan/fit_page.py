@@ -65,4 +65,4 @@ def line(cells: tuple[str, ...]) -> str:
 if __name__ == "__main__":
     for case in CASES:
         began = time.process_time()
-        print(line(row(*case)), f"{time.process_time() - began:.1f} s", flush=True)  # noqa: T201
+        print(line(row(*case)), f"{time.process_time() - began:.1f} s", flush=True)
