@@ -179,6 +179,21 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "3 state/actor written",
         ],
     ),
+    "optimizer on the CPU": (
+        {
+            "actor": {"optimizer": {"lr": 1e-3, "on": "cpu"}},
+            "critic": {"optimizer": {"lr": 1e-3, "on": "device"}},
+            "rollout": ROLLOUT,
+            "ppo": PPO,
+        },
+        [
+            "1 critic_update inside",
+            "1 actor_update inside",
+            "2 actor_update inside",
+            "3 actor_update renamed",
+            "3 state/actor written",
+        ],
+    ),
 }
 """Tables of each algorithm, and the moments at which its run is killed: those of its own stages, and of updates."""
 

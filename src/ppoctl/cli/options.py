@@ -128,6 +128,18 @@ GpuGib = Annotated[
 Here = Annotated[
     bool, typer.Option("--here", help="Check whether the run fits on the GPUs of this machine, or in its memory.")
 ]
+FitGib = Annotated[
+    float | None,
+    typer.Option(
+        "--fit",
+        metavar="GIB",
+        min=2,
+        help="Search for settings that fit on GPUs with this much memory, and print the three fastest.",
+    ),
+]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", min=1, help="With --fit: number of GPUs. Default: the recipe's.")
+]
 Assets = Annotated[
     bool, typer.Option("--assets", help="Fail if a model or data are not on this machine; without it, print a note.")
 ]

@@ -7,7 +7,7 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import plan_fit, plan_summary, preflight, render, submission, summary
-from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets, as_typed
+from ppoctl.cli.options import Assets, FitGib, GpuGib, Gpus, Here, JsonOption, Recipes, Runs, Sets, as_typed
 from ppoctl.cli.plan_memory import print_memory
 from ppoctl.errors import RecipeError
 
@@ -24,19 +24,8 @@ def plan(
     gpu_gib: GpuGib = None,
     here: Here = False,
     assets: Assets = False,
-    fit: Annotated[
-        float | None,
-        typer.Option(
-            "--fit",
-            metavar="GIB",
-            min=2,
-            help="Search for settings that fit on GPUs with this much memory, and print the three fastest.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", metavar="N", min=1, help="With --fit: number of GPUs. Default: the recipe's."),
-    ] = None,
+    fit: FitGib = None,
+    gpus: Gpus = None,
     full: Annotated[
         bool, typer.Option("--full", help="Also print batch sizes, schedules, data, and memory by role and stage.")
     ] = False,

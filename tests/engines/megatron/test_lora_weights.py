@@ -115,7 +115,7 @@ def test_reference_is_the_base_model_and_full_kl_is_that_of_two_complete_models(
     expected = complete.logprobs(rollouts, full).full_kl
     assert expected is not None
     FLOAT32.check(actor.logprobs(rollouts, full).full_kl, expected)
-    objective = replace(lab.policy_objective(rollouts), request=full)
+    objective = replace(lab.policy_objective(rollouts), scored=full)
     still = lab.minibatch(rollouts, step=replace(lab.STEP, lr=0.0))
     FLOAT32.check(actor.update(rollouts, [still], objective)[0].outputs.full_kl, expected)
     EXACT.check(actor.logprobs(rollouts, references.FILTERED).primary, alone.primary)

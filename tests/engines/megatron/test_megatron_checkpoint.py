@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import megatron_lab as lab
 import pytest
@@ -191,14 +192,15 @@ def test_save_returns_digest_of_every_file(model, tmp_path, in_background):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")
-@pytest.mark.parametrize("is_split", [False, True])
-def test_background_save_captures_state_at_request_time(model, tmp_path, monkeypatch, is_split):
+@pytest.mark.parametrize(("is_split", "place"), [(False, "device"), (True, "device"), (False, "cpu")])
+def test_background_save_captures_state_at_request_time(model, tmp_path, monkeypatch, is_split, place):
     """Training continues before a byte is written; the files equal those of a synchronous save. The state of a
     distributed optimizer is gathered for the save and not copied again. Its staging memory is released before a byte
     is written."""
     rollouts = lab.make_rollouts()
     objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=is_split), torch.bfloat16)
+    made = replace(made, optimizer_on=place)
     trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
     trainer.start()
     trainer.update(rollouts, batches, objective)
