@@ -99,6 +99,15 @@ def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
     assert full.ends - kept.ends == 10 * 4 * 8
 
 
+def test_frozen_projections_gather_inputs_for_their_product_only() -> None:
+    """The gathered input is 10 tokens x 8 numbers of float32. Training of all weights holds it between calls."""
+    layout = ParallelTable(tensor=2, sequence=True)
+    full = Training("token", SMALL, layout, Precision(4, "cpu"), BATCH, BATCH, 1)
+    [every], [some] = ranks_of(full), ranks_of(replace(full, trainable=SOME))
+    assert (every.gather_buffer, some.gather_buffer) == (10 * 8 * 4, 0)
+    assert some.forward == every.forward + 10 * 8 * 4
+
+
 def test_frozen_projections_keep_no_input() -> None:
     """Only the input of attention is kept for gradients of weights if q_proj and v_proj have adapters."""
     full, some = saved(_shard(Trainable()), BATCH), saved(_shard(SOME), BATCH)
