@@ -89,6 +89,8 @@ def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
     kept = saved(_shard(ADAPTERS), BATCH)
     assert kept.adapters == 2 * 2 * (10 * 7 * 3 + SPLIT_A + WHOLE_A)
     assert saved(_shard(ADAPTERS, HALVES), BATCH).adapters == 2 * 2 * (10 * 7 * 3 + SPLIT_A // 2 + WHOLE_A)
+    own_tokens = saved(_shard(ADAPTERS, ParallelTable(tensor=2, sequence=True)), BATCH).adapters
+    assert own_tokens == 2 * 2 * (10 * 5 * 3 + 5 * 2 * 3 + SPLIT_A // 2 + WHOLE_A)
     recomputed = saved(replace(_shard(ADAPTERS), recompute="selective"), BATCH)
     assert recomputed.adapters == 2 * 2 * (10 * 4 * 3 + 3 * 16 + 3 * 3 * 8)
     assert recomputed.projections == kept.projections == 2 * 10 * 2 * 2 * 8
