@@ -45,8 +45,8 @@ VARIANTS = {
     "lora": [
         "actor.train={lora={rank=8, alpha=32}}",
         "critic.train={lora={rank=8, alpha=32}}",
-        "actor.optimizer.lr=4e-3",
-        "critic.optimizer.lr=1e-2",
+        "actor.optimizer.lr=1e-3",
+        "critic.optimizer.lr=2e-3",
     ],
     "grpo": [],
     "rloo": ['ppo.advantages={kind="rloo"}'],

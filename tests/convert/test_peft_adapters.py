@@ -281,7 +281,7 @@ def test_changed_base_of_adapters_is_refused(model: Model, tmp_path: Path) -> No
             run(state, to, tmp_path / "out", like=str(other), parity=False)
 
 
-# What an adapter folder may have, and what is refused.
+# Settings and tensors for which an adapter folder is refused.
 
 REFUSED: dict[str, Any] = {
     "use_dora": True,

@@ -100,7 +100,7 @@ def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
 
 
 def test_frozen_projections_keep_no_input() -> None:
-    """With adapters of q_proj and v_proj, only the input of attention is kept for gradients of weights."""
+    """Only the input of attention is kept for gradients of weights if q_proj and v_proj have adapters."""
     full, some = saved(_shard(Trainable()), BATCH), saved(_shard(SOME), BATCH)
     assert (full.projections, some.projections) == (2 * 10 * 2 * 2 * 8, 2 * 10 * 2 * 8)
     assert full.attention - some.attention == 2 * 10 * 2 * 16
@@ -155,7 +155,6 @@ def _host(memory: Memory) -> dict[str, int]:
 
 
 def test_host_memory_of_node_has_optimizer(smallest: Path) -> None:
-    """With `cluster.offload`, only the weights leave the device: gradients are dropped."""
     sets = ("model.dtype=bfloat16", "cluster.offload=['actor', 'critic', 'generator']")
     device, host = (_memory(smallest, *sets, f"actor.optimizer.on={place}") for place in ("device", "cpu"))
     rank = host.roles["actor"].largest
@@ -169,6 +168,7 @@ def test_host_memory_of_node_has_optimizer(smallest: Path) -> None:
 
 
 def test_offloaded_bytes_are_weights_alone(smallest: Path) -> None:
+    """Gradients are dropped, and the optimizer is on the host."""
     sets = ("model.dtype=bfloat16", "cluster.offload=['actor', 'critic', 'generator']", "actor.optimizer.on=cpu")
     memory = _memory(smallest, *sets)
     assert memory.node is not None

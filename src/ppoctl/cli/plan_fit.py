@@ -112,7 +112,8 @@ def _shares(proposal: "Proposal") -> Iterator[str]:
         share = getattr(seconds, name) / seconds.total
         if share >= 0.005:
             yield f"{name} {share:.0%}"
-    yield f"decoding {seconds.decoding / seconds.total:.0%}, {proposal.at_once} full sequences at once in each engine"
+    at_once = f"{proposal.at_once} full sequence{'s' * (proposal.at_once > 1)}"
+    yield f"decoding {seconds.decoding / seconds.total:.0%}, {at_once} at once in each engine"
 
 
 def _misfit(proposals: "Proposals", gib: float, command: str) -> OutOfMemoryError:

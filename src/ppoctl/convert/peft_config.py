@@ -84,7 +84,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     if (initial := written.get("init_lora_weights", True)) not in _INITIAL_VALUES:
         raise EnvironmentProblemError(
             f"`init_lora_weights` in `{file}` is `{_shown(initial)}`, which changes the weights of the base too",
-            hint="let peft convert the adapter: save_pretrained(..., path_initial_model_for_weight_conversion=...)",
+            hint="let peft convert the adapter: save it with `path_initial_model_for_weight_conversion`",
         )
     for name in sorted(written.keys() - READ - IGNORED.keys()):
         if written[name] not in (None, False, "none", [], {}):

@@ -1,6 +1,7 @@
 """Inputs of the activation formulas: the model shard of a rank, and the size of a microbatch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
@@ -68,7 +69,7 @@ class ModelShard:
         sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
         return self.precision.weight * tokens * sizes.widest
 
-    @property
+    @cached_property
     def _gradients(self) -> LayerGradients:
         return gradients_of(self.shape, self.head, self.trainable, self.value_head)
 

@@ -18,6 +18,7 @@ actor trains adapters, this reference is the actor without them: it has no weigh
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
@@ -66,7 +67,7 @@ class Training:
     value_head: SharedValueHead | None = None
     optimizer_on: OptimizerPlace = "device"
 
-    @property
+    @cached_property
     def trunk(self) -> int:
         """Number of layers of the frozen trunk."""
         return trunk_end(self.shape, self.head, self.trainable)
