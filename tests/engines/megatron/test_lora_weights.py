@@ -98,6 +98,7 @@ REFERENCES = {
 def test_reference_is_the_base_model_and_full_kl_is_that_of_two_complete_models(model, tmp_path, kind):
     folder = lab.with_ends(model(kind), tmp_path / "base", (5, 33))
     actor, rollouts = started_actor(folder, REFERENCES[kind]), lab.make_rollouts()
+    level = FLOAT32 if kind.startswith("deepseek") else EXACT
     references.train(actor)
     (tmp_path / "trained").mkdir()
     actor.save_weights(tmp_path / "trained")
@@ -106,9 +107,9 @@ def test_reference_is_the_base_model_and_full_kl_is_that_of_two_complete_models(
     alone = actor.logprobs(rollouts, references.FILTERED)
     frozen = initial.logprobs(rollouts, references.PLAIN).primary
     both = actor.logprobs(rollouts, replace(references.FILTERED, reference=True))
-    EXACT.check(both.reference, frozen)
-    EXACT.check(actor.reference_logprobs(rollouts, references.PLAIN), frozen)
-    EXACT.check(both.primary, alone.primary)
+    level.check(both.reference, frozen)
+    level.check(actor.reference_logprobs(rollouts, references.PLAIN), frozen)
+    level.check(both.primary, alone.primary)
     assert float((alone.primary - frozen)[rollouts.mask].abs().max()) > 0.01
     FLOAT32.check(alone.primary, complete.logprobs(rollouts, references.FILTERED).primary)
     full = replace(references.FILTERED, full_kl=True)
@@ -118,7 +119,7 @@ def test_reference_is_the_base_model_and_full_kl_is_that_of_two_complete_models(
     objective = replace(lab.policy_objective(rollouts), scored=full)
     still = lab.minibatch(rollouts, step=replace(lab.STEP, lr=0.0))
     FLOAT32.check(actor.update(rollouts, [still], objective)[0].outputs.full_kl, expected)
-    EXACT.check(actor.logprobs(rollouts, references.FILTERED).primary, alone.primary)
+    level.check(actor.logprobs(rollouts, references.FILTERED).primary, alone.primary)
     assert references.own_bytes(lab.rank_of(actor)) == 0
 
 
