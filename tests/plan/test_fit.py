@@ -213,10 +213,11 @@ CASES: dict[str, tuple[str, float, int | None, Sequence[str], set[str]]] = {
         "own/llama-3.2-1b-24g", 22.5, None, (), {"actor.recompute", "actor.batching.max_tokens_per_microbatch"},
     ),
     "offload": ("own/llama-3.2-1b-24g", 22.5, None, ["cluster.offload=[]"], {"cluster.offload"}),
-    "KV cache": ("own/qwen3-4b-80g", 47.0, None, (), {"generator.gpu_memory_frac"}),
-    "layout": ("own/qwen3-4b-80g", 47.0, 2, (), {"actor.parallel"}),
-    "engines": ("own/qwen3-4b-80g", 47.0, 2, (), {"generator.engines"}),
-    "adapters and top layers": ("own/qwen3-4b-80g", 22.5, None, (), {"actor.train", "critic.train"}),
+    "KV cache and optimizer on the CPU": (
+        "own/qwen3-4b-80g", 47.0, None, (), {"generator.gpu_memory_frac", "actor.optimizer.on", "actor.recompute"},
+    ),
+    "layout and engines": ("own/qwen3-4b-80g", 79.0, 2, (), {"actor.parallel", "generator.engines"}),
+    "part that trains": ("own/qwen3-4b-80g", 22.5, None, (), {"actor.train", "critic.train"}),
     "roles apart": (
         "nemo-rl/gsm8k-2n8g-dynbatch-noncolocated", 22.5, 8, (), {"cluster.placement", "cluster.offload"},
     ),
