@@ -81,6 +81,18 @@ def test_offloaded_bytes_cross_the_bus_twice() -> None:
     assert offload_seconds(50_000_000_000) == 4.0
 
 
+def test_round_trips_of_offloaded_roles() -> None:
+    """Weights of the actor stay from its update to the next rollout, and return for log-probs; weights of the critic
+    are on the GPU for values and for its update. Optimizers and reference are on the GPU once in a step."""
+    search = searched(loaded("own/llama-3.2-1b-32g").recipe, 47.0, 1)
+    memory = estimate_here(search.base, 47.0)
+    assert memory is not None
+    for role in ("actor", "critic"):
+        rank = memory.roles[role].largest
+        [process] = search.footprints.role(role, choice_of(search.base, role))
+        assert process.moved == 2 * rank.weights + rank.main_weights + rank.moments + rank.reference
+
+
 BATCH = StepBatch(12, prompt_tokens=10, response_tokens=30, has_reference=False, reference_in_loss=False)
 
 
