@@ -42,6 +42,12 @@ VARIANTS = {
     "cispo": ['ppo.policy_loss={kind="cispo", clip_high=0.28}'],
     "top_layers": ["actor.train.top_layers=2", "critic.train.top_layers=2"],
     "value_head": ["critic={on='actor'}"],
+    "lora": [
+        "actor.train={lora={rank=8, alpha=32}}",
+        "critic.train={lora={rank=8, alpha=32}}",
+        "actor.optimizer.lr=4e-3",
+        "critic.optimizer.lr=1e-2",
+    ],
     "grpo": [],
     "rloo": ['ppo.advantages={kind="rloo"}'],
     "reinforce_pp": ['ppo.advantages={kind="reinforce_plus_plus"}'],

@@ -238,6 +238,11 @@ POLICY_GRAD_NORM = Metric(
     "policy/grad_norm", "norm", "global gradient norm of the actor before clipping", "no spikes"
 )
 POLICY_LR = Metric("policy/lr", "rate", "the actor's learning rate at the last update of the step")
+POLICY_MERGE_ERROR = Metric(
+    "policy/merge_error", "fraction",
+    "norm of the rounding error of the merged weights / norm of the adapters' product, after the update (with lora)",
+    "falling, below 1", "lower",
+)  # fmt: skip
 POLICY_APPROX_KL = Metric(
     "policy/approx_kl", "nats", "KL between the actor before and after the step, per token (k3)", "below 0.05"
 )

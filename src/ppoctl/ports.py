@@ -165,6 +165,9 @@ class MinibatchResult:
     """Global norm of the gradient before clipping."""
     outputs: TokenOutputs
     """Outputs of the model for the rows of the minibatch, in their order, before the optimizer step."""
+    merge_error: float | None = None
+    """Norm of the rounding error of the merged weights, divided by the norm of the adapters' product, after the last
+    minibatch of an update. None: another minibatch, or a role without this error."""
 
 
 @runtime_checkable

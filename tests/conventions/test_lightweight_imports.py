@@ -118,7 +118,7 @@ def test_wheel_contains_packages_recipes_and_batch_script() -> None:
         for file in PACKAGE.glob(f"{package}/{pattern}")
     }
     assert tables == set(PACKAGE.rglob("*.toml"))
-    assert len(tables) == 7
+    assert len(tables) == 8
     outside = {"ppoctl._recipes": ROOT / "recipes", "ppoctl._slurm": ROOT / "slurm"}
     assert set(settings["packages"]) == packages | set(outside)
     for package, folder in outside.items():

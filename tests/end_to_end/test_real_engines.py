@@ -151,6 +151,20 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "3 state/actor written",
         ],
     ),
+    "lora": (
+        {
+            "actor": {**TRAINED, "train": {"lora": {"rank": 4}}},
+            "critic": {**TRAINED, "train": {"lora": {"rank": 2, "alpha": 16.0, "targets": ["q_proj", "down_proj"]}}},
+            "ppo": {**PPO, "kl": {"place": "reward", "coef": 0.05}},
+        },
+        [
+            "1 logprobs inside",
+            "2 critic_update inside",
+            "2 actor_update inside",
+            "3 actor_update renamed",
+            "3 state/actor written",
+        ],
+    ),
     "value head on the actor": (
         {
             "actor": {**TRAINED, "train": {"top_layers": 3}},

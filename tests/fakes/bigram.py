@@ -3,6 +3,7 @@ of an actor with a value head has the values in an additional column."""
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -120,8 +121,10 @@ class BigramTrainer:
         on_file: RoleCallback = ignore_call,
         looks: float = 1,
         value_head: bool = False,
+        merge_error: float | None = None,
     ) -> None:
         self.role = role
+        self.merge_error = merge_error
         self.value_head = value_head
         self.on_minibatch = on_minibatch
         self.on_file = on_file
@@ -178,7 +181,7 @@ class BigramTrainer:
         for minibatch in minibatches:
             results.append(self._step(sequences, minibatch, objective))
             self.on_minibatch(self.role, len(results))
-        return results
+        return [*results[:-1], *(replace(last, merge_error=self.merge_error) for last in results[-1:])]
 
     def _step(self, sequences: Sequences, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()

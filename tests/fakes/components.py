@@ -12,6 +12,7 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
+from ppoctl.recipe.role_model import trainable_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.sum import SumReward
@@ -152,7 +153,15 @@ def fake_components(
     def trainer(role: str) -> BigramTrainer:
         save_looks = looks[role] if isinstance(looks, Mapping) else looks
         has_head = role == "actor" and recipe.value_head is not None
-        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks, value_head=has_head)
+        merges = role == "actor" and trainable_of(recipe, role).lora is not None
+        return BigramTrainer(
+            role,
+            on_minibatch=on_minibatch,
+            on_file=on_file,
+            looks=save_looks,
+            value_head=has_head,
+            merge_error=0.125 if merges else None,
+        )
 
     tables = (recipe.environment, recipe.eval_environment)
     environments = None if tables == (None, None) else SumEnvironments(on_call=on_environment)

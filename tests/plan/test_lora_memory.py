@@ -89,6 +89,8 @@ def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
     kept = saved(_shard(ADAPTERS), BATCH)
     assert kept.adapters == 2 * 2 * (10 * 7 * 3 + SPLIT_A + WHOLE_A)
     assert saved(_shard(ADAPTERS, HALVES), BATCH).adapters == 2 * 2 * (10 * 7 * 3 + SPLIT_A // 2 + WHOLE_A)
+    own_tokens = saved(_shard(ADAPTERS, ParallelTable(tensor=2, sequence=True)), BATCH).adapters
+    assert own_tokens == 2 * 2 * (10 * 5 * 3 + 5 * 2 * 3 + SPLIT_A // 2 + WHOLE_A)
     recomputed = saved(replace(_shard(ADAPTERS), recompute="selective"), BATCH)
     assert recomputed.adapters == 2 * 2 * (10 * 4 * 3 + 3 * 16 + 3 * 3 * 8)
     assert recomputed.projections == kept.projections == 2 * 10 * 2 * 2 * 8
@@ -99,8 +101,17 @@ def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
     assert full.ends - kept.ends == 10 * 4 * 8
 
 
+def test_frozen_projections_gather_inputs_for_their_product_only() -> None:
+    """The gathered input is 10 tokens x 8 numbers of float32. Training of all weights holds it between calls."""
+    layout = ParallelTable(tensor=2, sequence=True)
+    full = Training("token", SMALL, layout, Precision(4, "cpu"), BATCH, BATCH, 1)
+    [every], [some] = ranks_of(full), ranks_of(replace(full, trainable=SOME))
+    assert (every.gather_buffer, some.gather_buffer) == (10 * 8 * 4, 0)
+    assert some.forward == every.forward + 10 * 8 * 4
+
+
 def test_frozen_projections_keep_no_input() -> None:
-    """With adapters of q_proj and v_proj, only the input of attention is kept for gradients of weights."""
+    """Only the input of attention is kept for gradients of weights if q_proj and v_proj have adapters."""
     full, some = saved(_shard(Trainable()), BATCH), saved(_shard(SOME), BATCH)
     assert (full.projections, some.projections) == (2 * 10 * 2 * 2 * 8, 2 * 10 * 2 * 8)
     assert full.attention - some.attention == 2 * 10 * 2 * 16
@@ -155,7 +166,6 @@ def _host(memory: Memory) -> dict[str, int]:
 
 
 def test_host_memory_of_node_has_optimizer(smallest: Path) -> None:
-    """With `cluster.offload`, only the weights leave the device: gradients are dropped."""
     sets = ("model.dtype=bfloat16", "cluster.offload=['actor', 'critic', 'generator']")
     device, host = (_memory(smallest, *sets, f"actor.optimizer.on={place}") for place in ("device", "cpu"))
     rank = host.roles["actor"].largest
@@ -169,6 +179,7 @@ def test_host_memory_of_node_has_optimizer(smallest: Path) -> None:
 
 
 def test_offloaded_bytes_are_weights_alone(smallest: Path) -> None:
+    """Gradients are dropped, and the optimizer is on the host."""
     sets = ("model.dtype=bfloat16", "cluster.offload=['actor', 'critic', 'generator']", "actor.optimizer.on=cpu")
     memory = _memory(smallest, *sets)
     assert memory.node is not None

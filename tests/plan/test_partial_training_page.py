@@ -31,7 +31,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 
 def planned(folder: Path, model: str, recipes: tuple[str, ...]) -> str:
-    """Return a cell: memory of the largest update and of the reference on the GPU, one checkpoint, and host memory."""
+    """Return a cell: memory of the largest update and of the reference on the GPU, one checkpoint, host memory."""
     files = [ROOT / "recipes/own/llama-3.2-1b-32g.toml"]
     for number, text in enumerate(recipes):
         files.append(folder / f"{number}.toml")

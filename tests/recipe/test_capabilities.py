@@ -14,32 +14,32 @@ from ppoctl.runs.session import prepare
 from recipe.conftest import SMALLEST, Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-ADAPTERS = 'requires = ["lora", "async"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
+MISSING = 'requires = ["critic-free", "async"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
 
 
 @pytest.fixture
-def adapters(write: Write) -> Path:
+def with_missing(write: Write) -> Path:
     """Write a recipe whose model and rows are not on this machine; required capabilities are checked anyway."""
-    return write(ADAPTERS)
+    return write(MISSING)
 
 
 @pytest.mark.parametrize("command", ["validate", "plan"])
 def test_recipe_with_planned_capabilities_is_validated_and_planned(
-    adapters: Path, command: str, capsys: pytest.CaptureFixture[str]
+    with_missing: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([command, str(adapters)]) == 0
+    assert run([command, str(with_missing)]) == 0
     said = capsys.readouterr().err
-    assert "`requires` names `lora`, which ppoctl cannot do yet: LoRA and other adapters, which train" in said
+    assert "`requires` names `critic-free`, which ppoctl cannot do yet: further algorithms without a" in said
     assert "training requires `--without async`" in said
 
 
-def test_training_requires_all_missing_capabilities_accepted(adapters: Path) -> None:
-    recipe = load([adapters], ['without=["async"]']).recipe
-    assert wanting(recipe) == ("lora",)
-    with pytest.raises(RecipeError, match="`lora`") as error:
+def test_training_requires_all_missing_capabilities_accepted(with_missing: Path) -> None:
+    recipe = load([with_missing], ['without=["async"]']).recipe
+    assert wanting(recipe) == ("critic-free",)
+    with pytest.raises(RecipeError, match="`critic-free`") as error:
         prepare(recipe)
-    assert error.value.hint == "--without lora  # accepts that the run deviates"
-    require_capable(load([adapters], with_accepted(None, ["async", "lora"])).recipe)
+    assert error.value.hint == "--without critic-free  # accepts that the run deviates"
+    require_capable(load([with_missing], with_accepted(None, ["async", "critic-free"])).recipe)
 
 
 @pytest.mark.parametrize("command", ["train", "rollout"])
@@ -48,21 +48,21 @@ def test_missing_capability_stops_command_before_run_folder_exists(
     command: str, where: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Write a recipe whose model and rows are on this machine."""
-    sets = ("--set", 'requires=["lora"]', "--set", "data.train.max_rows=128")
+    sets = ("--set", 'requires=["async"]', "--set", "data.train.max_rows=128")
     words = [command, str(QUICKSTART), *sets, "--runs", str(tmp_path / "runs"), *where]
     assert run(words) == 2
-    assert "`requires` names `lora`, which ppoctl cannot do yet" in capsys.readouterr().err
+    assert "`requires` names `async`, which ppoctl cannot do yet" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-def test_accepted_capabilities_are_saved_in_run_recipe(adapters: Path) -> None:
-    loaded = load([adapters], with_accepted(["steps=3"], ["async", "lora"]))
-    assert loaded.resolved()["requires"] == ["lora", "async"]
-    assert loaded.resolved()["without"] == ["async", "lora"]
+def test_accepted_capabilities_are_saved_in_run_recipe(with_missing: Path) -> None:
+    loaded = load([with_missing], with_accepted(["steps=3"], ["async", "critic-free"]))
+    assert loaded.resolved()["requires"] == ["critic-free", "async"]
+    assert loaded.resolved()["without"] == ["async", "critic-free"]
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize("name", ["async", "critic-free", "lora", "sft-start"])
+@pytest.mark.parametrize("name", ["async", "critic-free", "sft-start"])
 def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
@@ -71,7 +71,7 @@ def test_every_planned_capability_can_be_required(write: Write, name: str) -> No
 ESTIMATORS = ("gpg", "optimal_token_baseline")
 
 
-@pytest.mark.parametrize("name", ["dynamic-sampling", "freezing", "pf-ppo", "tools"])
+@pytest.mark.parametrize("name", ["dynamic-sampling", "freezing", "lora", "pf-ppo", "tools"])
 def test_capability_that_came_since_may_still_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\nwithout = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == ()
@@ -112,10 +112,9 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "key", "what"),
     [
-        ("actor.lora.rank=8", "actor.lora", "LoRA and other adapters"),
-        ("model.lora={rank=8, alpha=32}", "model.lora", "LoRA and other adapters"),
-        ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
-        ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
+        ("cluster.partial_rollout={size=8}", "cluster.partial_rollout", "asynchronous training"),
+        ("rollout.max_staleness=1", "rollout.max_staleness", "asynchronous training"),
+        ("ppo.Critic_Free=true", "ppo.Critic_Free", "further algorithms without a critic"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),
     ],
 )

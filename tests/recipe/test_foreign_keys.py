@@ -3,7 +3,7 @@
 The lists of `foreign_keys/` contain the keys in the systems' own files of July and August 2026 (trlX: its last
 version): NeMo-RL's PPO and GRPO configurations; verl's generated configurations for FSDP and Megatron-Core, and its
 PPO and GRPO scripts; trlX's, with those for NeMo; the arguments of TRL's PPO and of transformers'
-`TrainingArguments`; OpenRLHF's options.
+`TrainingArguments`; OpenRLHF's options; the fields of peft's `LoraConfig`.
 """
 
 import re
@@ -20,7 +20,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
-NAMES = {"nemo_rl": 489, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164}
+NAMES = {"nemo_rl": 489, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164, "peft": 84}
 """The lists, and the number of keys in each."""
 OURS_TOO = {
     "trlx": {"name"},

@@ -89,6 +89,7 @@ RECIPES: list[list[str]] = [
     ["actor.batching.logits_chunk_tokens=8", "health.explained_variance.max=2", "health.kl.min=0"],
     ["actor.parallel={}", "critic.parallel={}"],
     ["critic={on='actor'}"],
+    ["actor.train={lora={}}", "critic.train={lora={}}"],
     ["slurm.container={kind='pyxis', image='x'}"],
     ["slurm.container={kind='apptainer', image='x.sif'}"],
 ]

@@ -14,6 +14,7 @@ from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
 from ppoctl.loading.rules.frozen import FROZEN_RULES
 from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
+from ppoctl.loading.rules.lora import LORA_RULES
 from ppoctl.loading.rules.metrics import is_lower_better
 from ppoctl.loading.rules.slurm import SLURM_RULES
 from ppoctl.loading.rules.value_head import VALUE_HEAD_RULES
@@ -791,7 +792,7 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: unknown capability `magic`; known are async, critic-free, lora, sft-start: "
+        "--set: unknown capability `magic`; known are async, critic-free, sft-start: "
         '`requires` = `["tools", "magic"]` (--set)',
     ),
     (
@@ -815,7 +816,7 @@ def test_every_rule_has_a_failing_case() -> None:
         rule.__name__
         for rule in {*across_tables.RULES}
         - {*CRITIC_RULES, *ENVIRONMENT_RULES, *ESTIMATOR_RULES, *FROZEN_RULES, *GROUP_RULES, *LAYOUT_RULES}
-        - {*SLURM_RULES, *VALUE_HEAD_RULES}
+        - {*LORA_RULES, *SLURM_RULES, *VALUE_HEAD_RULES}
     }
 
 

@@ -389,6 +389,20 @@ def test_explained_variance_is_reported_before_and_after_update() -> None:
     assert metrics["value/explained_variance_last_epoch"] == pytest.approx(1 - 0.8 / 9.2)
 
 
+def test_merge_error_after_last_minibatch_is_a_metric_of_the_step() -> None:
+    class Adapted(stub_models.Engine):
+        def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
+            results = super().update(sequences, minibatches, objective)  # type: ignore[arg-type]
+            return [*results[:-1], replace(results[-1], merge_error=0.25)]
+
+    inputs = (STATES["actor"], stub_models.rollouts(), stub_models.logprobs(), stub_models.advantages())
+    record = actor_stage(models=stub_models.Models(Adapted()), plan=plan(epochs=2)).run(*inputs)
+    assert len(record.per_minibatch["loss"]) > 1
+    assert record.metrics()["policy/merge_error"] == 0.25
+    assert "merge_error" not in record.per_minibatch
+    assert "policy/merge_error" not in actor_stage().run(*inputs).metrics()
+
+
 @pytest.mark.parametrize("changed", ["rollouts", "logprobs", "advantages", "fingerprint", "parent"])
 def test_actor_lineage_covers_all_inputs(changed: str) -> None:
     as_is, other = (lineage_of_the_actor(name) for name in ("", changed))

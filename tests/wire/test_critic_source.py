@@ -87,6 +87,36 @@ def test_run_sources_include_the_reference(base: Path, state: Path, tmp_path: Pa
         require_same_run(run, referring(copied))
 
 
+def test_run_sources_include_the_adapter_that_a_role_starts_from(base: Path, tmp_path: Path) -> None:
+    """Its configuration too, which is not in a model folder."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "README.md"):
+        (adapter / name).write_text(name, "utf-8")
+
+    def digests(role: str, **start: str) -> dict[str, str]:
+        trained = {"optimizer": {"lr": 0.1}, "train": {"lora": start}}
+        return model_digests(fake_recipe(model={"path": str(base), "dtype": "float32"}, **{role: trained}))
+
+    alone, actor, critic = (
+        digests("actor"),
+        digests("actor", start=str(adapter)),
+        digests("critic", start=str(adapter)),
+    )
+    assert alone.keys() == actor.keys() == critic.keys()
+    assert alone == model_digests(recipe(base, None))
+    assert len({alone["model"], actor["model"], critic["model"]}) == 3
+    run = RunPaths(tmp_path / "run")
+    new_run.create(run, recipe(base, None), actor, command="train")
+    (adapter / "README.md").write_text("x", "utf-8")
+    require_same_sources(run, digests("actor", start=str(adapter)))
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / name).write_text("x", "utf-8")
+        with pytest.raises(StorageError, match=r"`model` is not what run .* was made from"):
+            require_same_sources(run, digests("actor", start=str(adapter)))
+        (adapter / name).write_text(name, "utf-8")
+
+
 def test_only_stages_that_read_the_reference_have_it_in_their_fingerprint() -> None:
     model = {"path": "bigram", "dtype": "float32"}
     one, other = (fake_recipe(model={**model, **own}) for own in ({}, {"reference": {"path": "other"}}))

@@ -82,6 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "critic": {"on": "actor"},
         "ppo": {**PPO, "truncated": "bootstrap", "value_loss": {"coef": 0.3}},
     },
+    "adapters of the actor": {"actor": {"optimizer": {"lr": 0.02}, "train": {"lora": {}}}},
     "remax": {"ppo": {**PPO, "advantages": {"kind": "remax"}}, "critic": None},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},

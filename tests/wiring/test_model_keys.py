@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from fakes.fingerprints import stages_that_read
 from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.schema import Recipe
 from wiring.cases import each_key
@@ -73,14 +75,45 @@ def test_role_starts_from_the_model_and_dtype_of_the_recipe(
             ("{role}.train.top_layers", 1),
             ("{role}.train.top_layers", 3),
             ("{role}.freeze", ["*norm*"]),
+            ("{role}.train.lora.rank", 2),
+            ("{role}.train.lora.alpha", 5.0),
+            ("{role}.train.lora.targets", ["v_proj", "o_proj"]),
         )
     ],
 )
 def test_role_trains_the_part_of_its_model_that_the_recipe_selects(key: str, value: Any) -> None:
-    role, table = key.split(".")[:2]
-    written = {f"{role}.{table}": {"top_layers": value} if table == "train" else value}
-    as_is, other = (Recipe.model_validate(with_keys(changes)) for changes in ({}, written))
-    expected = Trainable(top_layers=value) if table == "train" else Trainable(freeze=tuple(value))
+    role, *inside = key.split(".")
+    changes = value
+    for name in reversed(inside[1:]):
+        changes = {name: changes}
+    as_is, other = (Recipe.model_validate(with_keys(written)) for written in ({}, {f"{role}.{inside[0]}": changes}))
+    expected = {
+        "freeze": lambda: Trainable(freeze=tuple(value)),
+        "top_layers": lambda: Trainable(top_layers=value),
+        "rank": lambda: Trainable(lora=Lora(value, 32.0)),
+        "alpha": lambda: Trainable(lora=Lora(8, value)),
+        "targets": lambda: Trainable(lora=Lora(8, 32.0, tuple(value))),
+    }[inside[-1]]()
     parts = {name: trainer_settings(other, name).trainable for name in ("actor", "critic")}
     assert parts == {name: expected if name == role else Trainable() for name in parts}
     assert f"{role}_update" in stages_that_read(as_is, other) <= {f"{role}_update", "logprobs"}
+
+
+@each_key("key, changed", [(f"{role}.train.lora.start", {"start": "/adapter"}) for role in ("actor", "critic")])
+def test_adapters_of_a_role_start_from_the_folder_of_the_recipe(key: str, changed: dict[str, str]) -> None:
+    role = key.split(".")[0]
+    drawn, read = (
+        Recipe.model_validate(with_keys({f"{name}.train": {"lora": lora} for name, lora in tables.items()}))
+        for tables in ({"actor": {}, "critic": {}}, {"actor": {}, "critic": {}, role: changed})
+    )
+    folders = {name: trainer_settings(read, name).adapters for name in ("actor", "critic")}
+    assert folders == {name: "/adapter" if name == role else None for name in folders}
+    assert {trainer_settings(drawn, name).adapters for name in folders} == {None}
+    assert f"{role}_update" in stages_that_read(drawn, read) <= {f"{role}_update", "logprobs"}
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_place_of_the_optimizer_is_in_no_fingerprint(role: str) -> None:
+    """Both places give equal bits."""
+    device, host = (Recipe.model_validate(with_keys({f"{role}.optimizer.on": on})) for on in ("device", "cpu"))
+    assert stages_that_read(device, host) == set()

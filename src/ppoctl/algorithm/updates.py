@@ -18,6 +18,8 @@ from ppoctl.algorithm.stage_spec import (
     StageSpec,
     always,
 )
+from ppoctl.recipe.role_model import trainable_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
@@ -130,6 +132,7 @@ class PolicyUpdateSpec(UpdateSpec):
             ),
             *_of_clips(recipe),
             *_of_terms(recipe),
+            _of_adapters(recipe),
             *reported_kl(recipe, in_update=True),
             *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
         )  # fmt: skip
@@ -193,6 +196,12 @@ def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:
     yield ReportedMetric(metrics.POLICY_KL_LOSS, recipe.ppo.kl.place == "loss", in_loss, (("ppo", "kl", "place"),))
     no_head, on = "requires a value head on the actor's model, but there is none", ("critic", "on")
     yield ReportedMetric(metrics.POLICY_VALUE_LOSS, recipe.value_head is not None, no_head, (on,))
+
+
+def _of_adapters(recipe: Recipe) -> ReportedMetric:
+    has_adapters = trainable_of(recipe, POLICY).lora is not None
+    needs, key = "requires adapters, but the actor has none", ("actor", "train")
+    return ReportedMetric(metrics.POLICY_MERGE_ERROR, has_adapters, needs, (key,), "--set 'actor.train={lora={}}'")
 
 
 def _minibatch_plan(recipe: Recipe, role: str) -> "MinibatchPlan":

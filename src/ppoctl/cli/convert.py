@@ -58,7 +58,9 @@ AllowPickle = Annotated[
 def convert_ckpt(
     source: SourceArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to create; it must not exist.")],
-    to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="Format of OUT.")],
+    to: Annotated[
+        Literal["hf", "megatron", "peft"], typer.Option("--to", help="Format of OUT. peft: only the adapters.")
+    ],
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Saved step of a run. Default: the last.")
     ] = None,

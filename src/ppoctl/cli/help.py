@@ -52,6 +52,7 @@ EXAMPLES: dict[str, str] = {
     "convert-ckpt": """
         ppoctl convert-ckpt runs/my trained --to hf  # the last saved actor
         ppoctl convert-ckpt runs/my critic --to hf --role critic
+        ppoctl convert-ckpt runs/my adapter --to peft  # of a run with LoRA
         ppoctl convert-ckpt Qwen/Qwen2.5-0.5B megatron --to megatron
         ppoctl convert-ckpt iter_0000100 out --to hf --like Qwen/Qwen2.5-0.5B""",
     "track": "ppoctl track my",

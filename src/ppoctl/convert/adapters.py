@@ -22,6 +22,9 @@ from ppoctl.model.trainable import Trainable
 if TYPE_CHECKING:
     from torch import Tensor
 
+_EXPERTS = "experts."
+"""In Megatron's names of the parameters of experts and shared experts."""
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -48,9 +51,23 @@ def projection_of(placement: Placement) -> str:
 def projections(shape: ModelShape) -> Iterator[Placement]:
     """Yield the weights of all projections that can have an adapter: those of attention and of MLPs without
     experts."""
-    for each in placements(shape, "token"):
-        if each.name.endswith(".weight") and "_proj" in projection_of(each) and "experts" not in each.parameter:
-            yield each
+    return (each for each in _all_projections(shape) if _EXPERTS not in each.parameter)
+
+
+@cache
+def expert_projections(shape: ModelShape) -> tuple[str, ...]:
+    """Return the names of the projections that experts have, shared experts included. MLPs of other layers may have
+    projections of the same names."""
+    return tuple(dict.fromkeys(projection_of(each) for each in _all_projections(shape) if _EXPERTS in each.parameter))
+
+
+@cache
+def _all_projections(shape: ModelShape) -> tuple[Placement, ...]:
+    return tuple(
+        each
+        for each in placements(shape, "token")
+        if each.name.endswith(".weight") and "_proj" in projection_of(each)
+    )
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ppoctl.errors import EnvironmentProblemError, StorageError, quoted
 from ppoctl.model.folder import local_folder
+from ppoctl.model.trainable import Trainable, trainable_from
 
 FROZEN_FILE = "frozen.json"
 
@@ -21,6 +22,8 @@ class FrozenBase:
     """Absolute folder or hub id of the model that the role started from."""
     digest: str
     """Digest of the frozen weights, in the dtype of the role, under Hugging Face names."""
+    adapters: Trainable | None = None
+    """The adapters that the state contains; None: no adapters. They are added to weights of the model."""
 
 
 def read_frozen_base(folder: Path) -> FrozenBase | None:
@@ -29,8 +32,11 @@ def read_frozen_base(folder: Path) -> FrozenBase | None:
     if not file.is_file():
         return None
     try:
-        return FrozenBase(**json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        written = json.loads(file.read_text("utf-8"))
+        if "adapters" in written:
+            written["adapters"] = trainable_from(written["adapters"])
+        return FrozenBase(**written)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(f"`{file}` cannot be read: {error}", hint=f"ls -la {quoted(folder)}") from error
 
 
@@ -55,5 +61,6 @@ def complete_command(state: Path) -> str:
 def write_frozen_base(folder: Path, base: FrozenBase) -> Path:
     """Write the file, and return its path. Raises OSError."""
     file = folder / FROZEN_FILE
-    file.write_text(json.dumps(asdict(base), indent=1) + "\n", "utf-8")
+    written = {name: value for name, value in asdict(base).items() if value is not None}
+    file.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
     return file

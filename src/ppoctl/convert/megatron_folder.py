@@ -3,29 +3,33 @@ the model that the role started from completes it.
 
     state: what trained                                    -->  MegatronWeights: all tensors
     frozen.json: model, digest of the frozen weights  -->  base: all others, in the dtype of the state
+                 rank, alpha, targets of adapters     -->  adapters of the state, merged into weights of the base
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from ppoctl.convert.accounted_tensors import Accounted
 from ppoctl.convert.frozen_base import FrozenBase, complete_command, completing_folder, read_frozen_base
 from ppoctl.convert.frozen_digest import frozen_digest
 from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.parameters import MegatronWeights
+from ppoctl.convert.stored_adapters import StoredAdapters
 from ppoctl.convert.torch_dist import TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
-ChecksumsOf = Callable[[Weights, Sequence[str]], Mapping[str, TensorChecksum]]
-"""Function that returns the checksums of the tensors with these names."""
+ChecksumsOf = Callable[[Callable[[str], Tensor], Sequence[str]], Mapping[str, TensorChecksum]]
+"""Function that returns the checksums of the tensors with these names, which the first argument reads."""
 
 
-def checksums_of(weights: Weights, names: Sequence[str]) -> dict[str, TensorChecksum]:
+def checksums_of(read: Callable[[str], Tensor], names: Sequence[str]) -> dict[str, TensorChecksum]:
     """Return the checksums of the tensors with these names."""
-    return {name: checksum_of(weights.tensor(name)) for name in names}
+    return {name: checksum_of(read(name)) for name in names}
 
 
 def open_megatron(
@@ -35,14 +39,15 @@ def open_megatron(
     at the path in `frozen.json`.
 
     Raises EnvironmentProblemError if the completing model is missing or has other weights than at the save, and the
-    errors of `TorchDist`, `MegatronWeights` and `Accounted`.
+    errors of `TorchDist`, `StoredAdapters`, `MegatronWeights` and `Accounted`.
     """
     state, frozen = TorchDist(folder), read_frozen_base(folder)
     if frozen is None:
         return MegatronWeights(state, shape, head)
     base = completing_folder(folder, frozen, like)
-    weights = MegatronWeights(state, shape, head, _weights_of(base, shape, head))
-    if frozen_digest(checksums(weights, weights.completed)) != frozen.digest:
+    adapters = None if frozen.adapters is None else StoredAdapters(state, shape, frozen.adapters)
+    weights = MegatronWeights(state, shape, head, _weights_of(base, shape, head), adapters)
+    if frozen_digest(checksums(weights.frozen_tensor, weights.completed)) != frozen.digest:
         raise _other_base(folder, frozen, base)
     return weights
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import Spec, Weights
+from ppoctl.convert.stored_adapters import StoredAdapters
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROUTER_BIAS, Placement, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name
@@ -99,16 +100,24 @@ def assembled(parameter: Parameter, weights: Weights, shape: ModelShape) -> Tens
 
 
 class MegatronWeights:
-    """The weights in a torch_dist folder, under Hugging Face names.
+    """The weights in a torch_dist folder, under Hugging Face names. Adapters in the folder are merged into the
+    weights.
 
     Raises EnvironmentProblemError that names the first tensor that is missing, not part of the model, or of another
     shape.
     """
 
-    def __init__(self, state: TorchDist, shape: ModelShape, head: Head, base: Weights | None = None) -> None:
+    def __init__(
+        self,
+        state: TorchDist,
+        shape: ModelShape,
+        head: Head,
+        base: Weights | None = None,
+        adapters: StoredAdapters | None = None,
+    ) -> None:
         """`base`: weights for parameters that are not in the folder. They are cast to the dtype of the folder. None:
-        the folder must be complete."""
-        self.state, self._shape, self._base = state, shape, base
+        the folder must be complete. `adapters`: those that are merged into weights of the base."""
+        self.state, self._shape, self._base, self.adapters = state, shape, base, adapters
         self.parameters = parameters(shape, head)
         in_layers = [parameter for parameter in self.parameters if parameter.parts[0].layer is not None]
         self.layers_alike = any(
@@ -146,19 +155,26 @@ class MegatronWeights:
     def tensor(self, name: str) -> Tensor:
         parameter = self._by_tensor[name]
         if parameter.name not in self.keys:
-            assert self._base is not None
-            return self._base.tensor(name).to(self.specs[name].dtype)
+            frozen = self.frozen_tensor(name)
+            return frozen if self.adapters is None else self.adapters.merged_into(name, frozen)
         views = _views(self.parameter(parameter), parameter, self._shape)
         [(placement, view)] = [entry for entry in views if entry[0].name == name]
         return view.reshape(placement.shape)
+
+    def frozen_tensor(self, name: str) -> Tensor:
+        """Return one of the `completed` tensors without its adapter."""
+        assert self._base is not None
+        return self._base.tensor(name).to(self.specs[name].dtype)
 
     def _dtype(self, parameter: Parameter) -> torch.dtype:
         key = self.keys.get(parameter.name)
         if key is None and parameter.name.endswith(ROUTER_BIAS):
             return torch.float32
-        stored = self.state.tensors
         keys = [each for name, each in self.keys.items() if not name.endswith(ROUTER_BIAS)]
-        return stored[(key or keys[0]).name].properties.dtype
+        if key is None and not keys:  # only adapters train
+            assert self.adapters is not None
+            return self.adapters.dtype
+        return self.state.tensors[(key or keys[0]).name].properties.dtype
 
     def _find(self, parameter: Parameter) -> ParameterKey | None:
         """Return the location of the parameter in the folder; None: it is read from the base."""
@@ -184,6 +200,7 @@ class MegatronWeights:
 
     def _require_nothing_else(self) -> None:
         known = {key.name for key in self.keys.values()}
+        known |= set() if self.adapters is None else self.adapters.keys
         for name in sorted(self.state.tensors.keys() - known):
             if not name.startswith(_NOT_WEIGHTS):
                 raise EnvironmentProblemError(

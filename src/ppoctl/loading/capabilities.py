@@ -15,18 +15,16 @@ from ppoctl.recipe.schema import Recipe
 NOT_YET = {
     "async": "asynchronous training, in which a step learns from responses of an earlier actor",
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
-    "lora": "LoRA and other adapters, which train in place of the weights",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
 }
 """Capability that a recipe may require -> its description."""
 
-AVAILABLE = ("dynamic-sampling", "freezing", "pf-ppo", "tools")
+AVAILABLE = ("dynamic-sampling", "freezing", "lora", "pf-ppo", "tools")
 """Capabilities that an earlier version did not have: the recipe of a run may still require them."""
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
     "critic-free": ("critic_free",),
-    "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
 }
 """Capability -> names that users try as a key for it."""
 

@@ -15,15 +15,24 @@ from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.preflight.conversations import conversation_notes
+from ppoctl.preflight.lora_start import require_start
 from ppoctl.preflight.model import model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.role_model import own_models
+from ppoctl.recipe.role_model import lora_starts, own_models
 from ppoctl.recipe.rows import StoredRows, sources_of
-from ppoctl.recipe.schema import AnyRows, EpisodeTable, PythonAdvantages, PythonPolicyLoss, Recipe, Table
+from ppoctl.recipe.schema import (
+    AdaptersTable,
+    AnyRows,
+    EpisodeTable,
+    PythonAdvantages,
+    PythonPolicyLoss,
+    Recipe,
+    Table,
+)
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.sizes import response_tokens, window_tokens
 from ppoctl.rewards.metric_function import MetricFunction
@@ -74,6 +83,7 @@ def check(
             found.problems.append(_problem(error, place(("model", "path"))))
         found.notes += _carried(path)
         _check_own_models(recipe, path, found, place)
+        _check_lora_starts(recipe, found, place)
         _check_call_format(recipe, path, found, place)
         found.problems += _window_problems(recipe, path, "model", place)
     template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
@@ -146,6 +156,15 @@ def _check_own_models(recipe: Recipe, base: str, found: Findings, place: OriginO
             require = partial(require_own_model, name, path, base)
             _try(found, place(("model", name)), lambda require=require: found.notes.extend(require()))  # type: ignore[misc]
             found.problems += _window_problems(recipe, path, name, place)
+
+
+def _check_lora_starts(recipe: Recipe, found: Findings, place: OriginOf) -> None:
+    """Check the adapters that roles start from, if all keys of their tables are right."""
+    for role, start in lora_starts(recipe).items():
+        table = recipe.trained[role]
+        if isinstance(table.train, AdaptersTable) and _has_all_keys(table.train.lora) and not start.startswith("$"):
+            key = (role, "train", "lora", "start")
+            _try(found, place(key), partial(require_start, recipe, role, dotted(key)))
 
 
 def _check_call_format(recipe: Recipe, path: str, found: Findings, place: OriginOf) -> None:

@@ -19,7 +19,7 @@ ROOT = tree.of(Recipe)
 FOLDER = Path(__file__).parent / "other_systems"
 BELOW = ".*"
 """Suffix of a key that stands for all keys below it."""
-_FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "others")
+_FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "peft", "others")
 _ROLE = "ROLE"
 OTHERS = "other systems"
 """Name of the `System` whose keys occur in several systems."""

@@ -31,6 +31,8 @@ MODELS = (
     *(("reward", *path, "path") for path in _SCORERS),
 )
 """Paths of the keys that name a model folder or a hub id."""
+LORA_STARTS = tuple((role, "train", "lora", "start") for role in ("actor", "critic"))
+"""Paths of the keys that name a peft adapter, which may be a hub id too."""
 BY_ONE_KEY: dict[KeyPath, str] = {
     ("model", "critic"): "path",
     ("model", "reference"): "path",
@@ -54,7 +56,7 @@ FUNCTIONS = (
 its file."""
 TOOLS = tuple((*path, "tools") for path in _ENVIRONMENTS)
 """Paths of the keys that name several functions. The key `digests` of the same table has the digest of each file."""
-PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
+PATHS = (*MODELS, *LORA_STARTS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 
 
@@ -75,7 +77,7 @@ class PathResolver:
         not be set.
         """
         for pattern in PATHS:
-            may_be_hub = pattern in (*MODELS, *DATASETS)
+            may_be_hub = pattern in (*MODELS, *LORA_STARTS, *DATASETS)
             for path, table in matching(data, pattern):
                 value = table[path[-1]]
                 if is_written(stronger, path):

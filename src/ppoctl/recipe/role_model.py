@@ -59,6 +59,17 @@ def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
     return RoleModel(table.path, table.dtype, (*key, "path"))
 
 
+def lora_starts(recipe: Recipe) -> dict[str, str]:
+    """Return role -> folder or hub id of the peft adapter that it starts from, for each trained role that has one."""
+    starts: dict[str, str] = {}
+    for role, table in recipe.trained.items():
+        # A recipe with errors (`loading.partial`) lacks keys.
+        start = getattr(getattr(getattr(table, "train", None), "lora", None), "start", None)
+        if start is not None:
+            starts[role] = start
+    return starts
+
+
 def trainable_of(recipe: Recipe, role: str) -> Trainable:
     """Return the parameters of a role's model that train."""
     table = recipe.trained[role]

@@ -341,8 +341,8 @@ class Recipe(Table):
     is read, and the run keeps it as `steps`. Rows of an epoch that do not fill a step are used in the first step of
     the next epoch; such rows of the last epoch are not used."""
     requires: Annotated[tuple[str, ...], REPORTING, Array] = ()
-    """Features that the run requires and ppoctl does not have yet, by their names in docs/limits.md (`lora`,
-    `async`). `validate` and `plan` report them; `train` rejects the recipe."""
+    """Features that the run requires and ppoctl does not have yet, by their names in docs/limits.md (`async`,
+    `critic-free`). `validate` and `plan` report them; `train` rejects the recipe."""
     without: Annotated[tuple[str, ...], REPORTING, Array] = ()
     """Names in `requires` that the run trains without; `train --without NAME` adds a name. The results can then
     differ from the results of the original recipe."""

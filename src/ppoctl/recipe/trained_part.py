@@ -56,8 +56,8 @@ class LoraTable(Table):
     `target_modules`). "all-linear": every projection of attention and MLP. Experts have no adapters, so a model with
     experts requires a list."""
     start: Annotated[str | None, RESULTS] = None
-    """Folder of a peft adapter with the initial matrices; it must have this rank, alpha and these targets. The
-    reference remains the model without an adapter. Absent: the initial values above."""
+    """Folder or hub id of a peft adapter with the initial matrices; it must have this rank, alpha and these targets.
+    The reference remains the model without an adapter. Absent: the initial values above."""
 
 
 class AdaptersTable(Table):

@@ -23,7 +23,7 @@ from ppoctl.model.folder import is_hub_id, local_folder
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.paths import IMAGE, VARIABLE
-from ppoctl.recipe.role_model import own_models
+from ppoctl.recipe.role_model import lora_starts, own_models
 from ppoctl.recipe.row_files import files_of
 from ppoctl.recipe.rows import StoredRows
 from ppoctl.recipe.schema import MlflowTracking, Recipe
@@ -188,6 +188,7 @@ def _syntax(text: str) -> tuple[int, str] | None:
 def _models(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     yield ("model", "path"), recipe.model.path
     yield from ((("model", role, "path"), table.path) for role, table in own_models(recipe).items())
+    yield from (((role, "train", "lora", "start"), start) for role, start in lora_starts(recipe).items())
     yield from (((*key, "path"), table.path) for key, table in reward_models(recipe).items())
 
 

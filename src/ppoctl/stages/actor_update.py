@@ -161,6 +161,7 @@ class ActorUpdateStage(UpdateStage):
         step_metrics = self._pre_update_metrics(steps[0], logprobs, advantages, mask)
         by_term = _loss_by_term(objective, trained.steps)
         step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
+        step_metrics |= _merge_error(trained.steps)
         record = trained.record("policy", diagnostics, of_the_step=step_metrics)
         return (
             record if logprobs.entropy is not None else replace(record, gap=_sampler_gap(trained.steps[0], rollouts))
@@ -242,6 +243,12 @@ def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str,
         if term.name == "nll":
             metrics[metric_registry.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
     return metrics
+
+
+def _merge_error(steps: Sequence[MinibatchStep]) -> dict[str, float]:
+    """Return the merge error after the last optimizer step, if the actor has adapters."""
+    error = steps[-1][1].merge_error
+    return {} if error is None else {metric_registry.POLICY_MERGE_ERROR.name: error}
 
 
 def _sampler_gap(first: MinibatchStep, rollouts: Rollouts) -> dict[str, float]:

@@ -6,18 +6,19 @@ from pathlib import Path
 
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.convert.frozen_base import FROZEN_FILE
+from ppoctl.convert.peft_config import CONFIG as ADAPTER_CONFIG
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.role_model import model_of, own_models
+from ppoctl.recipe.role_model import lora_starts, model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import state_manifest
 
-CONFIGS = ("config.json", "generation_config.json", FROZEN_FILE)
+CONFIGS = ("config.json", "generation_config.json", FROZEN_FILE, ADAPTER_CONFIG)
 """Files of a model folder that affect results, in addition to the weights."""
 
 COMPANIONS = "model.companions"
@@ -36,8 +37,8 @@ def source_digests(recipe: Recipe, prompt_source: PromptSource) -> dict[str, str
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Return the digests of the models of all trained roles, of the files that are exported with them, and of each
-    reward model.
+    """Return the digests of the models of all trained roles with the adapters that they start from, of the files that
+    are exported with the models, and of each reward model.
 
     Raises CorruptArtifactError if one of the models is a saved state that was changed after it was written.
     """
@@ -53,6 +54,9 @@ def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[
         _require_as_saved(own_folder, own_files)
         files |= {f"{role}/{name}": digest for name, digest in own_files.items()}
         companions[companions_of(role)] = companions_digest(own_folder)
+    for role, start in lora_starts(recipe).items():
+        adapter = weights_and_configs(model_folder(start))
+        files |= {f"{role}.train.lora.start/{path.name}": digest_of_file(path) for path in adapter}
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in files.items() if digest is not None)
     digests = {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
     return digests | _reward_model_digests(recipe, digest_of_file)

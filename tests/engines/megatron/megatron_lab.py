@@ -313,20 +313,27 @@ def value_objective(rollouts: TrainerBatch) -> Terms:
     return Terms((Term(SquaredDistance(returns), rollouts.mask),))
 
 
+def token_outputs(model: torch.nn.Module, rollouts: TrainerBatch, temperature: float) -> TokenOutputs:
+    """Return log-probs and entropies by a model of transformers, with gradient, one sequence at a time."""
+    dtype = next(model.parameters()).dtype
+    logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=dtype) for _ in range(2))
+    for row, sequence in enumerate(rollouts.unpadded()):
+        prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
+        logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1]
+        log_p = (logits / temperature).log_softmax(-1)
+        logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
+        entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
+    return TokenOutputs(logprobs, entropy)
+
+
 def expected_gradients(kind: str, rollouts: TrainerBatch, objective: Terms) -> tuple[Tensor, dict[str, Tensor]]:
     """Return loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the grouped product has no float64
-    logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
-    for row, sequence in enumerate(rollouts.unpadded()):
-        prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
-        logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1]
-        log_p = (logits / objective.request.temperature).log_softmax(-1)
-        logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
-        entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
     every = torch.arange(rollouts.num_seqs)
-    loss = objective(every, TokenOutputs(logprobs, entropy), objective.totals(every))
+    outputs = token_outputs(model, rollouts, objective.request.temperature)
+    loss = objective(every, outputs, objective.totals(every))
     loss.backward()
     return loss.detach(), on_disk({name: parameter.grad for name, parameter in model.named_parameters()})
 

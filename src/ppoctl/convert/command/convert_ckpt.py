@@ -12,13 +12,13 @@ import torch
 
 from ppoctl.convert import verify
 from ppoctl.convert.accounted_tensors import Accounted
+from ppoctl.convert.command.adapter import StateAdapter, open_adapter
 from ppoctl.convert.command.source import FoundCheckpoint, find_source
 from ppoctl.convert.destination import destination
 from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.megatron_folder import open_megatron
 from ppoctl.convert.model_files import Companions
 from ppoctl.convert.parameters import MegatronWeights
-from ppoctl.convert.tensors import EMBEDDING
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.verify import Check
 from ppoctl.convert.writers import write_hugging_face, write_megatron
@@ -37,7 +37,7 @@ class ConvertRequest:
     """The conversion that the command line requests."""
 
     source: str
-    to: Literal["hf", "megatron"]
+    to: Literal["hf", "megatron", "peft"]
     out: Path
     role: str | None = None
     """Role to convert; None: the policy of a run, otherwise the role of the source."""
@@ -63,21 +63,24 @@ class Conversion:
     source: FoundCheckpoint
     shape: ModelShape
     weights: Weights
-    """Weights of the source, in the dtype of the output."""
+    """Weights of the source, in the dtype of the output; for `--to peft`, its adapters."""
     notes: tuple[str, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the embedding, and of most of the model."""
-        return self.weights.specs[EMBEDDING].dtype
+        """Dtype of the first tensor, and of most of the model."""
+        return next(iter(self.weights.specs.values())).dtype
 
     @property
     def has_parity(self) -> bool:
-        """Whether outputs are compared: only between two formats."""
-        return self.request.parity and self.source.kind != self.request.to
+        """Whether outputs are compared: only between two formats of whole models."""
+        return self.request.parity and self.request.to not in ("peft", self.source.kind)
 
     def write(self, folder: Path) -> None:
         """Write all files except the report."""
+        if isinstance(self.weights, StateAdapter):
+            self.weights.write(folder)
+            return
         shard_bytes = int(self.request.shard_gib * 2**30)
         if self.request.to == "hf":
             write_hugging_face(self.weights, folder, shard_bytes)
@@ -89,6 +92,8 @@ class Conversion:
         """Return the checks that the files in `folder` passed, and the digest of every tensor. Raises
         ConversionError."""
         with verify.naming_the_output():
+            if isinstance(self.weights, StateAdapter):
+                return self.weights.check(folder)
             checks, digests = self._check_files(folder)
             record = self.source.folder / REPORT
             if self.request.dtype is None and record.is_file():
@@ -146,6 +151,8 @@ def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     shape = read_shape(source.like)
     dtype = DTYPES[request.dtype] if request.dtype else None
     notes = source.notes
+    if request.to == "peft":
+        return Conversion(request, source, shape, open_adapter(source, shape, request.like, dtype), notes)
     if source.kind == "hf":
         source_weights: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
     else:

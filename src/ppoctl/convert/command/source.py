@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
+from ppoctl.convert.peft_folder import is_peft_folder
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.model.folder import model_folder, read_config
@@ -62,6 +63,12 @@ def find_source(path: str, *, like: str | None, role: str | None, step: int | No
     if is_torch_dist(folder):
         return _torch_dist(folder, like, role)
     _require_no_megatron(folder)
+    if is_peft_folder(folder):
+        raise RecipeError(
+            f"`{path}` is a peft adapter; `convert-ckpt` reads adapters only from saved states",
+            hint="merge it with peft (merge_and_unload, save_pretrained), or train from it: "
+            f"--set actor.train.lora.start={quoted(path)}",
+        )
     if like is not None:
         raise RecipeError(f"`--like` requires a Megatron folder, and `{path}` is not one", hint="leave out --like")
     folder = model_folder(path)

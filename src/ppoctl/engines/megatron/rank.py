@@ -11,7 +11,7 @@ ranks.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +24,13 @@ from torch import Tensor
 from ppoctl.activity import track_items
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
+from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
+from ppoctl.engines.megatron.merge_error import merge_error
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     MODELS,
@@ -57,6 +59,7 @@ from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
+from ppoctl.model.folder import model_folder
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.labels import label_number
 from ppoctl.model.shape import ModelShape
@@ -76,6 +79,8 @@ class RankStepResult:
     """2-norm of the complete gradient, before clipping."""
     share: RankOutputs | None
     """Outputs, on the first tensor and context rank of the last pipeline stage. None on other ranks."""
+    merge_error: float | None = None
+    """See `MinibatchResult`."""
 
 
 class MegatronRank(SendingRank):
@@ -104,7 +109,7 @@ class MegatronRank(SendingRank):
             for model in self.models:
                 if isinstance(model, LogprobModel):
                     model.start_value_head()
-            start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), None)
+            start_adapters(self.models, (self.settings.seed, "lora", self.settings.role), self._own_adapter())
             # This must follow the load of the weights: the optimizer copies them to its float32 main weights.
             self._optimizer = self._build_optimizer()
 
@@ -160,10 +165,13 @@ class MegatronRank(SendingRank):
         """
         self._reload("weights", "training")
         with megatron_device():
-            return [
+            results = [
                 self._minibatch_step(sequences, minibatch, objective, number)
                 for number, minibatch in track_items(minibatches, "minibatch")
             ]
+            if results and self.settings.trainable.lora is not None and self.settings.head == "token":
+                results[-1] = replace(results[-1], merge_error=merge_error(self.models))
+            return results
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
@@ -233,6 +241,16 @@ class MegatronRank(SendingRank):
         return checkpoint.TrainerState(
             self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
         )
+
+    def _own_adapter(self) -> PeftFolder | None:
+        """Return the adapter that the role starts from; None: there is none. Raises RecipeError or
+        EnvironmentProblemError if it does not fit the role."""
+        settings = self.settings
+        if settings.adapters is None:
+            return None
+        adapter = PeftFolder(model_folder(settings.adapters))
+        require_fits(adapter, settings.trainable, self.source[1], settings.head, f"{settings.role}.train.lora")
+        return adapter
 
     def _build(
         self, source: str, value_head: SharedValueHead | None, shared: ActorWeights | None = None

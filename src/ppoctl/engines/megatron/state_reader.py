@@ -17,7 +17,6 @@ from megatron.core.dist_checkpointing.mapping import apply_factories
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ppoctl.convert.hugging_face import Weights
 from ppoctl.convert.megatron_folder import checksums_of, open_megatron
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
 from ppoctl.convert.safe_pickle import why
@@ -41,7 +40,8 @@ def load_torch_dist(
 ) -> None:
     """Load the weights of this rank's pipeline stages, cast to the model's dtype. Tensors of the stages for which
     `is_read` returns False keep their values. If the folder has only the weights that trained, the others are read
-    from the model that completes it, which may be in the folder `like`. Collective over all ranks of the layout.
+    from the model that completes it, which may be in the folder `like`. Adapters in the folder are merged into the
+    weights. Collective over all ranks of the layout.
 
     Raises EnvironmentProblemError if a tensor is missing, unknown or of another shape; the error names the first such
     tensor. Raises it also if the completing model is missing or has changed. Raises StorageError if the folder cannot
@@ -74,11 +74,11 @@ def load_torch_dist(
                 part.write(found.tensor(part.name), stage.pg_collection)
 
 
-def _checksums_of_all_ranks(weights: Weights, names: Sequence[str]) -> dict[str, TensorChecksum]:
+def _checksums_of_all_ranks(read: Callable[[str], Tensor], names: Sequence[str]) -> dict[str, TensorChecksum]:
     """Return the checksums of the tensors with these names. Each rank reads some of the tensors. Collective."""
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     found: list[dict[str, TensorChecksum]] = [{}] * size
-    torch.distributed.all_gather_object(found, checksums_of(weights, names[rank::size]))
+    torch.distributed.all_gather_object(found, checksums_of(read, names[rank::size]))
     return {name: checksum for of_rank in found for name, checksum in of_rank.items()}
 
 

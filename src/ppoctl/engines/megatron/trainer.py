@@ -111,7 +111,8 @@ class MegatronTrainer:
             checksums = {name: each for found in self.ranks.call("frozen_checksums") for name, each in found.items()}
             model = self.settings.model
             source = str(Path(model).absolute()) if Path(model).exists() else model
-            self._frozen = FrozenBase(source, frozen_digest(checksums))
+            trainable = self.settings.trainable
+            self._frozen = FrozenBase(source, frozen_digest(checksums), trainable if trainable.lora else None)
         return self._frozen
 
     def save_weights(self, folder: Path) -> None:
@@ -193,7 +194,7 @@ class MegatronCritic(MegatronTrainer):
 def _result(steps: Sequence[RankStepResult]) -> MinibatchResult:
     """Return the result of one optimizer step, merged from the ranks."""
     outputs = merge([step.share for step in steps if step.share is not None])
-    return MinibatchResult(steps[0].loss, steps[0].grad_norm, outputs)
+    return MinibatchResult(steps[0].loss, steps[0].grad_norm, outputs, steps[0].merge_error)
 
 
 @runtime_checkable

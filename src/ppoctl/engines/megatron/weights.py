@@ -19,9 +19,11 @@ from torch import Tensor
 from ppoctl.convert.accounted_tensors import Accounted
 from ppoctl.convert.adapters import constant_names, merged
 from ppoctl.convert.fused_views import part_of
-from ppoctl.convert.hugging_face import Weights, open_weights
+from ppoctl.convert.hugging_face import open_weights
+from ppoctl.convert.peft_folder import PeftFolder
 from ppoctl.convert.tensors import (
     EMBEDDING,
+    VALUE_HEAD,
     Placement,
     placements,
     tied_copy,
@@ -243,9 +245,9 @@ def load_weights(
 
 
 @torch.no_grad()
-def start_adapters(stages: Sequence[PackedModel], seed: Sequence[object], saved: Weights | None) -> None:
+def start_adapters(stages: Sequence[PackedModel], seed: Sequence[object], saved: PeftFolder | None) -> None:
     """Set the initial matrices of the adapters of these pipeline stages: the saved ones or, if there are none, A
-    random from the seed and B zero."""
+    random from the seed and B zero. A saved value head replaces that of a critic."""
     for own, _ in adapters_in(stages).values():
         for placement, matrix in ((own.adapter.a, own.a), (own.adapter.b, own.b)):
             shard = ParameterShard(placement.name, matrix.detach(), placement.shape, placement.split)
@@ -255,3 +257,7 @@ def start_adapters(stages: Sequence[PackedModel], seed: Sequence[object], saved:
                 shard.write(random_a(placement, *seed), stages[0].pg_collection)
             else:
                 matrix.zero_()
+    if saved is not None and saved.has_head:
+        for part in parts_of(stages[-1]):
+            if part.name == VALUE_HEAD:
+                part.write(saved.tensor(VALUE_HEAD), stages[0].pg_collection)

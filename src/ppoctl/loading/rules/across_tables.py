@@ -21,6 +21,7 @@ from ppoctl.loading.rules.frozen import FROZEN_RULES
 from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.loading.rules.kl import KL_RULES
 from ppoctl.loading.rules.layout import LAYOUT_RULES
+from ppoctl.loading.rules.lora import LORA_RULES
 from ppoctl.loading.rules.losses import LOSS_RULES
 from ppoctl.loading.rules.metrics import METRIC_RULES
 from ppoctl.loading.rules.resampling import RESAMPLING_RULES
@@ -191,6 +192,7 @@ RULES = (
     *ENVIRONMENT_RULES,
     *LAYOUT_RULES,
     *FROZEN_RULES,
+    *LORA_RULES,
     *SLURM_RULES,
 )
 

@@ -5,7 +5,6 @@ import fnmatch
 import re
 from collections.abc import Iterator
 
-from ppoctl.convert.adapters import names_with_adapters
 from ppoctl.convert.tensors import parameter_names
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.problems import Conflict, rules_of
@@ -66,7 +65,9 @@ def check_experts_freeze_together(recipe: Recipe) -> Iterator[Conflict]:
 def check_something_trains(recipe: Recipe) -> Iterator[Conflict]:
     for role, model, shape in _partly_trained(recipe):
         trainable, head = trainable_of(recipe, role), head_of(role)
-        if not any(trainable.trains(name, shape, head) for name in _names(recipe, role, shape)):
+        if trainable.lora is None and not any(
+            trainable.trains(name, shape, head) for name in _names(recipe, role, shape)
+        ):
             yield Conflict(
                 f"no parameter of the {role} trains", ((role, "freeze"), model.key), f"--set '{role}.freeze=[]'"
             )
@@ -98,4 +99,4 @@ def _has_value_head(recipe: Recipe, role: str) -> bool:
 def _names(recipe: Recipe, role: str, shape: ModelShape) -> list[str]:
     """Return the names of the role's parameters, of a value head on the policy's model only the last layer."""
     of_value_head = [f"{VALUE_HEAD_PREFIX}output_layer.weight"] if _has_value_head(recipe, role) else []
-    return [*names_with_adapters(shape, head_of(role), trainable_of(recipe, role)), *of_value_head]
+    return [*parameter_names(shape, head_of(role)), *of_value_head]

@@ -104,7 +104,8 @@ def backward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
 
 
 def gather_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
-    """Return the bytes of the buffer in which sequence parallelism gathers projection inputs. It is never freed."""
+    """Return the bytes of the buffer in which sequence parallelism gathers projection inputs. It is never freed if
+    the projections train. Inputs of frozen projections are freed after the product."""
     return batch.tokens * shard.precision.weight * shard.shape.hidden_size if shard.shares > 1 else 0
 
 

@@ -34,7 +34,9 @@ class AdapterSizes:
     """Numbers of the adapters of attention or of the MLP in one layer, on one tensor rank."""
 
     per_token: int = 0
-    """Rows A x of all adapters, for each token."""
+    """Rows A x of projections that are split by outputs, for each token."""
+    per_own_token: int = 0
+    """Rows A x of the other projections, for each token that a rank has between layers."""
     copied: int = 0
     """Elements of all matrices A."""
     widest: int = 0
@@ -79,7 +81,8 @@ class LayerGradients:
         if key not in self._sizes:
             parts = [each for each in self._adapters[layer] if (".mlp." in each.base.parameter) == in_mlp]
             self._sizes[key] = AdapterSizes(
-                sum(each.a.shape[0] for each in parts),
+                sum(each.a.shape[0] for each in parts if each.base.split == 0),
+                sum(each.a.shape[0] for each in parts if each.base.split != 0),
                 sum(prod(each.a.shape) // (1 if each.a.split is None else ranks) for each in parts),
                 max((self._output(each) // (ranks if each.base.split == 0 else 1) for each in parts), default=0),
             )

@@ -146,9 +146,8 @@ def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) ->
     on_device = partial(MemoryItem, place="device", role=role)
     yield on_device(f"{role} weights", rank_bytes.weights, lower=split, stages=weights, between="moved")
     yield on_device(f"{role} gradients", rank_bytes.gradients, lower=split, stages=training, between="dropped")
-    kept, on_host = rank_bytes.device_optimizer, f'{shared}, or set `{role}.optimizer.on = "cpu"`'
-    optimizer_advice = shared if sizes.device == "cpu" else on_host
-    yield on_device(f"{role} optimizer", kept, lower=optimizer_advice, stages=training, between="moved")
+    kept = rank_bytes.device_optimizer
+    yield on_device(f"{role} optimizer", kept, lower=shared, stages=training, between="moved")
     yield on_device("reference", rank_bytes.reference, lower=split, stages=schedule.of("reference"), between="moved")
     if role == POLICY:
         merges = schedule.of("draws")

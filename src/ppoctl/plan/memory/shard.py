@@ -1,6 +1,7 @@
 """Inputs of the activation formulas: the model shard of a rank, and the size of a microbatch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
@@ -61,14 +62,15 @@ class ModelShard:
     def adapter_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
         """Return the bytes that adapters of the MLP or of attention keep in addition to their inputs."""
         sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
-        return self.precision.weight * (tokens * sizes.per_token + sizes.copied)
+        rows = tokens * sizes.per_token + tokens * sizes.per_own_token // self.shares
+        return self.precision.weight * (rows + sizes.copied)
 
     def adapted_output_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
         """Return the bytes of the widest output of a linear layer with adapters, in the MLP or in attention."""
         sizes = self._gradients.adapters(layer, self.layout.tensor, in_mlp=in_mlp)
         return self.precision.weight * tokens * sizes.widest
 
-    @property
+    @cached_property
     def _gradients(self) -> LayerGradients:
         return gradients_of(self.shape, self.head, self.trainable, self.value_head)
 

@@ -18,6 +18,7 @@ actor trains adapters, this reference is the actor without them: it has no weigh
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.shape import ModelShape
@@ -66,7 +67,7 @@ class Training:
     value_head: SharedValueHead | None = None
     optimizer_on: OptimizerPlace = "device"
 
-    @property
+    @cached_property
     def trunk(self) -> int:
         """Number of layers of the frozen trunk."""
         return trunk_end(self.shape, self.head, self.trainable)
@@ -211,6 +212,8 @@ def _rank(training: Training, number: int) -> RankBytes:
     main_weights, moments = optimized * FLOAT32 if weight < FLOAT32 else 0, optimized * 2 * FLOAT32
     # A float32 model has no main weights: its weights move to the host for a step, and back.
     moved = FLOAT32 + (weight if weight < FLOAT32 else 2 * FLOAT32)
+    gathered = {batch: gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)}
+    is_buffer = training.trainable.lora is None  # otherwise all projections are frozen
     return RankBytes(
         stage=number,
         parameters=counts.total,
@@ -224,15 +227,17 @@ def _rank(training: Training, number: int) -> RankBytes:
         moved=is_on_host * moved * optimized,
         merged=FLOAT32 * largest_adapted(training.shape, layout, training.trainable),
         reference=_reference(training, stage) * weight,
-        gather_buffer=max(gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)),
+        gather_buffer=is_buffer * max(gathered.values()),
         kept=_sum(keeps),
         microbatches_under_way=len(under_way) / len(runs),
         kept_under_way=sum(keeps[run].total for run in under_way),
         backward=max(_at_work(training, run, kept.total) for run, kept in zip(runs, keeps, strict=True))
-        + ("update" in training.full_kl_in) * beside_bytes(whole, training.microbatch, training.microbatches),
+        + ("update" in training.full_kl_in) * beside_bytes(whole, training.microbatch, training.microbatches)
+        + (not is_buffer) * gathered[training.microbatch],
         forward=forward_bytes(_with_copies(whole), training.forward)
         + ("forward" in training.full_kl_in) * beside_bytes(whole, training.forward, layout.pipeline)
-        + _behind_trunk(training, whole),
+        + _behind_trunk(training, whole)
+        + (not is_buffer) * gathered[training.forward],
     )
 
 

@@ -1,0 +1,207 @@
+"""Weights of a model with adapters: engines and exports get merged weights, the reference is the model without
+adapters, and a saved state contains only what trains."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import lora_lab
+import megatron_lab as lab
+import pytest
+import test_shared_reference as references
+import torch
+from layout_lab import STEP, settings, trainer
+from lora_lab import ALL, ATTENTION, LATENT, adapted, started, started_actor
+from safetensors.torch import load_file
+
+from ppoctl.convert.adapters import adapters, merged
+from ppoctl.convert.frozen_base import read_frozen_base
+from ppoctl.convert.torch_dist import read_metadata
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.errors import StorageError
+from ppoctl.model.trainable import Trainable
+from ppoctl.ports import OutputRequest
+from ppoctl.recipe.schema import ParallelTable
+from tolerance import EXACT, FLOAT32
+
+pytestmark = pytest.mark.engines
+
+LAYOUTS = {
+    "one": ParallelTable(),
+    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
+    "PP2": ParallelTable(pipeline=2),
+    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
+    "CP2": ParallelTable(context=2),
+    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
+    "TP2 PP2": ParallelTable(tensor=2, pipeline=2),
+    "EP2": ParallelTable(data=2, expert=2),
+}
+SENT = [
+    *(("qwen2-deep", ALL, name) for name in LAYOUTS if name != "EP2"),
+    ("gemma2", adapted("v_proj", "gate_proj"), "TP2 sequence"),
+    ("qwen3-moe", adapted(*ATTENTION), "EP2"),
+    ("deepseek-v3-low-rank", adapted(*LATENT), "TP2 sequence"),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("kind", "trainable", "layout"), SENT, ids=[f"{kind} {layout}" for kind, _, layout in SENT])
+def test_sent_and_exported_weights_are_merged_from_the_whole_matrices(
+    pool, model, tmp_path, kind, trainable, layout, dtype
+):
+    actor = trainer(pool, replace(settings(model(kind), "actor", LAYOUTS[layout], dtype), trainable=trainable))
+    actor.start()
+    rollouts = lab.make_rollouts()
+    actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)] * 2, lab.policy_objective(rollouts))
+    sent = {name: tensor.clone() for name, tensor in pool.tensors()}
+    matrices = lora_lab.matrices_of(actor, lora_lab.saved(actor, tmp_path / "state"))
+    base = {name: each.to(sent[name].dtype) for name, each in load_file(model(kind) / "model.safetensors").items()}
+    expected = dict(base)
+    for each in adapters(actor.source[1], trainable):
+        a, b = matrices[each.a.name], matrices[each.b.name]
+        assert a.dtype == b.dtype == sent[each.base.name].dtype == dtype
+        expected[each.base.name] = merged(base[each.base.name], a, b, trainable.lora.scale)
+        assert not torch.equal(expected[each.base.name], base[each.base.name])
+    lab.check_all(EXACT, sent, expected)
+    (tmp_path / "export").mkdir()
+    actor.save_weights(tmp_path / "export")
+    lab.check_all(EXACT, load_file(tmp_path / "export/model.safetensors"), expected)
+
+
+def test_only_blocks_with_adapters_are_sent_again(pool, model):
+    """Two of four layers have adapters, on their queries: engines load an attention block only as a whole."""
+    trainable = adapted("q_proj", freeze=("decoder.layers.0.*", "decoder.layers.2.*"))
+    layout = ParallelTable(pipeline=2)
+    trainer(pool, replace(settings(model("qwen2-deep"), "actor", layout), trainable=trainable)).start()
+    found = {part: [spec.name for rank in pool.call("weight_specs", (part,)) for spec in rank] for part in PARTS}
+    every = load_file(model("qwen2-deep") / "model.safetensors").keys()
+    again = {name for name in every if name.startswith(("model.layers.1.self_attn.", "model.layers.3.self_attn."))}
+    assert len(again) == 14
+    assert set(found["changing"]) == again
+    assert sorted(found["constant"]) == sorted(every - again)
+
+
+PARTS = ("changing", "constant")
+REFERENCES = {
+    "qwen2-six": adapted("q_proj", "up_proj", "down_proj"),
+    "gemma2": ALL,
+    "qwen3-moe": adapted(*ATTENTION),
+    "deepseek-v3-low-rank": adapted(*LATENT),
+    "qwen2-deep": adapted(freeze=("decoder.layers.[0-1].*",)),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_reference_is_the_base_model_and_full_kl_is_that_of_two_complete_models(model, tmp_path, kind):
+    folder = lab.with_ends(model(kind), tmp_path / "base", (5, 33))
+    actor, rollouts = started_actor(folder, REFERENCES[kind]), lab.make_rollouts()
+    references.train(actor)
+    (tmp_path / "trained").mkdir()
+    actor.save_weights(tmp_path / "trained")
+    initial = started_actor(folder, Trainable())
+    complete = started_actor(tmp_path / "trained", Trainable(), reference=str(folder))
+    alone = actor.logprobs(rollouts, references.FILTERED)
+    frozen = initial.logprobs(rollouts, references.PLAIN).primary
+    both = actor.logprobs(rollouts, replace(references.FILTERED, reference=True))
+    EXACT.check(both.reference, frozen)
+    EXACT.check(actor.reference_logprobs(rollouts, references.PLAIN), frozen)
+    EXACT.check(both.primary, alone.primary)
+    assert float((alone.primary - frozen)[rollouts.mask].abs().max()) > 0.01
+    FLOAT32.check(alone.primary, complete.logprobs(rollouts, references.FILTERED).primary)
+    full = replace(references.FILTERED, full_kl=True)
+    expected = complete.logprobs(rollouts, full).full_kl
+    assert expected is not None
+    FLOAT32.check(actor.logprobs(rollouts, full).full_kl, expected)
+    objective = replace(lab.policy_objective(rollouts), request=full)
+    still = lab.minibatch(rollouts, step=replace(lab.STEP, lr=0.0))
+    FLOAT32.check(actor.update(rollouts, [still], objective)[0].outputs.full_kl, expected)
+    EXACT.check(actor.logprobs(rollouts, references.FILTERED).primary, alone.primary)
+    assert references.own_bytes(lab.rank_of(actor)) == 0
+
+
+@pytest.mark.parametrize("how", [{"recompute": "full"}, {"dtype": torch.bfloat16, "recompute": "selective"}])
+def test_recomputed_or_rounded_reference_is_the_base_model(model, how):
+    actor, rollouts = started_actor(model("qwen2-deep"), ALL, **how), lab.make_rollouts()
+    references.train(actor)
+    found = actor.logprobs(rollouts, references.BOTH)
+    expected = started_actor(model("qwen2-deep"), Trainable(), **how).logprobs(rollouts, references.PLAIN)
+    EXACT.check(found.reference, expected.primary)
+    lab.rank_of(actor).offload()
+    EXACT.check(actor.reference_logprobs(rollouts, references.PLAIN), expected.primary)
+    EXACT.check(actor.logprobs(rollouts, references.BOTH).primary, found.primary)
+
+
+def test_reference_with_a_path_of_its_own_has_weights_of_its_own(model, tmp_path):
+    other = lab.with_scaled_weights(model("qwen2-deep"), tmp_path / "other")
+    actor = started_actor(model("qwen2-deep"), ALL, reference=str(other))
+    references.train(actor)
+    found = actor.logprobs(lab.make_rollouts(), references.BOTH)
+    expected = started_actor(other, Trainable()).logprobs(lab.make_rollouts(), references.PLAIN)
+    EXACT.check(found.reference, expected.primary)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2", "PP2 interleaved", "CP2", "TP2 PP2"])
+def test_reference_does_not_depend_on_the_layout(pool, model, layout):
+    rollouts, full = lab.make_rollouts(), OutputRequest(temperature=0.8, full_kl=True)
+    alone = started_actor(model("qwen2-deep"), ALL)
+    actor = trainer(pool, replace(settings(model("qwen2-deep"), "actor", LAYOUTS[layout]), trainable=ALL))
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    for each in (alone, actor):
+        each.update(rollouts, [lab.minibatch(rollouts, step=STEP)] * 2, lab.policy_objective(rollouts))
+    expected, found = alone.logprobs(rollouts, references.BOTH), actor.logprobs(rollouts, references.BOTH)
+    FLOAT32.check(found.reference, expected.reference)
+    torch.testing.assert_close(found.primary, expected.primary, atol=1e-3, rtol=0)
+    EXACT.check(actor.reference_logprobs(rollouts, references.PLAIN), found.reference)
+    EXACT.check(actor.logprobs(rollouts, replace(references.BOTH, reference=False)).primary, found.primary)
+    expected_kl = alone.logprobs(rollouts, full).full_kl
+    assert expected_kl is not None
+    assert float(expected_kl.max()) > 0.01
+    torch.testing.assert_close(actor.logprobs(rollouts, full).full_kl, expected_kl, atol=1e-3, rtol=0)
+
+
+def test_state_contains_matrices_and_value_head_alone_with_a_digest_of_all_other_weights(pool, model, tmp_path):
+    digests: dict[str, Sequence[str]] = {}
+    for role, head in (("actor", set()), ("critic", {"output_layer.weight"})):
+        digests[role] = []
+        for name in ("one", "TP2 PP2"):
+            made = replace(settings(model("qwen2-deep"), role, LAYOUTS[name]), trainable=ALL)
+            trained = trainer(pool, made)
+            trained.start()
+            folder = tmp_path / f"{role} {name}"
+            lora_lab.saved(trained, folder)
+            keys = {key for key in read_metadata(folder).state_dict_metadata if not key.startswith("optimizer")}
+            assert keys == {each.parameter for each in lora_lab.placements_of(trained)} | head
+            base = read_frozen_base(folder)
+            assert base is not None
+            assert base.model == str(model("qwen2-deep"))
+            digests[role] = [*digests[role], base.digest]
+        assert digests[role][0] == digests[role][1]
+    assert digests["actor"][0] == digests["critic"][0]  # the token head is tied, so both have the same frozen tensors
+
+
+OTHERS = {
+    "all": (Trainable(), "`train = all`"),
+    "rank": (adapted(rank=4), "rank = 4"),
+    "alpha": (adapted(alpha=4.0), "alpha = 4,"),
+    "targets": (adapted("q_proj", "v_proj"), r"targets = \['q_proj', 'v_proj'\]"),
+    "freeze": (adapted(freeze=("decoder.layers.0.*",)), r"freeze = \['decoder"),
+}
+
+
+def test_state_of_other_adapters_or_another_base_is_refused(model, tmp_path):
+    actor = started(model("qwen2"), ALL)
+    lora_lab.saved(actor, tmp_path / "state")
+    for other, named in OTHERS.values():
+        made = replace(actor.settings, trainable=other)
+        with pytest.raises(StorageError, match=rf"targets = \"all-linear\".* now has .*{named}") as refused:
+            MegatronActor(made, ThisProcess(MegatronRank(made))).load(tmp_path / "state")
+        assert "`train` and `freeze`" in str(refused.value.hint)
+    scaled = lab.with_scaled_weights(model("qwen2"), tmp_path / "scaled")
+    made = replace(actor.settings, model=str(scaled))
+    with pytest.raises(StorageError, match=r"frozen weights of the actor in .*scaled` are not those of the state"):
+        MegatronActor(made, ThisProcess(MegatronRank(made))).load(tmp_path / "state")

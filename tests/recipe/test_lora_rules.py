@@ -1,0 +1,201 @@
+"""Adapters are checked against the model's config.json before anything is started."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import RecipeError
+from ppoctl.loading.load import load
+from ppoctl.loading.rules.lora import LORA_RULES
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
+ATTENTION = "`q_proj`, `k_proj`, `v_proj`, `o_proj`"
+ALL = f"{ATTENTION}, `gate_proj`, `up_proj`, `down_proj`"
+
+# The quickstart's model is a qwen2: 128 wide, 4 heads of 32, 2 key heads, MLP of 384.
+CASES: list[tuple[str, list[str], str, str]] = [
+    (
+        "check_targets_exist",
+        ["actor.train={lora={targets=['o_proj', 'q_porj', 'down_proj']}}"],
+        f"the model has no projection `q_porj`; the projections that can have adapters are {ALL}",
+        '--set \'actor.train.lora.targets=["o_proj", "q_proj", "down_proj"]\'',
+    ),
+    (
+        "check_targets_exist",
+        ["critic.train={lora={targets=['linear_fc1', 'linear_qkv', 'v_proj']}}"],
+        "the model has no projection `linear_fc1`, `linear_qkv`; ",
+        '--set \'critic.train.lora.targets=["gate_proj", "up_proj", "q_proj", "k_proj", "v_proj"]\'',
+    ),
+    (
+        "check_targets_exist",
+        ["actor.train={lora={targets=['lm_head']}}"],
+        "the model has no projection `lm_head`; ",
+        '"o_proj", "gate_proj", "up_proj", "down_proj"]\'',
+    ),
+    (
+        "check_targets_exist",
+        ["actor.train={lora={targets=[]}}"],
+        "no projection is a target; ",
+        'targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]\'',
+    ),
+    (
+        "check_rank_fits_targets",
+        ["critic.train={lora={rank=65}}"],
+        "`k_proj` has 128 inputs and 64 outputs, so a rank above 64 adds nothing",
+        "--set critic.train.lora.rank=64",
+    ),
+    (
+        "check_rank_fits_targets",
+        ["actor.train={lora={rank=129, targets=['down_proj', 'o_proj']}}"],
+        "`o_proj` has 128 inputs and 128 outputs, so a rank above 128 adds nothing",
+        "--set actor.train.lora.rank=128",
+    ),
+    (
+        "check_freeze_leaves_adapters",
+        ["actor.train={lora={targets=['q_proj', 'v_proj']}}", "actor.freeze=['*.linear_qkv.weight']"],
+        "no projection of the actor has an adapter, because the patterns match the weights of all targets",
+        "--set 'actor.freeze=[]'",
+    ),
+    (
+        "check_freeze_leaves_adapters",
+        ["critic.train={lora={}}", "critic.freeze=['decoder.*']"],
+        "no projection of the critic has an adapter",
+        "--set 'critic.freeze=[]'",
+    ),
+    (
+        "check_copied_layers_have_no_adapters",
+        ["critic={on='actor', layers_copied=1}", "actor.train={lora={}}"],
+        "layers with adapters cannot be copied for a value head: `critic.layers_copied` = `1` (--set)",
+        "--set critic.layers_copied=0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "sets", "says", "hint"), CASES)
+def test_adapters_that_do_not_fit_the_model_are_refused_with_one_message(
+    rule: str, sets: list[str], says: str, hint: str
+) -> None:
+    assert rule in {check.__name__ for check in LORA_RULES}
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], sets)
+    assert says in caught.value.message
+    assert len(caught.value.message.splitlines()) == 1
+    assert hint in str(caught.value.hint)
+
+
+def test_every_rule_about_adapters_has_a_failing_case() -> None:
+    tested_with_experts = "check_targets_are_not_experts"
+    assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in LORA_RULES}
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["actor.train={lora={}}", "critic.train={lora={targets='all-linear'}}"],
+        ["actor.train={lora={rank=64, targets=['down_proj', 'k_proj']}}"],
+        ["critic.train={lora={rank=128, targets=['q_proj', 'o_proj']}}"],
+        ["actor.train={lora={targets=['q_proj', 'down_proj']}}", "actor.freeze=['*.linear_qkv.weight']"],
+        ["critic={on='actor', head='mlp'}", "actor.train={lora={}}"],
+        ["critic={on='actor', layers_copied=1}"],
+    ],
+)
+def test_adapters_that_fit_the_model_are_accepted(sets: list[str]) -> None:
+    load([QUICKSTART], sets)
+
+
+def test_pattern_that_matches_only_adapters_is_refused() -> None:
+    """It would freeze nothing: patterns of `freeze` match weights of the model."""
+    with pytest.raises(RecipeError, match=r"no parameter has a name like `\*\.adapters\.q_proj\.\*`"):
+        load([QUICKSTART], ["actor.train={lora={}}", "actor.freeze=['*.adapters.q_proj.*']"])
+
+
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 2,
+}
+WITH_DENSE_LAYERS = {
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "adaptable"),
+    [
+        (MIXTURE, ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (WITH_DENSE_LAYERS, ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
+    ],
+    ids=["qwen3_moe", "deepseek_v3"],
+)
+def test_projections_of_experts_are_refused_as_targets(
+    tmp_path: Path, config: dict[str, object], adaptable: list[str]
+) -> None:
+    """Also if layers without experts have projections of the same names: peft would adapt both."""
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | config))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    model = f"model.path={tmp_path}"
+    load([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={adaptable}}}}}"])
+    listed = ", ".join(f"`{name}`" for name in adaptable)
+    for targets, refused, hint in (
+        ("'all-linear'", "`gate_proj`, `up_proj`, `down_proj`", adaptable),
+        (["up_proj", "o_proj"], "`up_proj`", ["o_proj"]),
+        (["down_proj"], "`down_proj`", adaptable),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            load([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={targets}}}}}"])
+        assert (
+            f"experts have no adapters, but their projections are targets: {refused}; "
+            f"the projections that can have adapters are {listed}: "
+        ) in caught.value.message
+        assert f"actor.train.lora.targets={json.dumps(hint)}'" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("actor.train={lora={r=4}}", "it is a key of peft; use `actor.train.lora.rank`"),
+        ("critic.train={lora={lora_alpha=4}}", "it is a key of peft; use `critic.train.lora.alpha`: 8 in peft"),
+        ("actor.train={lora={lora_dropout=0.1}}", "dropout is not offered: PPO compares the log-probs of two passes"),
+        ("actor.train={lora={dropout=0.1}}", "dropout is not offered"),
+        (
+            "actor.train={lora={use_dora=true}}",
+            "DoRA, which also trains the length of each row of the weight, is not",
+        ),
+        ("actor.train={lora={dora=true}}", "DoRA, "),
+        ("critic.train={lora={use_rslora=true}}", "use `critic.train.lora.alpha`: rsLoRA is not offered; its factor"),
+        ("actor.train={lora={qlora=true}}", "quantized weights (QLoRA) are not offered"),
+        ("actor.train={lora={bias='all'}}", "biases, norms and the embedding are frozen"),
+        (
+            "actor.train={lora={layers_to_transform=[0]}}",
+            "a target has an adapter of the same rank and alpha in every",
+        ),
+        ("actor.lora.rank=8", "`lora` belongs under [actor.train] or [critic.train]"),
+        ("actor.lora_rank=8", "verl's `actor_rollout_ref.model.lora_rank` is `actor.train.lora.rank` in ppoctl"),
+        ("critic.lora_rank=8", "verl's `critic.model.lora_rank` is `critic.train.lora.rank` in ppoctl"),
+        ("model.lora={rank=8}", "use `actor.train.lora.rank` and `critic.train.lora.rank`"),
+        ("actor.peft_config={r=8}", "peft's `actor.train.lora.r` is `actor.train.lora.rank` in ppoctl"),
+        ("actor.optimizer.optimizer_cpu_offload=true", 'is `actor.optimizer.on = "cpu"` in ppoctl'),
+        ("critic.optimizer.optimizer_offload_fraction=0.5", "is `critic.optimizer.on` in ppoctl: a fraction in"),
+    ],
+)
+def test_key_of_other_systems_for_adapters_names_ours_or_what_is_not_offered(written: str, says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], [written])
+    assert says in caught.value.message
