@@ -81,6 +81,18 @@ def test_offloaded_bytes_cross_the_bus_twice() -> None:
     assert offload_seconds(50_000_000_000) == 4.0
 
 
+def test_round_trips_of_offloaded_roles() -> None:
+    """Weights of the actor stay from its update to the next rollout, and return for log-probs; weights of the critic
+    are on the GPU for values and for its update. Optimizers and reference are on the GPU once in a step."""
+    search = searched(loaded("own/llama-3.2-1b-32g").recipe, 47.0, 1)
+    memory = estimate_here(search.base, 47.0)
+    assert memory is not None
+    for role in ("actor", "critic"):
+        rank = memory.roles[role].largest
+        [process] = search.footprints.role(role, choice_of(search.base, role))
+        assert process.moved == 2 * rank.weights + rank.main_weights + rank.moments + rank.reference
+
+
 BATCH = StepBatch(12, prompt_tokens=10, response_tokens=30, has_reference=False, reference_in_loss=False)
 
 
@@ -213,10 +225,11 @@ CASES: dict[str, tuple[str, float, int | None, Sequence[str], set[str]]] = {
         "own/llama-3.2-1b-24g", 22.5, None, (), {"actor.recompute", "actor.batching.max_tokens_per_microbatch"},
     ),
     "offload": ("own/llama-3.2-1b-24g", 22.5, None, ["cluster.offload=[]"], {"cluster.offload"}),
-    "KV cache": ("own/qwen3-4b-80g", 47.0, None, (), {"generator.gpu_memory_frac"}),
-    "layout": ("own/qwen3-4b-80g", 47.0, 2, (), {"actor.parallel"}),
-    "engines": ("own/qwen3-4b-80g", 47.0, 2, (), {"generator.engines"}),
-    "adapters and top layers": ("own/qwen3-4b-80g", 22.5, None, (), {"actor.train", "critic.train"}),
+    "KV cache and optimizer on the CPU": (
+        "own/qwen3-4b-80g", 47.0, None, (), {"generator.gpu_memory_frac", "actor.optimizer.on", "actor.recompute"},
+    ),
+    "layout and engines": ("own/qwen3-4b-80g", 79.0, 2, (), {"actor.parallel", "generator.engines"}),
+    "part that trains": ("own/qwen3-4b-80g", 22.5, None, (), {"actor.train", "critic.train"}),
     "roles apart": (
         "nemo-rl/gsm8k-2n8g-dynbatch-noncolocated", 22.5, 8, (), {"cluster.placement", "cluster.offload"},
     ),

@@ -26,7 +26,7 @@ def print_proposals(
     none."""
     from ppoctl.preflight.proposals import proposals_for
 
-    proposals = proposals_for(loaded, sets, gib, gpus, _Progress().notify)
+    proposals = proposals_for(loaded, sets, gib, gpus, _SearchProgress().notify)
     render.passing()
     too_much = None if proposals.found else _misfit(proposals, gib, as_typed("plan", files, sets))
     if as_json:
@@ -42,7 +42,7 @@ def print_proposals(
     return int(too_much.exit_code)
 
 
-class _Progress:
+class _SearchProgress:
     """Progress of the search: shown continuously on a terminal, otherwise as a line when the search takes long."""
 
     def __init__(self) -> None:

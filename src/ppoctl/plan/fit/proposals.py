@@ -35,7 +35,7 @@ class Proposal:
     changes: Mapping[KeyPath, Any]
     """Key -> new value. Empty: the recipe fits as it is."""
     results: tuple[str, ...]
-    """What changes in the results; empty: nothing."""
+    """Sentences about changes of the results; empty: the results do not change."""
     seconds: StepSeconds
     memory: Memory
     at_once: int
