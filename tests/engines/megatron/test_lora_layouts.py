@@ -14,7 +14,7 @@ import lora_lab
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, resumes_under_layout, settings, trainer
+from layout_lab import CHANGE_GAP, STEP, gap, resumes_under_layout, settings, trainer
 from lora_lab import ALL, ATTENTION, LATENT, adapted, matrices_of
 from rank_pool import RankPool
 from torch import Tensor
@@ -92,16 +92,17 @@ def check_agree(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[st
     lab.check_all(EXACT, found["initial"], expected["initial"])
     assert min(float(change.abs().max()) for change in expected["change"].values()) > 1e-3
     assert min(float(gradient.abs().max()) for gradient in expected["gradient"].values()) > 0
-    for what, bound in {"gradient": GRADIENT_GAP, "change": CHANGE_GAP, "reported": CHANGE_GAP}.items():
+    # The gradient is that of the third step: AdamW has amplified differences of gradients near 0 in two steps.
+    for what in ("gradient", "change", "reported"):
         found_gap = gap(found[what], expected[what])
-        assert found_gap < bound, f"{what}: {found_gap}"
+        assert found_gap < CHANGE_GAP, f"{what}: {found_gap}"
 
 
 CASES = [
     *(("qwen2-deep", role, name) for role in ("actor", "critic") for name in LAYOUTS if name != "EP2"),
     *(("gemma2", "actor", name) for name in ("TP2", "TP2 sequence", "PP2")),
     *(("qwen3-moe", "actor", name) for name in ("EP2", "TP2 sequence")),
-    *(("deepseek-v3-low-rank", "actor", name) for name in ("TP2", "TP2 sequence", "EP2")),
+    *(("deepseek-v3-low-rank", "actor", name) for name in ("TP2 sequence", "EP2")),
 ]
 
 
@@ -170,7 +171,7 @@ RESUMED = [
     ("qwen2-deep", "DP2 distributed optimizer", "TP2 distributed optimizer"),
     ("qwen2-deep", "PP2 interleaved", "TP2"),
     ("deepseek-v3-low-rank", "TP2 sequence", "EP2"),
-    ("qwen3-moe", "EP2", "TP2"),
+    ("qwen3-moe", "EP2", "TP2 sequence"),
 ]
 RESUMING = {
     **LAYOUTS,
@@ -179,15 +180,24 @@ RESUMING = {
 }
 
 
+# In bfloat16, the rows A x are rounded before and after their sum over tensor ranks, and a token may reach another
+# expert.
+DTYPES = {"float32": (torch.float32, RESUMED), "bfloat16": (torch.bfloat16, RESUMED[:5])}
+RESUMED_DTYPES = [(*case, name) for name, (_, cases) in DTYPES.items() for case in cases]
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("kind", "saved_under", "loaded_under"), RESUMED, ids=[" ".join(case) for case in RESUMED])
-def test_state_of_adapters_loads_under_other_layout(pool, model, tmp_path, kind, saved_under, loaded_under, dtype):
+@pytest.mark.parametrize(
+    ("kind", "saved_under", "loaded_under", "name"), RESUMED_DTYPES, ids=[" ".join(case) for case in RESUMED_DTYPES]
+)
+def test_state_of_adapters_loads_under_other_layout(pool, model, tmp_path, kind, saved_under, loaded_under, name):
+    dtype = DTYPES[name][0]
     made: list[Any] = [
         replace(settings(model(kind), "actor", RESUMING[layout], dtype), trainable=TARGETS[kind])
         for layout in (saved_under, loaded_under)
     ]
-    assert resumes_under_layout(pool, *made, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.2)
+    loss_gap, change_gap = (1e-5, CHANGE_GAP) if dtype is torch.float32 else (0.01, 0.2)
+    assert resumes_under_layout(pool, *made, tmp_path, loss_gap) < change_gap
     keys = read_metadata(tmp_path).state_dict_metadata
     names = {each.parameter for each in lora_lab.placements_of(trainer(pool, made[0]))}
     assert {key for key in keys if not key.startswith("optimizer")} == names

@@ -148,7 +148,7 @@ def _values(recipe: Recipe) -> Iterator[tuple[KeyPath, Any]]:
         yield (role, "optimizer", "on"), table.optimizer.on
         if table.train is not None:
             yield (role, "train"), table.train.model_dump(mode="json", exclude_unset=True)
-    for name in ("engines", "tensor", "gpu_memory_frac"):
+    for name in ("engines", "tensor", "gpu_memory_frac", "compile"):
         yield ("generator", name), getattr(recipe.generator, name)
     yield ("cluster", "placement"), recipe.cluster.placement
     yield ("cluster", "weights"), recipe.cluster.weights

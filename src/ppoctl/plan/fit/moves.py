@@ -34,6 +34,7 @@ MOVES = (
     Move(
         "KV cache", ("generator.gpu_memory_frac",), "decoding", "fewer sequences at once, so more waves of decoding"
     ),
+    Move("no CUDA graphs", ("generator.compile",), "decoding", "the host starts each kernel of each token"),
     Move("engines", ("generator.engines", "generator.tensor"), "decoding", "all-reduces in each layer and token"),
     Move(
         "layout",

@@ -175,7 +175,7 @@ def _kind(recipe: Recipe) -> object:
 
 def _values(candidate: FitCandidate) -> list[tuple[str, ...]]:
     """Return the paths of the values that `_with_few_changes` sets back, the largest changes first."""
-    paths: list[tuple[str, ...]] = [("offload",), ("engines", "tensor"), ("gpu_memory_frac",)]
+    paths: list[tuple[str, ...]] = [("offload",), ("engines", "tensor"), ("compile",), ("gpu_memory_frac",)]
     for role, choice in candidate.roles.items():
         paths += [(role, "optimizer_on"), (role, "recompute")]
         paths += [(role, "batching", name) for name in type(choice.batching).model_fields]

@@ -284,13 +284,15 @@ class FitSearch:
     @cached_property
     def _engines(self) -> list[GeneratorTable]:
         """Return tables of engines, without a size of the cache: those of the recipe, and engines of 1 to 8 ranks on
-        all GPUs."""
+        all GPUs; each also without CUDA graphs, whose memory the cache can then use."""
         own = self.recipe.generator
         sizes = [(self.gpus // tensor, tensor) for tensor in (1, 2, 4, 8) if self.gpus % tensor == 0]
         if devices(self.recipe) == self.gpus and own.engines * own.tensor <= self.gpus:
             sizes.insert(0, (own.engines, own.tensor))
         tables = [
-            own.model_copy(update={"engines": engines, "tensor": tensor}) for engines, tensor in dict.fromkeys(sizes)
+            own.model_copy(update={"engines": engines, "tensor": tensor, "compile": compiled})
+            for engines, tensor in dict.fromkeys(sizes)
+            for compiled in dict.fromkeys((own.compile, False))
         ]
         return [table for table in tables if self._is_valid(self.base.model_copy(update={"generator": table}))]
 

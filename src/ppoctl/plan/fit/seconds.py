@@ -48,6 +48,8 @@ GPU_LINK_BYTES_S = 450e9
 """Bytes/s from a GPU to the other GPUs of its node, NVLink of an H200 (data sheet)."""
 HOST_MEMORY_BYTES_S = 200e9
 """Bytes/s of a node's memory during an optimizer step on the CPU, all cores together (assumed)."""
+EAGER_LAYER_S = 3e-4
+"""Seconds in which a host starts the kernels of a layer one by one, if an engine has no CUDA graphs (assumed)."""
 ALL_REDUCE_S = 1e-5
 """Seconds of an all-reduce of few bytes between GPUs of a node (assumed)."""
 
@@ -181,6 +183,8 @@ def decode_seconds(
     if tensor > 1:  # two all-reduces in each layer, of a hidden state in two bytes
         sent = 2 * together * shape.hidden_size * 2 * (tensor - 1) / tensor
         each += 2 * shape.num_layers * (ALL_REDUCE_S + sent / _link(tensor))
+    if table.compile is False:
+        each += shape.num_layers * EAGER_LAYER_S
     return tokens * each
 
 
