@@ -88,7 +88,8 @@ class RankBytes:
     host_optimizer: int
     """Part of both that is in host memory: all or nothing."""
     host_staging: int
-    """Pinned host memory of an optimizer on the host, between device and host."""
+    """Pinned host memory of an optimizer on the host, between device and host: at most, as if the largest parameter
+    filled a piece."""
     moved: int
     """Bytes that one step of an optimizer on the host moves between device and host."""
     merged: int
