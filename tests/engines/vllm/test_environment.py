@@ -82,9 +82,10 @@ def test_gpu_engine_captures_graphs_and_cpu_engine_is_eager(clean, monkeypatch):
 
 def test_gpu_recipes_do_not_use_eager_mode(gpu):
     paths = sorted((ROOT / "recipes").rglob("*.toml"))
-    recipes = [load([path], [], {"PPOCTL_DATA": "none"}).recipe for path in paths]
+    recipes = {path.stem: load([path], [], {"PPOCTL_DATA": "none"}).recipe for path in paths}
     assert len(recipes) > 20
-    assert all(compiles(recipe.generator) for recipe in recipes)
+    # On 24 GB, the KV cache of a 4B model needs the memory of the CUDA graphs.
+    assert [name for name, recipe in recipes.items() if not compiles(recipe.generator)] == ["qwen3-4b-24g"]
     assert "TORCH_COMPILE_DISABLE" not in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
