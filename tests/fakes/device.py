@@ -74,7 +74,7 @@ class CountingRank:
         """Take `buckets`: the bytes of each bucket of weights that the rank sends."""
         self.device, self.role, self.has, self.buckets = device, role, has, buckets
         self.table = torch.zeros(())
-        training = has.gradients + has.main_weights + has.moments
+        training = has.gradients + has.main_weights + has.moments - has.host_optimizer
         self._sizes = {"weights": has.weights, "training": training, "reference": has.reference}
         self._left: list[int] = []
         self._shares = False

@@ -102,6 +102,10 @@ class EnvironmentProcess(UserProcess):
             fields = reply["observation"]
             return Observation(**{**fields, "messages": messages_from(fields["messages"])})
         except (KeyError, TypeError):
+            # The code of the user wrote into the pipe. The reply of the child may still come, and would be taken for
+            # that to the next message.
+            self._stop()
+            self._open.clear()
             return EnvironmentFailure("invalid", "the environment's process sent a reply that is not an observation")
 
     def _reply(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any] | EnvironmentFailure:
