@@ -148,7 +148,7 @@ def test_version_has_three_spellings(ask: RunCli) -> None:
 
 def test_missing_choice_is_reported_in_one_line(ask: RunCli) -> None:
     assert ask("convert-ckpt", "a", "b") == CliResult(
-        2, "", "error: missing option `--to`: one of hf, megatron\n\nhint: ppoctl convert-ckpt --help\n"
+        2, "", "error: missing option `--to`: one of hf, megatron, peft\n\nhint: ppoctl convert-ckpt --help\n"
     )
     assert one_line("Missing argument 'RECIPE'.") == "Missing argument 'RECIPE'."
 

@@ -296,7 +296,7 @@ ERRORS = {
         3,
         "error: `/` is not a run, a Megatron folder or a Hugging Face folder\n\nhint: ls -a /\n",
     ),
-    "no format": (["base", "out"], 2, "error: missing option `--to`: one of hf, megatron\n"),
+    "no format": (["base", "out"], 2, "error: missing option `--to`: one of hf, megatron, peft\n"),
     "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),
     "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is already in that format (`--to hf`)\n"),
     "an existing folder": (["base", "base", "--to", "megatron"], 2, "error: `base` exists\n"),
