@@ -48,7 +48,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.startswith("own-qwen3-4b-80g on 1 GPU of 12 GiB: no recipe fits with 1.5 GiB to spare\nthe nearest:\n")
     assert (
-        "error: no recipe fits on 1 GPU of 12 GiB: the nearest needs 20.8 GiB in `rollout`, 10.3 GiB more than there "
+        "error: no recipe fits on 1 GPU of 12 GiB: the nearest needs 19.8 GiB in `rollout`, 9.31 GiB more than there "
         "are with 1.5 GiB to spare\n"
     ) in err
     assert f"hint: ppoctl plan {shlex.join(QWEN)} --fit 12 --gpus 2\n" in err
