@@ -231,7 +231,7 @@ def _matrices(shape: ModelShape) -> int:
     return round((without_pairs - 4 * shape.num_layers * shape.query_channels) / 2)
 
 
-def test_plan_says_what_adapters_train(smallest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_what_adapters_train(smallest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ("actor.train={lora={rank=1, targets=['k_proj']}}", "critic.train={lora={rank=16}}")
     words = [f"--set={each}" for each in (f"model.path={LLAMA}", "actor.optimizer.on=cpu", *sets)]
     assert run(["plan", str(smallest), *words]) == 0

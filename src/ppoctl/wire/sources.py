@@ -37,8 +37,8 @@ def source_digests(recipe: Recipe, prompt_source: PromptSource) -> dict[str, str
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Return the digests of the models of all trained roles with the adapters that they start from, of the files that
-    are exported with the models, and of each reward model.
+    """Return the digests of the models of all trained roles, of the files that are exported with the models, and of
+    each reward model. The digest of a model includes the adapters that the role starts from.
 
     Raises CorruptArtifactError if one of the models is a saved state that was changed after it was written.
     """

@@ -58,8 +58,8 @@ class LayerGradients:
         self._sizes: dict[tuple[int, bool, int], AdapterSizes] = {}
 
     def has(self, layer: int, name: str) -> bool:
-        """Return whether the parameter of this name in a layer, as in the family tables, trains or has an adapter,
-        in this layer or in a copy of it in a value head."""
+        """Return whether a parameter trains or has an adapter, in this layer or in a copy of it in a value head.
+        `name`: its name in a layer, as in the family tables."""
         if (layer, name) not in self._known:
             names = [f"decoder.layers.{layer}.{name}"]
             if layer in self._copies:
