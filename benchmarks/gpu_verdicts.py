@@ -76,6 +76,10 @@ def _update(line: Line, on_gpu: bool) -> list[str]:
     ]
 
 
+def _optimizer(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001 - its speed has no bound
+    return [*_gaps(line, on_gpu), *_plan(line.get("plan_peak"), line.get("measured_peak"))]
+
+
 def _plan(plan: float | None, measured: float | None) -> list[str]:
     """Check `plan` against the measured peak; return nothing without a measurement."""
     if plan is None or measured is None or abs(plan - measured) <= MOST_PLAN_GAP * measured:
@@ -130,6 +134,8 @@ _CHECKS: dict[str, Callable[[Line, bool], list[str]]] = {
     "pinned": _pinned,
     "rank": _update,
     "shard": _update,
+    "lora": _update,
+    "optimizer": _optimizer,
     "soak": _soak,
     "capped": _gaps,
     "experts": _gaps,

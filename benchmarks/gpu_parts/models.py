@@ -81,14 +81,15 @@ def sequences_of(kind, count, shortest, longest):
     return roofline.made_up_sequences(count, shortest, longest, MODELS["tiny" if TINY else kind]["vocab_size"])
 
 
-def open_rank(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
-    """Return a started rank of a model. `most` is the token cap of a microbatch, `chunk` that of logits at a time."""
+def open_rank(kind, role="actor", *, most=16384, chunk=1024, **settings):
+    """Return a started rank of a model with these `TrainerSettings`. `most` is the token cap of a microbatch, `chunk`
+    that of logits at a time."""
     from ppoctl.engines.megatron.rank import MegatronRank
     from ppoctl.engines.megatron.settings import TrainerSettings
     from ppoctl.recipe.schema import ByTokens
 
     batching = ByTokens(max_tokens_per_microbatch=64 if TINY else most, logits_chunk_tokens=chunk)
-    rank = MegatronRank(TrainerSettings(role, str(folder(kind)), BF16, batching, recompute=recompute))
+    rank = MegatronRank(TrainerSettings(role, str(folder(kind)), BF16, batching, **settings))
     start = time.perf_counter()
     rank.start()
     sync()

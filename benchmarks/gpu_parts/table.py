@@ -38,6 +38,8 @@ _PARTS = (
     _of("transfer", "transfer", 75, limit_s=180, figures=("way", "gib", "gb_s", "restored_s", "freed_gib")),
     _of("memory", "pinned", 30, figures=("out_gb_s", "back_gb_s", "right")),
     _of("trainer", "rank", 130, limit_s=240, figures=("mfu", "peak_gib", "plan_peak", "leave_s", "back_s")),
+    _of("small_memory", "lora", 60, figures=("mfu", "measured_peak", "plan_peak")),
+    _of("small_memory", "optimizer", 70, figures=("optimizer", "s", "measured_peak", "plan_peak")),
     _of("engines", "start", 70, limit_s=180, needs_vllm=True, figures=("start_s", "blocks", "backend")),
     _of("engines", "generate", 120, limit_s=240, needs_vllm=True, figures=("seqs", "tokens_s", "ms_per_step")),
     _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),

@@ -23,7 +23,7 @@ from gpu_parts.models import (
 from ppoctl.weights.sending import PARTS
 
 
-def _timed_update(part, kind, rank, sequences, **extra):
+def timed_update(part, kind, rank, sequences, **extra):
     """Report the seconds, FLOP/s and memory of an update. Return its peak memory in GiB; None without a GPU."""
     objective, minibatch = objective_of(sequences), minibatch_of(sequences)
     rank.update(sequences, [minibatch], objective)
@@ -61,7 +61,7 @@ def rank():
 
     one = open_rank("1.5b")
     sequences = sequences_of("1.5b", 16, 8192, 8192)
-    peak = _timed_update("rank", "1.5b", one, sequences)
+    peak = timed_update("rank", "1.5b", one, sequences)
     tokens = 16382 if not TINY else 48
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)
     plan = ranks_of(
@@ -140,7 +140,7 @@ def shard():
     """Report an update of one rank's shard of a 7B model on four tensor ranks, without communication."""
     fix_varlen()
     one = open_rank("shard", most=10240)
-    _timed_update("shard", "shard", one, sequences_of("shard", 8, 10239, 10239))
+    timed_update("shard", "shard", one, sequences_of("shard", 8, 10239, 10239))
     close_rank(one)
 
 
@@ -193,7 +193,7 @@ def variants():
             with config(**changes), patch.object(ours, "_accumulate", addmm_in_float32 if head else ours._accumulate):
                 one = open_rank("1.5b", **how)
                 loss = one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))[0]
-                _timed_update(
+                timed_update(
                     "variants",
                     "1.5b",
                     one,

@@ -12,6 +12,7 @@ from for_each import for_each
 # Package -> packages that it may import. A package may always import itself and `ppoctl.__version__`.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "finding": {"errors"},
     "clock": set(),
     "units": set(),
     "metric": set(),
@@ -29,14 +30,14 @@ ARROWS: dict[str, set[str]] = {
     "batch": {"model", "metric_registry", "errors"},
     "ports": {"batch"},
     "estimators": {"recipe_table", "metric_registry", "user_functions"},
-    "rewards": {"batch", "recipe_table", "http_client", "units", "errors", "user_functions"},
+    "rewards": {"finding", "batch", "recipe_table", "http_client", "units", "errors", "user_functions"},
     "environments": {"batch", "rewards", "recipe_table", "units", "errors", "user_functions"},
     "recipe": {
         "environments", "estimators", "rewards", "recipe_table", "metric_registry", "model", "errors",
         "user_functions",
     },
     "loading": {
-        "algorithm", "convert", "environments", "recipe", "rewards", "recipe_table", "model", "metric_registry",
+        "finding", "algorithm", "convert", "environments", "recipe", "rewards", "recipe_table", "model", "metric_registry",
         "errors",
     },
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
@@ -51,7 +52,7 @@ ARROWS: dict[str, set[str]] = {
     "plan": {
         "algorithm", "batch", "store", "convert", "rewards", "recipe", "recipe_table", "machine", "model", "errors",
     },
-    "slurm": {"loading", "recipe", "store", "clock", "errors"},
+    "slurm": {"finding", "loading", "recipe", "store", "clock", "errors"},
     "tracking": {"store", "batch", "recipe", "activity", "clock", "machine", "metric_registry", "errors"},
     "engines.device_sharing": set(),
     "engines.loopback": set(),
@@ -64,19 +65,22 @@ ARROWS: dict[str, set[str]] = {
     "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {
-        "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine", "units",
+        "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine", "units",
         "errors",
     },
-    "doctor": {"preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
+    "doctor": {"finding", "preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
     "wire": {
         "algorithm", "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray",
         "engines.device_sharing",
         "engines.vllm", "environments", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports",
         "batch", "recipe", "model", "activity", "machine", "errors",
     },
+    "diagnose": {
+        "finding", "batch", "loading", "metric_registry", "recipe", "report", "store", "errors",
+    },
     "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
     "runs": {
-        "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards",
+        "finding", "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards",
         "shutdown",
         "slurm", "stages", "store", "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units",
         "user_functions", "errors",
@@ -84,7 +88,7 @@ ARROWS: dict[str, set[str]] = {
     "convert.command": {
         "convert", "engines.megatron", "runs", "store", "wire", "batch", "recipe", "machine", "model", "errors",
     },
-    "cli": {"activity", "units", "errors"},
+    "cli": {"activity", "finding", "units", "errors"},
     "api": set(),
     "__main__": {"cli"},
 }  # fmt: skip
@@ -97,7 +101,7 @@ LATE: dict[str, set[str]] = {
     "rewards": {"stages"},
     "recipe": {"ppo", "stages"},
     "cli": {
-        "chart", "clock", "convert.command", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
+        "chart", "clock", "convert.command", "diagnose", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
         "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking", "wire",
     },
     "report": {"runs"},

@@ -1,0 +1,91 @@
+"""One result of a check, for every command that judges something: rules of a recipe, model, data, reward, memory,
+machine, a request to Slurm, the curves of a run.
+
+    a check  ->  Finding  ->  printed by `cli.findings`, written as JSON by `as_json`, or raised by `as_error`
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError, without_secrets
+
+
+class Level(StrEnum):
+    """Severity of a finding."""
+
+    OK = "ok"
+    """The requirement is met."""
+    NOTE = "note"
+    """A fact that is not a problem, but that a user should know."""
+    WARNING = "warning"
+    """A run works, but it is slower, less reliable or learns less."""
+    ERROR = "error"
+    """A run will fail, or has failed to learn."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a check. If there is a problem, the finding contains one command or change that fixes it."""
+
+    level: Level
+    what: str
+    """What was found, with the offending value in backticks."""
+    where: str = ""
+    """Origin of the value (`file:line`, `environment NAME` or `--set`), or the thing that was checked; empty: the
+    recipe as a whole."""
+    hint: str | None = None
+    """Command or change that fixes the problem."""
+    kind: str = "recipe"
+    """Subject of the check, such as `model`, `memory` or `reward` (docs/findings.md lists all)."""
+    error: type[PpoctlError] = RecipeError
+    """Class of the error that a finding of level `error` raises; it decides the exit code."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "what", without_secrets(self.what))
+        object.__setattr__(self, "hint", None if self.hint is None else without_secrets(self.hint))
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+    @property
+    def is_error(self) -> bool:
+        return self.level is Level.ERROR
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the problem is only that something is missing on this machine; it may exist on the machine of the
+        run."""
+        return issubclass(self.error, MissingAssetError)
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return the object that `--json` prints."""
+        fields = {"level": self.level.value, "kind": self.kind, "where": self.where}
+        return {**fields, "what": self.what, "hint": self.hint}
+
+
+def ok(what: str, where: str, *, kind: str) -> Finding:
+    """Return a finding: the requirement is met."""
+    return Finding(Level.OK, what, where, kind=kind)
+
+
+def note(what: str, where: str = "", *, kind: str) -> Finding:
+    """Return a finding that is not a problem."""
+    return Finding(Level.NOTE, what, where, kind=kind)
+
+
+def warning(what: str, where: str = "", hint: str | None = None, *, kind: str) -> Finding:
+    """Return a finding: a run works, but not as well as it could."""
+    return Finding(Level.WARNING, what, where, hint, kind)
+
+
+def from_error(error: PpoctlError, where: str = "", *, kind: str) -> Finding:
+    """Return the finding of an error that the start of a run would raise."""
+    return Finding(Level.ERROR, error.message, where, error.hint, kind, type(error))
+
+
+def as_error(findings: Iterable[Finding]) -> PpoctlError:
+    """Return one error with a line per finding of level `error`, the class of the first one, and the first hint."""
+    errors: Sequence[Finding] = [finding for finding in findings if finding.is_error]
+    hint = next((finding.hint for finding in errors if finding.hint), None)
+    return errors[0].error("\n".join(map(str, errors)), hint=hint)
