@@ -76,7 +76,7 @@ def _update(line: Line, on_gpu: bool) -> list[str]:
     ]
 
 
-def _optimizer(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001 - its speed has no bound
+def _optimizer(line: Line, on_gpu: bool) -> list[str]:
     return [*_gaps(line, on_gpu), *_plan(line.get("plan_peak"), line.get("measured_peak"))]
 
 

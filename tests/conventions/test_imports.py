@@ -37,8 +37,8 @@ ARROWS: dict[str, set[str]] = {
         "user_functions",
     },
     "loading": {
-        "finding", "algorithm", "convert", "environments", "recipe", "rewards", "recipe_table", "model", "metric_registry",
-        "errors",
+        "finding", "algorithm", "convert", "environments", "recipe", "rewards", "recipe_table", "model",
+        "metric_registry", "errors",
     },
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "algorithm": {
@@ -65,8 +65,8 @@ ARROWS: dict[str, set[str]] = {
     "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {
-        "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine", "units",
-        "errors",
+        "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine",
+        "units", "errors",
     },
     "doctor": {"finding", "preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
     "wire": {
@@ -80,8 +80,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
     "runs": {
-        "finding", "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards",
-        "shutdown",
+        "finding", "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report",
+        "rewards", "shutdown",
         "slurm", "stages", "store", "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units",
         "user_functions", "errors",
     },
@@ -101,8 +101,8 @@ LATE: dict[str, set[str]] = {
     "rewards": {"stages"},
     "recipe": {"ppo", "stages"},
     "cli": {
-        "chart", "clock", "convert.command", "diagnose", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
-        "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking", "wire",
+        "chart", "clock", "convert.command", "diagnose", "doctor", "loading", "loop", "machine", "manual",
+        "metric_registry", "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking", "wire",
     },
     "report": {"runs"},
     "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
