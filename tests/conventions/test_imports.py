@@ -102,8 +102,8 @@ LATE: dict[str, set[str]] = {
     "recipe": {"ppo", "stages"},
     "cli": {
         "chart", "clock", "convert.command", "diagnose", "doctor", "loading", "loop", "machine", "manual",
-        "metric_registry", "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking",
-        "wire",
+        "metric_registry", "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store",
+        "tracking", "wire",
     },
     "report": {"runs"},
     "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
