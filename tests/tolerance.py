@@ -21,7 +21,7 @@ class Level:
     def check(self, found: Tensor | float, expected: Tensor | float) -> None:
         """Raise AssertionError with the worst difference unless shapes are equal and all numbers agree at this
         level."""
-        found, expected = torch.as_tensor(found).detach().double(), torch.as_tensor(expected).detach().double()
+        found, expected = (torch.as_tensor(each).detach().cpu().double() for each in (found, expected))
         assert found.shape == expected.shape, f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
         if self.share == 0.0:
             assert torch.equal(found, expected), f"not equal:\n{found}\nexpected:\n{expected}"

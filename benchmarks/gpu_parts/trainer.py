@@ -189,9 +189,10 @@ def variants():
             notify("variants", variant=name, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
             continue
         began = time.perf_counter()
+        one = None
         try:
             with config(**changes), patch.object(ours, "_accumulate", addmm_in_float32 if head else ours._accumulate):
-                one = open_rank("1.5b", **how)
+                one = open_rank("1.5b", most=8192, **how)  # room for logits in chunks of 8,192 tokens
                 loss = one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))[0]
                 timed_update(
                     "variants",
@@ -202,9 +203,10 @@ def variants():
                     loss=round(loss.loss, 6),
                     grad_norm=round(loss.grad_norm, 6),
                 )
-                close_rank(one)
         except Exception as error:  # noqa: BLE001 - a variant that this torch cannot do is a line of the table
             notify("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
+        if one is not None:
+            close_rank(one)
         longest = max(longest, time.perf_counter() - began)
 
 

@@ -123,10 +123,10 @@ def test_frozen_projections_keep_no_input() -> None:
     assert (full.norms, full.attention) == (some.norms, some.attention)
 
 
-def test_pass_with_adapters_has_four_copies_of_an_output() -> None:
-    """Next to 4 hidden states, and cosine and sine of 4 channels: 4 x (gate and up), which is more than the 5 numbers
+def test_pass_with_adapters_has_three_copies_of_an_output() -> None:
+    """Next to 4 hidden states, and cosine and sine of 4 channels: 3 x (gate and up), which is more than the 5 numbers
     per channel of an MLP without adapters."""
-    assert forward_bytes(_shard(ADAPTERS, weight=4), BATCH) == 10 * 4 * (4 * 8 + 4 + 4 * 2 * 20)
+    assert forward_bytes(_shard(ADAPTERS, weight=4), BATCH) == 10 * 4 * (4 * 8 + 4 + 3 * 2 * 20)
 
 
 @pytest.mark.parametrize(("weight", "held", "moved"), [(2, 12, 6), (4, 8, 12)])

@@ -96,10 +96,11 @@ class Adapters(torch.nn.Module):
     def forward(self, x: Float[Tensor, "n 1 inputs"]) -> Float[Tensor, "m 1 outputs"]:
         """Return what the adapters add to the output of the layer, given the input of the layer."""
         projections = self.projections.values()
-        low = self._exchanged(F.linear(x, torch.cat([each.a for each in projections])))
+        # The rows are far smaller than the outputs, so the factor is applied to them.
+        low = self.scale * self._exchanged(F.linear(x, torch.cat([each.a for each in projections])))
         rows = low.split(len(low[0, 0]) // len(projections), dim=-1)
         outputs = [F.linear(row, each.b) for row, each in zip(rows, projections, strict=True)]
-        return self.scale * _fused(dict(zip(self.places.values(), outputs, strict=True)), self.shape)
+        return _fused(dict(zip(self.places.values(), outputs, strict=True)), self.shape)
 
     def _exchanged(self, low: Float[Tensor, "n 1 rank"]) -> Float[Tensor, "m 1 rank"]:
         """Move the low-rank rows between tensor ranks as the layer moves its input or output."""

@@ -28,7 +28,6 @@ _FIRST_PROJECTIONS = tuple(
     f"self_attention.linear_{name}" for name in ("qkv", "q_proj", "q_down_proj", "kv_down_proj")
 )
 """Projections of attention whose input is the hidden state."""
-_PROJECTIONS_OF_MLP = tuple(f"mlp.{name}" for name in ("linear_fc1", "router", "shared_experts.linear_fc1"))
 """Projections with the input of the MLP. Experts have copies of it."""
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
@@ -169,13 +168,21 @@ def _projections(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the bytes of the inputs of a layer's projections."""
     latent, has_experts = shard.shape.latent, shard.shape.has_experts(layer)
     # The backward pass recomputes an MLP from its input.
-    keeps_second = shard.recompute == "selective" or shard.has_gradient(layer, *_PROJECTIONS_OF_MLP)
+    keeps_second = shard.recompute == "selective" or shard.has_gradient(layer, *_projections_of_mlp(shard, layer))
     numbers = (shard.has_gradient(layer, *_FIRST_PROJECTIONS) + keeps_second) * shard.shape.hidden_size
     if latent is not None:
         numbers += shard.has_gradient(layer, "self_attention.linear_kv_up_proj") * latent.kv_rank
         numbers += shard.has_gradient(layer, "self_attention.linear_q_up_proj") * (latent.query_rank or 0)
     total = batch.tokens * shard.precision.weight * numbers // shard.shares
     return total + (_router_input(shard, batch, layer) if has_experts else 0)
+
+
+def _projections_of_mlp(shard: ModelShard, layer: int) -> tuple[str, ...]:
+    """Return the names of the parameters that are multiplied with the input of an MLP. Experts have copies of it."""
+    experts = shard.shape.experts
+    if experts is None or not shard.shape.has_experts(layer):
+        return ("mlp.linear_fc1",)
+    return ("mlp.router", *(["mlp.shared_experts.linear_fc1"] if experts.shared_width else []))
 
 
 def _adapters(shard: ModelShard, batch: MicrobatchShape, *, in_mlp: bool) -> int:

@@ -164,5 +164,5 @@ def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> 
     if shard.layout.context > 1:
         all_tokens = tokens * (1 + shard.layout.context)
         outputs = 2 * weight * keys * shard.keys_seen(batch) + max(outputs, 2 * weight * keys * all_tokens)
-    adapted = 4 * shard.adapted_output_bytes(layer, tokens, in_mlp=False)
+    adapted = 3 * shard.adapted_output_bytes(layer, tokens, in_mlp=False)
     return max(adapted, (tokens * numbers + outputs) // shard.layout.tensor)

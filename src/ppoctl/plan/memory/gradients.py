@@ -4,8 +4,8 @@ A product keeps its input only for the gradient of its weight, and a norm on a C
 that. Other kept activations do not depend on what trains.
 
 Each adapter of rank r keeps r numbers per token, A x, and a copy of its matrix A. While the adapters of a linear
-layer compute, its output exists in four copies: its own, by projection, in Megatron's order, and multiplied by
-alpha / r (`engines.megatron.adapters`).
+layer compute, its output exists in three copies: its own, by projection, and in Megatron's order
+(`engines.megatron.adapters`).
 """
 
 from collections import defaultdict

@@ -63,7 +63,7 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     The token dispatcher of each MoE layer keeps its last routing metadata.
     """
     if not shard.shape.has_experts(layer):
-        adapted = 4 * shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
+        adapted = 3 * shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
         return max(adapted, batch.tokens * _kept(shard, shard.shape.ffn_hidden_size))
     experts, weight = shard.shape.experts, shard.precision.weight
     assert experts is not None
