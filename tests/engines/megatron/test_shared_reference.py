@@ -11,7 +11,7 @@ from typing import Any
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import STEP, settings, trainer
+from layout_lab import STEP, settings_of, started_actor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.engines.megatron.frozen import trained_names
@@ -21,7 +21,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.schema import BySequences
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines
@@ -224,18 +224,10 @@ def resident_peak(*, reset: bool = False) -> int:
     return 1024 * int(peak)
 
 
-LAYOUTS = {
-    "PP2": ParallelTable(pipeline=2),
-    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
-    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
-    "CP2": ParallelTable(context=2),
-    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
-    "TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True),
-    "EP2": ParallelTable(data=2, expert=2),
-}
+SPLIT = ("PP2", "PP2 interleaved", "CP2", "TP2 PP2 interleaved")
 TRUNKS = [
-    *((layout, "qwen2-deep", 3) for layout in LAYOUTS if layout != "EP2"),
-    *((layout, "qwen2-deep", 2) for layout in ("PP2", "PP2 interleaved", "CP2", "TP2 PP2 interleaved")),
+    *((layout, "qwen2-deep", 3) for layout in ("TP2 sequence", "DP2 sharded", *SPLIT)),
+    *((layout, "qwen2-deep", 2) for layout in SPLIT),
     *((layout, "qwen2-deep", 1) for layout in ("PP2", "PP2 interleaved")),
     *((layout, "qwen3-moe", 2) for layout in ("EP2", "TP2 sequence")),
 ]
@@ -250,9 +242,7 @@ def test_outputs_do_not_depend_on_layout(pool, model, layout, kind, top):
     rollouts, part = lab.make_rollouts(), Trainable(top_layers=top)
     full = OutputRequest(temperature=0.8, full_kl=True)
     alone = started(model(kind), part)
-    actor = trainer(pool, replace(settings(model(kind), "actor", LAYOUTS[layout]), trainable=part))
-    assert isinstance(actor, MegatronActor)
-    actor.start()
+    actor = started_actor(pool, settings_of(model, kind, layout, trainable=part))
     for each in (alone, actor):
         each.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts))
     expected, found = alone.logprobs(rollouts, BOTH), actor.logprobs(rollouts, BOTH)
