@@ -169,13 +169,9 @@ Correct = Callable[["RunStage", "Rollouts", "Logprobs"], "tuple[Correction, ...]
 """Function that returns the correction of a step, or nothing if the step has none."""
 
 
-def _uncorrected(run_stage: "RunStage", rollouts: "Rollouts", logprobs: "Logprobs") -> "tuple[Correction, ...]":
-    return ()
-
-
 def _corrected(run_stage: "RunStage", rollouts: "Rollouts", logprobs: "Logprobs") -> "tuple[Correction, ...]":
     return (run_stage(CORRECTION, rollouts, logprobs),)
 
 
-CORRECTIONS: dict[bool, Correct] = {False: _uncorrected, True: _corrected}
+CORRECTIONS: dict[bool, Correct] = {False: lambda *_: (), True: _corrected}
 """Whether a step corrects rollouts -> the last inputs of its actor update."""
