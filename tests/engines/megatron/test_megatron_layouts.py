@@ -1,8 +1,6 @@
 """Special cases of layouts: ranks without rows or positions, interleaved stages, and states of a distributed
 optimizer that only layouts with other data ranks can load."""
 
-from dataclasses import replace
-
 import megatron_lab as lab
 import pytest
 import torch
@@ -120,7 +118,7 @@ def test_state_of_other_optimizer_kind_is_rejected_by_key(pool, model, tmp_path)
 
 def narrow(model, layout: str, dtype: torch.dtype = torch.float32) -> TrainerSettings:
     """Return settings of states that only layouts with other data ranks can load."""
-    return replace(settings_of(model, DENSE, f"{layout} sharded"), dtype=dtype, reshardable="dp")
+    return settings_of(model, DENSE, f"{layout} sharded", dtype=dtype, reshardable="dp")
 
 
 @pytest.mark.sampled(2)
@@ -198,7 +196,7 @@ def test_full_disk_on_one_rank_fails_save_on_all_ranks(pool, model, tmp_path):
 
 def test_sharded_state_before_first_step_resumes(pool, model, tmp_path):
     """Sharded main weights and moments before the first step."""
-    made_from = replace(settings_of(model, DENSE, "DP2 sharded"), dtype=torch.bfloat16)
+    made_from = settings_of(model, DENSE, "DP2 sharded", dtype=torch.bfloat16)
     rollouts = lab.make_rollouts()
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
     first = started(pool, made_from)
