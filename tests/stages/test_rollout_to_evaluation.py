@@ -279,13 +279,7 @@ GATHERED = (stub_models.rollouts(), stub_models.rewards(), stub_models.values(),
 
 def test_discounted_returns_and_advantages_by_hand() -> None:
     ones = torch.ones(2, 3) * stub_models.MASK
-    inputs = (
-        stub_models.rollouts(),
-        stub_models.rewards(),
-        stub_models.values(ones),
-        stub_models.logprobs(),
-        Carry(0.0),
-    )
+    inputs = (*GATHERED[:2], stub_models.values(ones), *GATHERED[3:])
     found = advantages(gamma=0.5).run(*inputs)
     FLOAT32.check(found.returns, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
     FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, 0.0, 1.0]]))
@@ -296,13 +290,7 @@ def test_discounted_returns_and_advantages_by_hand() -> None:
 
 def test_critic_returns_may_use_separate_lambda() -> None:
     ones = torch.ones(2, 3) * stub_models.MASK
-    inputs = (
-        stub_models.rollouts(),
-        stub_models.rewards(),
-        stub_models.values(ones),
-        stub_models.logprobs(),
-        Carry(0.0),
-    )
+    inputs = (*GATHERED[:2], stub_models.values(ones), *GATHERED[3:])
     # Row 0, policy (lambda 0): -V + V' = 0, 1 - 1 = 0. Critic (lambda 1): all returns are the reward.
     found = advantages(estimator=Gae(1.0, 0.0, 1.0, None)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
@@ -315,13 +303,7 @@ def test_critic_returns_may_use_separate_lambda() -> None:
 
 def test_length_adaptive_lambda_applies_only_to_policy() -> None:
     ones = torch.ones(2, 3) * stub_models.MASK
-    inputs = (
-        stub_models.rollouts(),
-        stub_models.rewards(),
-        stub_models.values(ones),
-        stub_models.logprobs(),
-        Carry(0.0),
-    )
+    inputs = (*GATHERED[:2], stub_models.values(ones), *GATHERED[3:])
     # alpha 1: lambda 1 - 1/2 and 1 - 1/3. Row 1: A2 = 2 - 1 = 1, A1 = 0 + 2/3, A0 = 4/9; row 0 has no error.
     found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [4 / 9, 2 / 3, 1.0]]))
@@ -335,13 +317,7 @@ def test_length_adaptive_lambda_applies_only_to_policy() -> None:
 
 def test_monte_carlo_ignores_critic_values() -> None:
     nines = torch.full((2, 3), 9.0) * stub_models.MASK
-    inputs = (
-        stub_models.rollouts(),
-        stub_models.rewards(),
-        stub_models.values(nines),
-        stub_models.logprobs(),
-        Carry(0.0),
-    )
+    inputs = (*GATHERED[:2], stub_models.values(nines), *GATHERED[3:])
     found = advantages(estimator=MonteCarlo(0.5)).run(*inputs)
     for grid in (found.advantages, found.returns):
         FLOAT32.check(grid, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))

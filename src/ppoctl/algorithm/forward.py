@@ -1,7 +1,7 @@
 """Specs of the forward passes over rollouts, and of the correction that compares their log-probs: 30-values,
 40-logprobs and 45-correction."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -15,7 +15,8 @@ from ppoctl.recipe.roles import REFERENCE
 from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from ppoctl.batch.records import Correction, Logprobs, Values
+    from ppoctl.algorithm.trace import RunStage
+    from ppoctl.batch.records import Correction, Logprobs, Rollouts, Values
     from ppoctl.store.stage_runner import Stage
 
 SAMPLER_GAP = (
@@ -163,3 +164,14 @@ _CORRECTION = (
 VALUES = ValuesSpec("values")
 LOGPROBS = LogprobsSpec("logprobs")
 CORRECTION = CorrectionSpec("correction")
+
+Correct = Callable[["RunStage", "Rollouts", "Logprobs"], "tuple[Correction, ...]"]
+"""Function that returns the correction of a step, or nothing if the step has none."""
+
+
+def _corrected(run_stage: "RunStage", rollouts: "Rollouts", logprobs: "Logprobs") -> "tuple[Correction, ...]":
+    return (run_stage(CORRECTION, rollouts, logprobs),)
+
+
+CORRECTIONS: dict[bool, Correct] = {False: lambda *_: (), True: _corrected}
+"""Whether a step corrects rollouts -> the last inputs of its actor update."""

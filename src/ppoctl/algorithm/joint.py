@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
-from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import CORRECTION, LOGPROBS
+from ppoctl.algorithm.forward import CORRECTIONS
+from ppoctl.algorithm.policy_only import policy_step
 from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, always
-from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithm.trace import StepFunction
 from ppoctl.algorithm.updates import VALUE_METRICS, PolicyUpdateSpec
 from ppoctl.recipe.schema import Recipe
 
@@ -69,33 +69,12 @@ class JointUpdateSpec(PolicyUpdateSpec):
 JOINT_UPDATE = JointUpdateSpec("actor_update")
 
 
-def _joint(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
-    """Generate, score, compute advantages, and update the actor with its value head."""
-    actor = inputs.states["actor"]
-    samples = get_samples(run_stage, inputs)
-    rollouts, rewards = samples.rollouts, samples.rewards
-    logprobs = run_stage(LOGPROBS, actor, rollouts)
-    advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
-    actor = run_stage(JOINT_UPDATE, actor, rollouts, logprobs, advantages)
-    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
-
-
-def _joint_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
-    """Run the same step with rollout correction (see `ppo`). It changes the terms of the policy only."""
-    actor = inputs.states["actor"]
-    samples = get_samples(run_stage, inputs)
-    rollouts, rewards = samples.rollouts, samples.rewards
-    logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs)
-    advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
-    actor = run_stage(JOINT_UPDATE, actor, rollouts, logprobs, advantages, correction)
-    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
-
-
 def joint(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
-    """Return PPO with a value head on the actor's model with these samples, with or without rollout correction."""
-    name, run = ("joint_corrected", _joint_corrected) if corrects else ("joint", _joint)
-    return step_function(name, run, get_samples)
+    """Return PPO with a value head on the actor's model with these samples, with or without rollout correction, which
+    changes the terms of the policy only."""
+    return step_function(
+        "joint_corrected" if corrects else "joint", policy_step, get_samples, JOINT_UPDATE, CORRECTIONS[corrects]
+    )
 
 
 JOINT = joint()

@@ -13,37 +13,24 @@ Differences from textbook PPO:
 """
 
 from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
+from ppoctl.algorithm.forward import CORRECTIONS, LOGPROBS, VALUES, Correct
 from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 
 
-def _ppo(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
-    """Generate, score, compute advantages, and update critic and actor."""
+def _ppo(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples, correct: Correct) -> StepOutputs:
+    """Generate, score, compute advantages, and update critic and actor. With rollout correction, importance weights
+    in the actor's loss correct for the sampler/trainer log-prob difference."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     samples = get_samples(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     values = run_stage(VALUES, critic, rollouts)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = correct(run_stage, rollouts, logprobs)
     advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
     critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
-    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
-    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
-
-
-def _ppo_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
-    """Run PPO with rollout correction: importance weights in the actor's loss correct for the sampler/trainer
-    log-prob difference."""
-    actor, critic = inputs.states["actor"], inputs.states["critic"]
-    samples = get_samples(run_stage, inputs)
-    rollouts, rewards = samples.rollouts, samples.rewards
-    values = run_stage(VALUES, critic, rollouts)
-    logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs)
-    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
-    critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
-    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, *correction)
     return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
 
 
@@ -61,8 +48,7 @@ def _critic_only(run_stage: RunStage, inputs: StepInputs, get_samples: GetSample
 
 def ppo(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
     """Return PPO with these samples, with or without rollout correction."""
-    name, run = ("ppo_corrected", _ppo_corrected) if corrects else ("ppo", _ppo)
-    return step_function(name, run, get_samples)
+    return step_function("ppo_corrected" if corrects else "ppo", _ppo, get_samples, CORRECTIONS[corrects])
 
 
 def critic_only(get_samples: GetSamples = ONE_ROUND) -> StepFunction:

@@ -6,11 +6,12 @@ in the ledger. A step has one round, whose prompts they answer.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.advantages import AdvantagesSpec
-from ppoctl.algorithm.forward import CORRECTION, LOGPROBS
+from ppoctl.algorithm.forward import CORRECTIONS, LOGPROBS, Correct
 from ppoctl.algorithm.generation import RewardSpec, RolloutSpec
 from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.sampling import greedy_sampling
@@ -88,32 +89,20 @@ GREEDY_REWARD = GreedyRewardSpec("greedy_reward")
 REMAX_ADVANTAGES = RemaxAdvantagesSpec("advantages")
 
 
-def _remax(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
-    """Generate, score, do the same with greedy responses, compute advantages, and update the actor."""
+def _remax(run_stage: RunStage, inputs: StepInputs, correct: Correct) -> StepOutputs:
+    """Generate, score, do the same with greedy responses, compute advantages, and update the actor, with or without
+    rollout correction (see `ppo`)."""
     actor = inputs.states["actor"]
     samples = ONE_ROUND(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
     greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = correct(run_stage, rollouts, logprobs)
     advantages = run_stage(REMAX_ADVANTAGES, rollouts, rewards, logprobs, inputs.carry, greedy, greedy_rewards)
-    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, *correction)
     return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
 
 
-def _remax_corrected(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
-    """Run the same step with rollout correction (see `ppo`)."""
-    actor = inputs.states["actor"]
-    samples = ONE_ROUND(run_stage, inputs)
-    rollouts, rewards = samples.rollouts, samples.rewards
-    greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
-    greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
-    logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs)
-    advantages = run_stage(REMAX_ADVANTAGES, rollouts, rewards, logprobs, inputs.carry, greedy, greedy_rewards)
-    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
-    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
-
-
-REMAX = StepFunction("remax", _remax)
-REMAX_CORRECTED = StepFunction("remax_corrected", _remax_corrected)
+REMAX = StepFunction("remax", partial(_remax, correct=CORRECTIONS[False]))
+REMAX_CORRECTED = StepFunction("remax_corrected", partial(_remax, correct=CORRECTIONS[True]))

@@ -1,7 +1,7 @@
 """The first half of a step: the samples that it trains on. The second half, the step functions in `ppo` and
 `policy_only`, is the same for every way of getting samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -55,7 +55,9 @@ ONE_ROUND = OneRound()
 
 @cache
 def step_function(
-    name: str, run: Callable[[RunStage, StepInputs, GetSamples], StepOutputs], get_samples: GetSamples
+    name: str, run: Callable[..., StepOutputs], get_samples: GetSamples, *settings: Hashable
 ) -> StepFunction:
-    """Return the step function that gets its samples in this way."""
-    return StepFunction(name + get_samples.suffix, lambda run_stage, inputs: run(run_stage, inputs, get_samples))
+    """Return the step function `run` with these samples, and with settings of its own."""
+    return StepFunction(
+        name + get_samples.suffix, lambda run_stage, inputs: run(run_stage, inputs, get_samples, *settings)
+    )

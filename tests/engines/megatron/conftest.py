@@ -2,18 +2,18 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_lab as lab
-from layout_lab import settings, three_steps
+from layout_lab import Model, Steps, settings_of, steps_under
 from rank_pool import RankPool
 
-from ppoctl.recipe.schema import ParallelTable
+from ppoctl.model.trainable import Trainable
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,13 +41,12 @@ def pool() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module")
-def alone(pool: RankPool, model: Callable[[str], Path]) -> Callable[[str, str], dict[str, dict[str, Tensor]]]:
-    """Results of a single process."""
-    known: dict[tuple[str, str], dict[str, dict[str, Tensor]]] = {}
+def alone(pool: RankPool, model: Model, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Steps]:
+    """Steps of a single process, in which all parameters train, or adapters."""
 
-    def found(kind: str, role: str) -> dict[str, dict[str, Tensor]]:
-        if (kind, role) not in known:
-            known[kind, role] = three_steps(pool, settings(model(kind), role, ParallelTable()))
-        return known[kind, role]
+    @cache
+    def found(kind: str, role: str, trainable: Trainable = Trainable()) -> Steps:
+        made = settings_of(model, kind, "alone", role, trainable=trainable)
+        return steps_under(pool, made, tmp_path_factory.mktemp("alone"))
 
     return found

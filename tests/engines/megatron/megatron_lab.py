@@ -194,6 +194,10 @@ def hugging_face_model(kind: str) -> PreTrainedModel:
     return model
 
 
+def num_layers(kind: str) -> int:
+    return int(hugging_face_model(kind).config.num_hidden_layers)
+
+
 def model_folder(kind: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     hugging_face_model(kind).save_pretrained(folder)
@@ -427,3 +431,14 @@ def check_all(level: Level, found: dict[str, Tensor], expected: dict[str, Tensor
     assert found.keys() == expected.keys()
     for name in found:
         level.check(found[name], expected[name])
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Require equal names, dtypes and bits."""
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def weights_in(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of a Hugging Face folder."""
+    return load_file(folder / "model.safetensors")

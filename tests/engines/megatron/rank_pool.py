@@ -34,7 +34,8 @@ from ppoctl.weights.bucket import tensors_of
 from ppoctl.weights.sending import RankSource
 
 TIMEOUT_S = 120.0
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 20_000
+"""A bucket has about one expert of the tiny models."""
 
 
 class RankServer:

@@ -4,32 +4,18 @@ back."""
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import settings, trainer
-from safetensors.torch import load_file
+from layout_lab import objective_of, parallel_of, settings, started, weights_of
 
 from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
-from ppoctl.recipe.schema import ParallelTable
 
-DENSE = {
-    "alone": ParallelTable(),
-    "TP2": ParallelTable(tensor=2, sequence=True),
-    "PP2 uneven": ParallelTable(pipeline=2, first_stage_layers=1),
-    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
-    "TP2 PP2": ParallelTable(tensor=2, pipeline=2),
-}
-MIXED = {
-    "EP2": ParallelTable(data=2, expert=2),
-    "EP2 of TP2": ParallelTable(tensor=2, expert=2, sequence=True),
-    "TP2, experts split": ParallelTable(tensor=2, expert_tensor=2, sequence=True),
-    "PP2 EP2": ParallelTable(pipeline=2, data=2, expert=2),
-}
-LAYOUTS = {**DENSE, **MIXED}
+DENSE = ("alone", "TP2 sequence", "PP2 uneven", "PP2 interleaved", "TP2 PP2")
+MIXED = ("EP2", "TP2 EP2", "TP2, experts split", "PP2 EP2")
 CASES = [
     *(("qwen2-deep", layout, role) for layout in DENSE for role in ("actor", "critic")),
     *(("qwen3-moe-mixed", layout, "actor") for layout in MIXED),
     ("gemma2", "TP2 PP2", "critic"),
-    ("qwen2-moe", "EP2 of TP2", "actor"),
-    ("deepseek-v3", "EP2 of TP2", "actor"),
+    ("qwen2-moe", "TP2 EP2", "actor"),
+    ("deepseek-v3", "TP2 EP2", "actor"),
 ]
 
 
@@ -47,35 +33,21 @@ def megatron(model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "layout", "role"), CASES)
-def test_converted_checkpoint_starts_under_every_layout(pool, model, megatron, kind, layout, role):
-    expected = trainer(pool, settings(model(kind), role, LAYOUTS[layout]))
-    expected.start()
-    weights = {each: tensor.clone() for each, tensor in pool.tensors()}
-    started = trainer(pool, settings(megatron(kind, role), role, LAYOUTS[layout]))
-    started.start()
-    found = dict(pool.tensors())
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[each], weights[each]) for each in weights)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("kind", "layout", "role"), CASES)
-def test_state_of_every_layout_converts_to_hugging_face(pool, model, tmp_path, kind, layout, role):
-    trained = trainer(pool, settings(model(kind), role, LAYOUTS[layout], torch.bfloat16))
-    trained.start()
-    rollouts = lab.make_rollouts()
-    is_actor = role == "actor"
-    objective = lab.policy_objective(rollouts) if is_actor else lab.value_objective(rollouts)
-    trained.update(rollouts, [lab.minibatch(rollouts)], objective)
+def test_converted_checkpoint_starts_under_every_layout_and_its_state_converts_back(
+    pool, model, megatron, tmp_path, kind, layout, role
+):
+    parallel, rollouts = parallel_of(kind, layout), lab.make_rollouts()
+    started(pool, settings(model(kind), role, parallel, torch.bfloat16))
+    weights = weights_of(pool)
+    trained = started(pool, settings(megatron(kind, role), role, parallel, torch.bfloat16))
+    lab.assert_same(dict(pool.tensors()), weights)
+    trained.update(rollouts, [lab.minibatch(rollouts)], objective_of(role, rollouts))
     (tmp_path / "state").mkdir()
     lab.save(trained, tmp_path / "state")
-    weights = {each: tensor.clone() for each, tensor in pool.tensors()}
     request = ConvertRequest(source=str(tmp_path / "state"), to="hf", out=tmp_path / "out", like=str(model(kind)))
     report = convert(request, lambda _: None)
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[each], weights[each]) for each in weights)
+    lab.assert_same(lab.weights_in(tmp_path / "out"), weights_of(pool))
     assert report["role"] == role
     assert report["verified"]

@@ -20,53 +20,8 @@ from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
 
 BIAS = "e_score_correction_bias"
-MOONLIGHT = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
-    "aux_loss_alpha": 0.001,
-    "bos_token_id": 163584,
-    "eos_token_id": 163585,
-    "ep_size": 1,
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "initializer_range": 0.02,
-    "intermediate_size": 11264,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 8192,
-    "model_type": "deepseek_v3",
-    "moe_intermediate_size": 1408,
-    "moe_layer_freq": 1,
-    "n_group": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "norm_topk_prob": True,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 16,
-    "num_nextn_predict_layers": 0,
-    "pretraining_tp": 1,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 50000.0,
-    "routed_scaling_factor": 2.446,
-    "scoring_func": "sigmoid",
-    "seq_aux": True,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.48.3",
-    "use_cache": True,
-    "v_head_dim": 128,
-    "vocab_size": 163840,
-}
+MODELS = Path(__file__).parents[3] / "recipes/models"
+MOONLIGHT = json.loads((MODELS / "moonshotai--Moonlight-16B-A3B-Instruct/config.json").read_text())
 
 
 def write(config: dict[str, object], folder: Path) -> Path:

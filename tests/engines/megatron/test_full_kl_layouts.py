@@ -5,26 +5,17 @@ from dataclasses import dataclass, replace
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import GRADIENT_GAP, STEP, gap, settings, trainer
+from layout_lab import GRADIENT_GAP, LAYOUTS, STEP, actor_of, gap, settings, started_actor
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import ParallelTable
 from ppoctl.stages.objective import LossInputs, Term, Terms
 
 pytestmark = pytest.mark.engines
 
-LAYOUTS = {
-    "TP2": ParallelTable(tensor=2),
-    "PP2": ParallelTable(pipeline=2),
-    "CP2": ParallelTable(context=2),
-    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
-    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
-    "CP2 TP2": ParallelTable(context=2, tensor=2, sequence=True),
-    "DP2": ParallelTable(data=2),
-}
+NAMES = ("TP2", "PP2", "CP2", "TP2 sequence", "PP2 interleaved", "CP2 TP2", "DP2")
 WHOLE = OutputRequest(temperature=0.8, entropy=True, full_kl=True)
 FILTERED = replace(WHOLE, top_p=0.9, top_k=40, min_p=0.002, min_new_tokens=3, stop_token_ids=(7, 90))
 
@@ -43,12 +34,6 @@ class Everything:
         return torch.where(mask, losses, 0.0)
 
 
-def opened(pool, folder, parallel: ParallelTable) -> MegatronActor:
-    actor = trainer(pool, settings(folder, "actor", parallel))
-    assert isinstance(actor, MegatronActor)
-    return actor
-
-
 def outputs_of(pool, actor: MegatronActor, output_request: OutputRequest):
     """Return an actor's outputs, computed without gradient and in an update, and the gradient of all of them."""
     rollouts = lab.make_rollouts()
@@ -61,18 +46,17 @@ def outputs_of(pool, actor: MegatronActor, output_request: OutputRequest):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", NAMES)
 @pytest.mark.parametrize("output_request", [WHOLE, FILTERED], ids=["whole", "filtered"])
 def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, layout, output_request):
     """The actor differs from its reference: one state, loaded under both layouts."""
     folder, rollouts = lab.with_ends(model("qwen2-deep"), tmp_path / "model", (5, 33)), lab.make_rollouts()
-    actor = opened(pool, folder, ParallelTable())
-    actor.start()
+    actor = started_actor(pool, settings(folder, "actor", LAYOUTS["alone"]))
     actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts))
     (tmp_path / "state").mkdir()
-    actor.save(tmp_path / "state", in_background=False).finish()
+    lab.save(actor, tmp_path / "state")
     expected, of_one = outputs_of(pool, actor, output_request)
-    actor = opened(pool, folder, LAYOUTS[layout])
+    actor = actor_of(pool, settings(folder, "actor", LAYOUTS[layout]))
     actor.load(tmp_path / "state")
     said, gradient = outputs_of(pool, actor, output_request)
     assert float(expected.full_kl.max()) > 0.01
@@ -82,13 +66,11 @@ def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, lay
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", NAMES)
 def test_full_kl_from_another_reference_is_that_of_transformers(pool, model, tmp_path, layout):
     base, rollouts = model("qwen2-deep"), lab.make_rollouts()
     other = lab.with_scaled_weights(base, tmp_path / "other")
-    actor = trainer(pool, replace(settings(base, "actor", LAYOUTS[layout]), reference=str(other)))
-    assert isinstance(actor, MegatronActor)
-    actor.start()
+    actor = started_actor(pool, replace(settings(base, "actor", LAYOUTS[layout]), reference=str(other)))
     found = actor.logprobs(rollouts, WHOLE).full_kl
     models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (base, other)]
     expected = torch.zeros(rollouts.tokens.shape)

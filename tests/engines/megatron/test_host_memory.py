@@ -6,7 +6,7 @@ from pathlib import Path
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import settings, trainer
+from layout_lab import settings_of, trainer
 from rank_pool import RankPool
 from safetensors.torch import load_file
 from torch import Tensor
@@ -18,15 +18,9 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
-LAYOUTS = {
-    "alone": ParallelTable(),
-    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
-    "TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True),
-}
-
+LAYOUTS = ("alone", "DP2 sharded", "TP2 PP2 interleaved")
 DTYPES = ["float32", "bfloat16"]
 
 
@@ -181,7 +175,7 @@ LIVES = [(layout, dtype) for number, layout in enumerate(LAYOUTS) for dtype in D
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layout", "dtype"), LIVES, ids=[f"{layout}-{dtype}" for layout, dtype in LIVES])
 def test_offload_after_each_call_does_not_change_results(pool, model, tmp_path, layout, dtype):
-    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout], getattr(torch, dtype))
+    made_from = settings_of(model, "qwen2-deep", layout, dtype=getattr(torch, dtype))
     expected = lived(pool, trainer(pool, made_from), tmp_path / "stays", lambda: None)
     assert min(pool.examine(device_bytes)) > 100_000
     left = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import settings, trainer
+from layout_lab import settings_of, trainer
 from rank_pool import RankPool
 from test_host_memory import Cudart, device_bytes
 from torch import Tensor
@@ -22,7 +22,6 @@ from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OptimizerStep
-from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT, FLOAT32
 
 CPU = torch.device("cpu")
@@ -188,31 +187,22 @@ def last_steps(pool: RankPool, made: TrainerSettings, folder: Path) -> list[list
 
 TOP = Trainable(top_layers=1)
 LAYOUTS = {
-    "alone": ("qwen2-tied", ParallelTable(), Trainable()),
-    "DP2 distributed optimizer": ("qwen2-tied", ParallelTable(data=2, distributed_optimizer=True), Trainable()),
+    "alone": ("qwen2-tied", "alone", Trainable()),
+    "DP2 distributed optimizer": ("qwen2-tied", "DP2 sharded", Trainable()),
     # The first pipeline rank has no parameter that trains.
-    "PP2, top layer": ("qwen2-deep", ParallelTable(pipeline=2), TOP),
-    "PP2 DP2 distributed optimizer, top layer": (
-        "qwen2-deep",
-        ParallelTable(pipeline=2, data=2, distributed_optimizer=True),
-        TOP,
-    ),
-    "EP2": ("qwen3-moe", ParallelTable(data=2, expert=2), Trainable()),
-    "EP2 DP2 distributed optimizer": (
-        "qwen3-moe",
-        ParallelTable(data=4, expert=2, distributed_optimizer=True),
-        Trainable(),
-    ),
+    "PP2, top layer": ("qwen2-deep", "PP2", TOP),
+    "PP2 DP2 distributed optimizer, top layer": ("qwen2-deep", "DP2 PP2 sharded", TOP),
+    "EP2": ("qwen3-moe", "EP2", Trainable()),
+    "EP2 DP2 distributed optimizer": ("qwen3-moe", "EP2 DP2 sharded", Trainable()),
 }
 CASES = {f"{layout} {dtype}": (*of, dtype) for layout, of in LAYOUTS.items() for dtype in ("float32", "bfloat16")}
 QUICK = ("alone float32", "DP2 distributed optimizer bfloat16", "PP2, top layer bfloat16")
 
 
-def made_of(model: Callable[[str], Path], case: tuple[str, ParallelTable, Trainable, str]) -> TrainerSettings:
-    kind, parallel, trainable, dtype = case
-    made = settings(model(kind), "actor", parallel, getattr(torch, dtype))
-    reshardable = "dp" if parallel.pipeline > 1 else "full"
-    return replace(made, trainable=trainable, reshardable=reshardable)
+def made_of(model: Callable[[str], Path], case: tuple[str, str, Trainable, str]) -> TrainerSettings:
+    kind, layout, trainable, dtype = case
+    reshardable = "dp" if "PP2" in layout else "full"
+    return settings_of(model, kind, layout, trainable=trainable, reshardable=reshardable, dtype=getattr(torch, dtype))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")
@@ -242,7 +232,7 @@ def only_rank(made: TrainerSettings) -> tuple[MegatronTrainer, MegatronRank]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_device_has_no_optimizer_state(model, dtype) -> None:
-    made = replace(settings(model("qwen2"), "actor", ParallelTable(), dtype), optimizer_on="cpu")
+    made = settings_of(model, "qwen2", "alone", dtype=dtype, optimizer_on="cpu")
     actor, rank = only_rank(made)
     weights = sum(weight.nbytes for weight in rank.models[0].parameters())
     gradients = sum(4 * weight.numel() for weight in rank.models[0].parameters())
@@ -254,7 +244,7 @@ def test_device_has_no_optimizer_state(model, dtype) -> None:
 
 
 def test_main_weights_are_readable_after_a_refused_step(model, tmp_path) -> None:
-    made = replace(settings(model("qwen2"), "actor", ParallelTable(), torch.bfloat16), optimizer_on="cpu")
+    made = settings_of(model, "qwen2", "alone", dtype=torch.bfloat16, optimizer_on="cpu")
     actor, rank = only_rank(made)
     update(actor, 0, 2)
     before, rollouts = state_of(rank), lab.make_rollouts()

@@ -165,3 +165,27 @@ def test_adapter_of_full_rank_takes_the_step_of_full_training(model, projection)
     [part] = [part for part in parts_of(stage) if part.name == name]
     part.write(stepped, stage.pg_collection)
     FLOAT32.check(actor.logprobs(rollouts, REQUEST).primary, full.logprobs(rollouts, REQUEST).primary)
+
+
+def test_initial_matrices_are_those_of_peft_and_depend_on_the_seed_alone(model):
+    """peft's default is kaiming_uniform_ with a = sqrt(5), that is uniform in +-1 / sqrt(inputs); B is 0."""
+    found: list[dict[str, Tensor]] = []
+    for random_state, changes in ((1, {"seed": 5}), (2, {"seed": 5}), (3, {"seed": 6}), (4, {"role": "critic"})):
+        torch.manual_seed(random_state)
+        trained = lora_lab.started(model("qwen2"), adapted(rank=16), **changes)  # type: ignore[arg-type]
+        found.append({name: each.detach().clone() for name, each in lora_lab.parameters_of(trained).items()})
+    lab.check_all(EXACT, found[1], found[0])
+    by_inputs: dict[int, list[Tensor]] = {}
+    for name, matrix in found[0].items():
+        if name.endswith("lora_B.weight"):
+            assert not matrix.any()
+            continue
+        by_inputs.setdefault(matrix.shape[1], []).append(matrix.flatten())
+        assert all(not torch.equal(matrix, other[name]) for other in found[2:])
+    for inputs, drawn in by_inputs.items():
+        bound, every = inputs**-0.5, torch.cat(drawn)
+        assert 0.99 * bound < float(every.abs().max()) <= bound
+        assert float(every.std()) == pytest.approx(bound / 3**0.5, rel=0.03)
+        assert abs(float(every.mean())) < 0.03 * bound
+        assert len(every.unique()) > 0.99 * len(every)
+    assert by_inputs.keys() == {48, 80}

@@ -9,9 +9,9 @@ import megatron_lab as lab
 import pytest
 import test_shared_reference as references
 import torch
-from layout_lab import STEP, settings, trainer
+from layout_lab import STEP, settings_of, weights_of
+from layout_lab import started as started_under
 from lora_lab import ALL, ATTENTION, LATENT, adapted, started, started_actor
-from safetensors.torch import load_file
 
 from ppoctl.convert.adapters import adapters, merged
 from ppoctl.convert.frozen_base import read_frozen_base
@@ -21,24 +21,13 @@ from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.model.trainable import Trainable
-from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines
 
-LAYOUTS = {
-    "one": ParallelTable(),
-    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
-    "PP2": ParallelTable(pipeline=2),
-    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
-    "CP2": ParallelTable(context=2),
-    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
-    "TP2 PP2": ParallelTable(tensor=2, pipeline=2),
-    "EP2": ParallelTable(data=2, expert=2),
-}
+SPLIT = ("TP2 sequence", "PP2", "PP2 interleaved", "CP2", "TP2 PP2")
 SENT = [
-    *(("qwen2-deep", ALL, name) for name in LAYOUTS if name != "EP2"),
+    *(("qwen2-deep", ALL, name) for name in ("alone", "DP2 sharded", *SPLIT)),
     ("gemma2", adapted("v_proj", "gate_proj"), "TP2 sequence"),
     ("qwen3-moe", adapted(*ATTENTION), "EP2"),
     ("deepseek-v3-low-rank", adapted(*LATENT), "TP2 sequence"),
@@ -51,13 +40,12 @@ SENT = [
 def test_sent_and_exported_weights_are_merged_from_the_whole_matrices(
     pool, model, tmp_path, kind, trainable, layout, dtype
 ):
-    actor = trainer(pool, replace(settings(model(kind), "actor", LAYOUTS[layout], dtype), trainable=trainable))
-    actor.start()
+    actor = started_under(pool, settings_of(model, kind, layout, trainable=trainable, dtype=dtype))
     rollouts = lab.make_rollouts()
     actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)] * 2, lab.policy_objective(rollouts))
-    sent = {name: tensor.clone() for name, tensor in pool.tensors()}
+    sent = weights_of(pool)
     matrices = lora_lab.matrices_of(actor, lora_lab.saved(actor, tmp_path / "state"))
-    base = {name: each.to(sent[name].dtype) for name, each in load_file(model(kind) / "model.safetensors").items()}
+    base = {name: each.to(sent[name].dtype) for name, each in lab.weights_in(model(kind)).items()}
     expected = dict(base)
     for each in adapters(actor.source[1], trainable):
         a, b = matrices[each.a.name], matrices[each.b.name]
@@ -67,16 +55,15 @@ def test_sent_and_exported_weights_are_merged_from_the_whole_matrices(
     lab.check_all(EXACT, sent, expected)
     (tmp_path / "export").mkdir()
     actor.save_weights(tmp_path / "export")
-    lab.check_all(EXACT, load_file(tmp_path / "export/model.safetensors"), expected)
+    lab.check_all(EXACT, lab.weights_in(tmp_path / "export"), expected)
 
 
 def test_only_blocks_with_adapters_are_sent_again(pool, model):
     """Two of four layers have adapters, on their queries: engines load an attention block only as a whole."""
     trainable = adapted("q_proj", freeze=("decoder.layers.0.*", "decoder.layers.2.*"))
-    layout = ParallelTable(pipeline=2)
-    trainer(pool, replace(settings(model("qwen2-deep"), "actor", layout), trainable=trainable)).start()
+    started_under(pool, settings_of(model, "qwen2-deep", "PP2", trainable=trainable))
     found = {part: [spec.name for rank in pool.call("weight_specs", (part,)) for spec in rank] for part in PARTS}
-    every = load_file(model("qwen2-deep") / "model.safetensors").keys()
+    every = lab.weights_in(model("qwen2-deep")).keys()
     again = {name for name in every if name.startswith(("model.layers.1.self_attn.", "model.layers.3.self_attn."))}
     assert len(again) == 14
     assert set(found["changing"]) == again
@@ -145,34 +132,17 @@ def test_reference_with_a_path_of_its_own_has_weights_of_its_own(model, tmp_path
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2", "PP2 interleaved", "CP2", "TP2 PP2"])
+@pytest.mark.parametrize("layout", SPLIT)
 def test_reference_does_not_depend_on_the_layout(pool, model, layout):
-    rollouts, full = lab.make_rollouts(), OutputRequest(temperature=0.8, full_kl=True)
-    alone = started_actor(model("qwen2-deep"), ALL)
-    actor = trainer(pool, replace(settings(model("qwen2-deep"), "actor", LAYOUTS[layout]), trainable=ALL))
-    assert isinstance(actor, MegatronActor)
-    actor.start()
-    for each in (alone, actor):
-        each.update(rollouts, [lab.minibatch(rollouts, step=STEP)] * 2, lab.policy_objective(rollouts))
-    expected, found = alone.logprobs(rollouts, references.BOTH), actor.logprobs(rollouts, references.BOTH)
-    FLOAT32.check(found.reference, expected.reference)
-    torch.testing.assert_close(found.primary, expected.primary, atol=1e-3, rtol=0)
-    EXACT.check(actor.reference_logprobs(rollouts, references.PLAIN), found.reference)
-    EXACT.check(actor.logprobs(rollouts, replace(references.BOTH, reference=False)).primary, found.primary)
-    expected_kl = alone.logprobs(rollouts, full).full_kl
-    assert expected_kl is not None
-    assert float(expected_kl.max()) > 0.01
-    torch.testing.assert_close(actor.logprobs(rollouts, full).full_kl, expected_kl, atol=1e-3, rtol=0)
+    references.check_outputs(pool, settings_of(model, "qwen2-deep", layout, trainable=ALL))
 
 
 def test_state_contains_matrices_and_value_head_alone_with_a_digest_of_all_other_weights(pool, model, tmp_path):
     digests: dict[str, Sequence[str]] = {}
     for role, head in (("actor", set()), ("critic", {"output_layer.weight"})):
         digests[role] = []
-        for name in ("one", "TP2 PP2"):
-            made = replace(settings(model("qwen2-deep"), role, LAYOUTS[name]), trainable=ALL)
-            trained = trainer(pool, made)
-            trained.start()
+        for name in ("alone", "TP2 PP2"):
+            trained = started_under(pool, settings_of(model, "qwen2-deep", name, role, trainable=ALL))
             folder = tmp_path / f"{role} {name}"
             lora_lab.saved(trained, folder)
             keys = {key for key in read_metadata(folder).state_dict_metadata if not key.startswith("optimizer")}

@@ -7,25 +7,19 @@ from typing import get_args
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings, trainer
+from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings_of, started, started_actor
 
-from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import Minibatch, OutputRequest
 from ppoctl.ppo.aggregation import AggregationKind, aggregation
 from ppoctl.ppo.policy_loss import Cispo, Gspo, Reinforce
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Term, Terms
 from ppoctl.stages.python_loss import PythonLoss
 from ppoctl.user_functions import TrainingFunction, digest_of
 
-LAYOUTS = {
-    "one process": ParallelTable(),
-    "DP2": ParallelTable(data=2),
-    "TP2": ParallelTable(tensor=2),
-    "CP2": ParallelTable(context=2),
-}
+KIND, LAYOUTS = "qwen2-deep", ("alone", "DP2", "TP2", "CP2")
 ROWS = torch.tensor([3, 0, 4, 1])
 CUTS = [BySequences(microbatch_seqs=4 // count) for count in (1, 2, 4)] + [ByTokens(max_tokens_per_microbatch=20)]
 """One, two and four microbatches, and a cap of tokens."""
@@ -62,11 +56,10 @@ def objective(kind: AggregationKind, rollouts: lab.TrainerBatch, old: torch.Tens
     )
 
 
-def gradients_of(pool, folder, layout, cuts, old):
+def gradients_of(pool, model, layout, cuts, old):
     """Return the gradients of each aggregation and split, in the processes of one layout."""
     rollouts = lab.make_rollouts()
-    trained = trainer(pool, settings(folder, "actor", LAYOUTS[layout]))
-    trained.start()
+    trained = started(pool, settings_of(model, KIND, layout))
     found = {}
     for place, cut in enumerate(cuts):
         pool.examine(set_microbatches, cut)
@@ -81,12 +74,10 @@ def gradients_of(pool, folder, layout, cuts, old):
 def whole(pool, model):
     """Return old log-probs, close to those of the initial weights, and each aggregation's gradient without a
     split."""
-    actor = trainer(pool, settings(model("qwen2-deep"), "actor", LAYOUTS["one process"]))
-    assert isinstance(actor, MegatronActor)
-    actor.start()
+    actor = started_actor(pool, settings_of(model, KIND, "alone"))
     rollouts = lab.make_rollouts()
     old = actor.logprobs(rollouts, REQUEST).primary + 0.2 * lab.random_weights(rollouts)
-    found = gradients_of(pool, model("qwen2-deep"), "one process", CUTS[:1], old)
+    found = gradients_of(pool, model, "alone", CUTS[:1], old)
     return old, {kind: gradient for (kind, _), gradient in found.items()}
 
 
@@ -94,7 +85,7 @@ def whole(pool, model):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_aggregation_gradient_ignores_microbatches_and_layout(pool, model, whole, layout):
     old, expected = whole
-    found = gradients_of(pool, model("qwen2-deep"), layout, CUTS, old)
+    found = gradients_of(pool, model, layout, CUTS, old)
     assert len(found) == 4 * len(CUTS)
     for (kind, _), gradient in found.items():
         assert gap(gradient, expected[kind]) < GRADIENT_GAP

@@ -17,6 +17,7 @@ from ppoctl.model.shape import ExpertShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.recipe.schema import ParallelTable
 
+PUBLISHED = Path(__file__).parents[3] / "recipes/models"
 LLAMA3 = Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))
 
 
@@ -96,242 +97,75 @@ def test_reads_rope_settings_of_older_config_files(model, tmp_path):
     assert read_shape(tmp_path).rope == Rope(1e6)
 
 
-PUBLISHED = {
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "attention_dropout": 0.0,
-        "bos_token_id": 151643,
-        "eos_token_id": 151643,
-        "hidden_act": "silu",
-        "hidden_size": 3584,
-        "initializer_range": 0.02,
-        "intermediate_size": 18944,
-        "max_position_embeddings": 131072,
-        "max_window_layers": 28,
-        "model_type": "qwen2",
-        "num_attention_heads": 28,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000,
-        "sliding_window": 4096,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.44.0",
-        "use_cache": True,
-        "use_mrope": False,
-        "use_sliding_window": False,
-        "vocab_size": 152064,
-    },
-    "Qwen/Qwen3-30B-A3B": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 151643,
-        "decoder_sparse_step": 1,
-        "eos_token_id": 151645,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 2048,
-        "initializer_range": 0.02,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 40960,
-        "max_window_layers": 48,
-        "mlp_only_layers": [],
-        "model_type": "qwen3_moe",
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "num_attention_heads": 32,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 4,
-        "output_router_logits": False,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
-        "rope_theta": 1000000.0,
-        "router_aux_loss_coef": 0.001,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.51.0",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    },
-    "google/gemma-2-2b": {
-        "architectures": ["Gemma2ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "attn_logit_softcapping": 50.0,
-        "bos_token_id": 2,
-        "cache_implementation": "hybrid",
-        "eos_token_id": 1,
-        "final_logit_softcapping": 30.0,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 2304,
-        "initializer_range": 0.02,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 8192,
-        "model_type": "gemma2",
-        "num_attention_heads": 8,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 4,
-        "pad_token_id": 0,
-        "query_pre_attn_scalar": 256,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0,
-        "sliding_window": 4096,
-        "torch_dtype": "float32",
-        "transformers_version": "4.42.4",
-        "use_cache": True,
-        "vocab_size": 256000,
-    },
-    "Qwen/Qwen1.5-MoE-A2.7B": {
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "attention_dropout": 0.0,
-        "bos_token_id": 151643,
-        "decoder_sparse_step": 1,
-        "eos_token_id": 151643,
-        "hidden_act": "silu",
-        "hidden_size": 2048,
-        "initializer_range": 0.02,
-        "intermediate_size": 5632,
-        "max_position_embeddings": 8192,
-        "max_window_layers": 21,
-        "model_type": "qwen2_moe",
-        "moe_intermediate_size": 1408,
-        "norm_topk_prob": False,
-        "num_attention_heads": 16,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 16,
-        "output_router_logits": False,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "router_aux_loss_coef": 0.001,
-        "shared_expert_intermediate_size": 5632,
-        "sliding_window": 32768,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.39.0.dev0",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    },
-    "deepseek-ai/deepseek-llm-7b-chat": {
-        "architectures": ["LlamaForCausalLM"],
-        "bos_token_id": 100000,
-        "eos_token_id": 100001,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 4096,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 30,
-        "num_key_value_heads": 32,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.33.1",
-        "use_cache": True,
-        "vocab_size": 102400,
-    },
-    "meta-llama/Llama-2-7b-hf": {
-        "architectures": ["LlamaForCausalLM"],
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 4096,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-        "transformers_version": "4.31.0.dev0",
-        "use_cache": True,
-        "vocab_size": 32000,
-    },
-    "meta-llama/Llama-3.2-1B-Instruct": {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 128000,
-        "eos_token_id": [128001, 128008, 128009],
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "hidden_size": 2048,
-        "initializer_range": 0.02,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 16,
-        "num_key_value_heads": 8,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "factor": 32.0,
-            "high_freq_factor": 4.0,
-            "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.45.0.dev0",
-        "use_cache": True,
-        "vocab_size": 128256,
-    },
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
 }
-
-
+"""config.json of Qwen/Qwen3-30B-A3B."""
 READ = {
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": (128, Rope(10000.0)),
-    "google/gemma-2-2b": (256, Rope(10000.0)),
-    "Qwen/Qwen1.5-MoE-A2.7B": (128, Rope(1000000.0)),
-    "deepseek-ai/deepseek-llm-7b-chat": (128, Rope(10000.0)),
-    "Qwen/Qwen3-30B-A3B": (128, Rope(1000000.0)),
-    "meta-llama/Llama-2-7b-hf": (128, Rope(10000.0)),
-    "meta-llama/Llama-3.2-1B-Instruct": (64, LLAMA3),
-}
-"""Channels of a head, and their rotation."""
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_reads_published_transformers_4_configs(tmp_path, name):
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
-    shape = read_shape(tmp_path)
-    assert (shape.head_dim, shape.rope) == READ[name]
-    experts = {
-        "Qwen/Qwen1.5-MoE-A2.7B": ExpertShape(
+    "deepseek-ai--DeepSeek-R1-Distill-Qwen-7B": (128, Rope(10000.0), None),
+    "google--gemma-2-2b-it": (256, Rope(10000.0), None),
+    "Qwen--Qwen1.5-MoE-A2.7B-Chat": (
+        128,
+        Rope(1000000.0),
+        ExpertShape(
             60, 4, 1408, renormalise=False, layers=(True,) * 24, shared_ffn_hidden_size=5632, shared_gate=True
         ),
-        "Qwen/Qwen3-30B-A3B": ExpertShape(128, 8, 768, renormalise=True, layers=(True,) * 48),
-    }
-    assert shape.experts == experts.get(name)
+    ),
+    "deepseek-ai--deepseek-llm-7b-chat": (128, Rope(10000.0), None),
+    "NousResearch--Llama-2-7b-hf": (128, Rope(10000.0), None),
+    "meta-llama--Llama-3.2-1B-Instruct": (64, LLAMA3, None),
+}
+"""Folder of a published model -> channels of a head, their rotation, and experts."""
 
 
-def test_reads_gemma2_config(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["google/gemma-2-2b"]))
+@pytest.mark.parametrize("name", READ)
+def test_reads_published_transformers_4_configs(name):
+    shape = read_shape(PUBLISHED / name)
+    assert (shape.head_dim, shape.rope, shape.experts) == READ[name]
+
+
+def test_reads_published_config_of_many_experts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_MOE))
     shape = read_shape(tmp_path)
+    assert (shape.head_dim, shape.rope) == (128, Rope(1000000.0))
+    assert shape.experts == ExpertShape(128, 8, 768, renormalise=True, layers=(True,) * 48)
+
+
+def test_reads_gemma2_config():
+    shape = read_shape(PUBLISHED / "google--gemma-2-2b-it")
     assert (shape.embedding_scale, shape.attention_scale) == (48.0, 0.0625)
     assert (shape.attention_softcap, shape.logit_softcap) == (50.0, 30.0)
     assert shape.windows == (4096, None) * 13

@@ -1,6 +1,7 @@
 """Weights go from Hugging Face to Megatron-Core and back without a changed bit; every tensor is accounted for."""
 
 import json
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -83,50 +84,30 @@ def test_sharded_files_are_read_through_their_index(model, tmp_path):
         lab.actor(tmp_path)
 
 
-def test_missing_tensor_is_named_in_error(model, tmp_path):
-    tensors = tensors_in(model("qwen2"))
-    del tensors["model.layers.1.self_attn.k_proj.bias"]
-    with pytest.raises(EnvironmentProblemError, match=r"`model\.layers\.1\.self_attn\.k_proj\.bias` missing"):
-        lab.actor(copy_with(model("qwen2"), tmp_path, tensors))
+DAMAGED = {
+    "missing": ("qwen2", "model.layers.1.self_attn.k_proj.bias", None, "`{}` missing"),
+    "missing expert": ("qwen3-moe", "model.layers.2.mlp.experts.3.up_proj.weight", None, "`{}` missing"),
+    "expert of a dense layer": (
+        *("qwen3-moe-mixed", "model.layers.0.mlp.experts.0.up_proj.weight", torch.zeros(32, 48)),
+        "`{}` in .* is not part",
+    ),
+    "unknown": ("llama", "model.layers.0.self_attn.q_proj.bias", torch.zeros(48), "`{}` in .* is not part"),
+    "wrong shape": (
+        *("llama", "model.norm.weight", torch.ones(47)),
+        r"`{}` in .* has shape \[47\]; .* implies \[48\]",
+    ),
+    "quantised": ("llama", "model.norm.weight", torch.ones(48, dtype=torch.int8), "is I8; quantized"),
+}
 
 
-def test_missing_expert_tensor_is_named_in_error(model, tmp_path):
-    tensors = tensors_in(model("qwen3-moe"))
-    del tensors["model.layers.2.mlp.experts.3.up_proj.weight"]
-    with pytest.raises(
-        EnvironmentProblemError, match=r"`model\.layers\.2\.mlp\.experts\.3\.up_proj\.weight` missing"
-    ):
-        lab.actor(copy_with(model("qwen3-moe"), tmp_path, tensors))
-
-
-def test_expert_tensor_of_dense_layer_is_named_in_error(model, tmp_path):
-    extra = {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(32, 48)}
-    with pytest.raises(EnvironmentProblemError, match=r"`model\.layers\.0\.mlp\.experts\.0.* is not part"):
-        lab.actor(copy_with(model("qwen3-moe-mixed"), tmp_path, tensors_in(model("qwen3-moe-mixed")) | extra))
-
-
-def test_unknown_tensor_is_named_in_error(model, tmp_path):
-    tensors = tensors_in(model("llama")) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}
-    with pytest.raises(
-        EnvironmentProblemError, match=r"`model\.layers\.0\.self_attn\.q_proj\.bias` in .* is not part"
-    ):
-        lab.actor(copy_with(model("llama"), tmp_path, tensors))
-
-
-def test_tensor_of_wrong_shape_is_named_in_error(model, tmp_path):
-    tensors = tensors_in(model("llama"))
-    tensors["model.norm.weight"] = torch.ones(47)
-    with pytest.raises(
-        EnvironmentProblemError, match=r"`model\.norm\.weight` in .* has shape \[47\]; .* implies \[48\]"
-    ):
-        lab.actor(copy_with(model("llama"), tmp_path, tensors))
-
-
-def test_quantised_tensor_is_rejected(model, tmp_path):
-    tensors = tensors_in(model("llama"))
-    tensors["model.norm.weight"] = torch.ones(48, dtype=torch.int8)
-    with pytest.raises(EnvironmentProblemError, match="is I8; quantized"):
-        lab.actor(copy_with(model("llama"), tmp_path, tensors))
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_tensor_is_named_in_error(model, tmp_path, damage):
+    kind, name, tensor, says = DAMAGED[damage]
+    tensors = tensors_in(model(kind))
+    tensors.pop(name, None)
+    found = copy_with(model(kind), tmp_path, tensors if tensor is None else {**tensors, name: tensor})
+    with pytest.raises(EnvironmentProblemError, match=says.format(re.escape(name))):
+        lab.actor(found)
 
 
 def test_output_layer_differing_from_tied_embedding_is_rejected(model, tmp_path):

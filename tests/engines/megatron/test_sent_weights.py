@@ -11,9 +11,8 @@ from pathlib import Path
 
 import megatron_lab as lab
 import pytest
-import rank_pool
 import torch
-from layout_lab import settings, trainer
+from layout_lab import LAYOUTS, settings, started_actor
 from rank_pool import RankPool
 from receivers import Defect, ReceiverHost, dies, first_done, flips_a_bit
 from safetensors.torch import load_file
@@ -28,7 +27,6 @@ from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import SamplingParams
-from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights import broadcast, broadcast_groups
 from ppoctl.weights.broadcast_groups import BroadcastWay
 from ppoctl.weights.canary import Canary
@@ -36,23 +34,12 @@ from ppoctl.weights.sending import PARTS, SenderRanks
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 STATE = State("actor", 1, 1, "lineage")
-LAYOUTS = {
-    "TP2": ParallelTable(tensor=2, sequence=True),
-    "PP2": ParallelTable(pipeline=2),
-    "TP2 PP2": ParallelTable(tensor=2, pipeline=2),
-    "EP2": ParallelTable(data=2, expert=2),
-    "DP2": ParallelTable(data=2),
-}
+NAMES = ("TP2 sequence", "PP2", "TP2 PP2", "EP2", "DP2")
 WAYS = ["broadcast", "shared"]
 KINDS = {"EP2": "qwen3-moe"}
 TIMEOUT_S = 100.0
 SOON_S = 30.0
 """Detected errors take less time; undetected errors take `TIMEOUT_S`."""
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_pool, "BUCKET_BYTES", 20_000)
 
 
 @pytest.fixture
@@ -75,11 +62,8 @@ def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tup
     return Fleet(engine_side, sync, 8, messages.append), messages
 
 
-def started(pool: RankPool, folder: Path, parallel: ParallelTable) -> MegatronActor:
-    actor = trainer(pool, settings(folder, "actor", parallel))
-    assert isinstance(actor, MegatronActor)
-    actor.start()
-    return actor
+def started(pool: RankPool, folder: Path, layout: str) -> MegatronActor:
+    return started_actor(pool, settings(folder, "actor", LAYOUTS[layout]))
 
 
 def held(engine: ReceiverHost) -> dict[str, Tensor]:
@@ -95,11 +79,11 @@ def assert_all_hold(engines: list[ReceiverHost], folder: Path) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", NAMES)
 @pytest.mark.parametrize("way", WAYS)
 def test_engines_receive_exact_rank_weights(pool, model, engines, way: str, layout: str) -> None:
     folder = model(KINDS.get(layout, "qwen2"))
-    actor = started(pool, folder, LAYOUTS[layout])
+    actor = started(pool, folder, layout)
     fleet, messages = fleet_of(engines, actor, way)
     fleet.prepare(STATE)
     assert_all_hold(engines, folder)
@@ -116,9 +100,7 @@ def test_frozen_weights_are_sent_once_and_restored(pool, model, engines, way: st
     if it died after the second transfer, otherwise by a complete transfer."""
     folder = model("qwen2")
     chosen = replace(settings(folder, "actor", LAYOUTS["PP2"]), trainable=Trainable(top_layers=1))
-    actor = trainer(pool, chosen)
-    assert isinstance(actor, MegatronActor)
-    actor.start()
+    actor = started_actor(pool, chosen)
     fleet, messages = fleet_of(engines, actor, way)
     names = list(weight_names(read_shape(folder)))
     trained = [name for name in names if name.startswith(("model.layers.1.", "model.norm", "lm_head"))]
@@ -148,7 +130,7 @@ def test_frozen_weights_are_sent_once_and_restored(pool, model, engines, way: st
 
 def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, monkeypatch) -> None:
     folder, made = model("qwen2"), list[str]()
-    actor = started(pool, folder, LAYOUTS["PP2"])
+    actor = started(pool, folder, "PP2")
     open_meeting = broadcast.meeting
 
     @contextmanager
@@ -191,7 +173,7 @@ def test_unconnected_receiver_is_detected_before_sending(monkeypatch: pytest.Mon
 
 
 def test_send_plan_matches_buckets(pool, model) -> None:
-    actor = started(pool, model("qwen2"), LAYOUTS["PP2"])
+    actor = started(pool, model("qwen2"), "PP2")
     buckets = [list(bucket.checksums) for bucket in pool.weights().buckets()]
     planned = [[spec.name for spec in bucket] for sender in pool.weights().senders() for bucket in sender.plan(PARTS)]
     assert planned == buckets
@@ -201,7 +183,7 @@ def test_send_plan_matches_buckets(pool, model) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bit_flip_in_transfer_raises_error_naming_weight(pool, model, engines, way: str) -> None:
-    actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
+    actor = started(pool, model("qwen2"), "TP2 sequence")
     engines[1].defect = Defect(3, flips_a_bit)
     fleet, _ = fleet_of(engines, actor, way)
     name = pool.weights().senders()[0].plan(PARTS)[2][-1].name
@@ -210,11 +192,11 @@ def test_bit_flip_in_transfer_raises_error_naming_weight(pool, model, engines, w
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("layout", "bucket"), [("TP2", 0), ("PP2", 1), ("TP2", 4)])
+@pytest.mark.parametrize(("layout", "bucket"), [("TP2 sequence", 0), ("PP2", 1), ("TP2 sequence", 4)])
 @pytest.mark.parametrize("way", WAYS)
 def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: str, layout: str, bucket: int) -> None:
     """Killed before it has joined; when the first bucket has arrived; in the middle."""
-    actor = started(pool, model("qwen2"), LAYOUTS[layout])
+    actor = started(pool, model("qwen2"), layout)
     engines[1].defect = Defect(bucket, dies)
     fleet, messages = fleet_of(engines, actor, way)
     begun = time.monotonic()
@@ -228,7 +210,7 @@ def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: s
 
 
 def test_repeatedly_dying_engines_end_the_run(pool, model, engines, monkeypatch) -> None:
-    actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
+    actor = started(pool, model("qwen2"), "TP2 sequence")
     begin = ReceiverHost.begin
 
     def always(self: ReceiverHost, method: str, *arguments: object) -> object:
@@ -265,7 +247,7 @@ def test_rank_death_during_transfer_is_a_trainer_loss(
 ) -> None:
     """The rank that sends, and one that only takes part in the gather."""
     own = RankPool(2)
-    actor = started(own, model("qwen2"), LAYOUTS["TP2"])
+    actor = started(own, model("qwen2"), "TP2 sequence")
     own.examine(kill_at_bucket, 3, victim)
     fleet, messages = fleet_of(engines, actor, way)
     begun = time.monotonic()
@@ -286,7 +268,7 @@ def test_rank_death_during_transfer_is_a_trainer_loss(
         ("DP2", "aa", "a", 1),
         ("DP2", "aa", "ab", 2),  # shared on a, in the store for b
         ("DP2", "aa", "b", 1),  # in the store alone
-        ("TP2", "ab", "ab", 2),  # the tensor ranks have one complete copy, on the first rank's node
+        ("TP2 sequence", "ab", "ab", 2),  # the tensor ranks have one complete copy, on the first rank's node
         ("TP2 PP2", "aabb", "ab", 2),  # each stage is on one node, and stored for the other
     ],
 )
@@ -294,7 +276,7 @@ def test_each_node_reads_from_its_local_ranks_if_any(
     pool, model, monkeypatch, layout: str, ranks: str, engines_on: str, places: int
 ) -> None:
     folder = model("qwen2")
-    started(pool, folder, LAYOUTS[layout])
+    started(pool, folder, layout)
     monkeypatch.setattr(pool, "places", list(ranks))
     monkeypatch.setattr(pool, "engine_nodes", list(engines_on))
     expected, found = load_file(folder / "model.safetensors"), list[str]()
@@ -334,7 +316,7 @@ def test_one_rank_per_engine_node_shares_and_one_keeps_copy(
 def test_last_buckets_stay_readable_until_next_role_call(pool, model, monkeypatch) -> None:
     """Engines are still reading when the driver receives the end of the buckets."""
     folder = model("qwen2")
-    actor = started(pool, folder, LAYOUTS["PP2"])
+    actor = started(pool, folder, "PP2")
     monkeypatch.setattr(pool, "engine_nodes", ["here", "there"])
     expected = load_file(folder / "model.safetensors")
     *_, before, last = pool.weights().buckets_for_engines()
@@ -354,11 +336,11 @@ def change(rank: MegatronRank) -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("layout", ["TP2", "PP2", "DP2"])
+@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2", "DP2"])
 @pytest.mark.parametrize("way", WAYS)
 def test_engine_is_restored_without_calling_ranks(pool, model, engines, monkeypatch, way: str, layout: str) -> None:
     folder = model("qwen2")
-    actor = started(pool, folder, LAYOUTS[layout])
+    actor = started(pool, folder, layout)
     fleet, _ = fleet_of(engines, actor, way)
     fleet.prepare(STATE)
     published = fleet._published
@@ -390,7 +372,7 @@ def drift(rank: MegatronRank, victim: int) -> None:
 def test_diverged_data_ranks_raise_error_naming_weight(pool, model, monkeypatch) -> None:
     """For example after a failed collective on one of them: training would continue, each rank with a different
     model."""
-    started(pool, model("qwen2"), LAYOUTS["DP2"])
+    started(pool, model("qwen2"), "DP2")
     monkeypatch.setattr(pool, "places", ["a", "b"])
     monkeypatch.setattr(pool, "engine_nodes", ["a", "b"])
     pool.examine(drift, 1)

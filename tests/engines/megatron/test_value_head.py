@@ -13,7 +13,8 @@ from typing import Any
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import gap, settings, trainer
+from layout_lab import LAYOUTS, MOMENT, actor_of, gap, settings, settings_of, started_actor
+from lora_lab import saved
 from torch import Tensor
 
 from ppoctl.convert.fused_views import part_of
@@ -36,20 +37,10 @@ from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines
 
-LAYOUTS = {
-    "one": ParallelTable(),
-    "TP2": ParallelTable(tensor=2),
-    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
-    "PP2": ParallelTable(pipeline=2),
-    "CP2": ParallelTable(context=2),
-    "DP2": ParallelTable(data=2),
-    "EP2": ParallelTable(data=2, expert=2),
-}
 REQUEST = OutputRequest(temperature=0.8, entropy=True, values=True)
 MOVE = replace(lab.STEP, lr=1e-2)
 """Moves the head away from its start, at which the layers before it get no gradient."""
 LOOK = replace(lab.STEP, lr=1e-2, beta1=0.0)
-MOMENT = "optimizer.state.exp_avg."
 
 
 def joint_objective(rollouts: lab.TrainerBatch) -> Terms:
@@ -167,18 +158,12 @@ def read_moments(state: TorchDist, names: dict[str, Tensor]) -> dict[str, Tensor
     return found
 
 
-def saved(actor: MegatronActor, folder: Path) -> TorchDist:
-    folder.mkdir()
-    lab.save(actor, folder)
-    return TorchDist(folder)
-
-
 CASES = {
-    "linear": ("qwen2", SharedValueHead("linear"), "one", "TP2 sequence", "none"),
+    "linear": ("qwen2", SharedValueHead("linear"), "alone", "TP2 sequence", "none"),
     "copied layer of a tied model": ("qwen2-deep", SharedValueHead("mlp", 1), "TP2 sequence", "PP2", "none"),
     "two copied layers": ("qwen2-deep", SharedValueHead("linear", 2), "PP2", "CP2", "selective"),
     "mlp": ("qwen2", SharedValueHead("mlp"), "CP2", "DP2", "none"),
-    "recomputed": ("qwen2", SharedValueHead("mlp", 1), "DP2", "one", "full"),
+    "recomputed": ("qwen2", SharedValueHead("mlp", 1), "DP2", "alone", "full"),
     "norms of heads": ("qwen3", SharedValueHead("mlp", 1), "PP2", "TP2", "none"),
 }
 """Name -> model, head, layout that saves, layout that loads and computes, recomputation."""
@@ -190,16 +175,13 @@ def test_outputs_and_joint_gradient_are_those_of_two_plain_models(pool, model, t
     kind, head, first, second, recompute = CASES[case]
     folder, rollouts = model(kind), lab.make_rollouts()
     shape, objective = read_shape(folder), joint_objective(rollouts)
-    made = replace(settings(folder, "actor", LAYOUTS[first]), value_head=head, recompute=recompute)
-    actor = trainer(pool, made)
-    assert isinstance(actor, MegatronActor)
-    actor.start()
+    made = settings_of(model, kind, first, value_head=head, recompute=recompute)
+    actor = started_actor(pool, made)
     assert not actor.logprobs(rollouts, REQUEST).values.any()  # the last layer is 0
     actor.update(rollouts, [all_rows(rollouts, objective, MOVE)], objective)
     before = saved(actor, tmp_path / "before")
 
-    actor = trainer(pool, replace(made, parallel=LAYOUTS[second]))
-    assert isinstance(actor, MegatronActor)
+    actor = actor_of(pool, replace(made, parallel=LAYOUTS[second]))
     actor.load(tmp_path / "before")
     said = actor.logprobs(rollouts, REQUEST)
     [result] = actor.update(rollouts, [all_rows(rollouts, objective, LOOK)], objective)
@@ -306,11 +288,9 @@ def test_copied_layers_with_experts_do_not_depend_on_the_layout(pool, model, tmp
     """One sequence for two data ranks: a rank without rows takes part in the exchange of tokens of all layers."""
     head, rollouts = SharedValueHead("linear", 1), lab.make_rollouts(prompts=(3,), lengths=(9,))
     objective = joint_objective(rollouts)
-    made, moments = replace(settings(model("qwen3-moe"), "actor", ParallelTable()), value_head=head), []
-    for name, parallel in (("one", ParallelTable()), (layout, LAYOUTS[layout])):
-        actor = trainer(pool, replace(made, parallel=parallel))
-        assert isinstance(actor, MegatronActor)
-        actor.start()
+    moments = []
+    for name in ("alone", layout):
+        actor = started_actor(pool, settings_of(model, "qwen3-moe", name, value_head=head))
         actor.update(rollouts, [all_rows(rollouts, objective, step) for step in (MOVE, LOOK)], objective)
         state = saved(actor, tmp_path / name)
         keys = [key for key in state.tensors if "exp_avg." in key]
