@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from cli.conftest import RunCli, on_a_terminal
 from conventions.test_lightweight_imports import front
 from ppoctl.batch.episodes import EndReason
-from ppoctl.cli import conversation_screen, sample_screen
+from ppoctl.cli import sample_screen
 from ppoctl.runs.episode_parts import EpisodePart
 from ppoctl.runs.samples import ShownSample, read_samples
 from ppoctl.store.run_paths import RunPaths
@@ -269,10 +269,10 @@ def test_long_observations_are_wrapped_behind_their_prefix(
     from ppoctl.batch.prompts import Message
 
     part = EpisodePart("observation", (Message("tool", text), Message(HOSTILE, "short")), calls=(text,))
-    conversation_screen.show([part])
+    sample_screen.print_conversation([part])
     assert max(map(len, capsys.readouterr().out.splitlines())) > 100, "without a terminal, lines are complete"
     on_a_terminal(monkeypatch, width=40)
-    conversation_screen.show([part])
+    sample_screen.print_conversation([part])
     lines = capsys.readouterr().out.splitlines()[2:]
     assert all(line.startswith(("| tool: ", "> ", "| \\x1b]0;owned\\x07\\u..: ")) for line in lines)
     assert max(map(cell_len, lines)) <= 40
