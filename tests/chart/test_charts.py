@@ -1,4 +1,4 @@
-"""Charts: scales computed by hand, exact lines of text, and pictures whose shapes are at the computed positions."""
+"""Charts: axes computed by hand, exact lines of text, and pictures whose shapes are at the computed positions."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from ppoctl.chart import drawing
+from ppoctl.chart.axis import Axis, step_axis, value_axis
 from ppoctl.chart.panel import Curve, Panel, aligned, curve
 from ppoctl.chart.png import SCALE, png
-from ppoctl.chart.scale import Scale, label, scale, ticks
 from ppoctl.chart.svg import svg
 from ppoctl.chart.terminal import Style, chart, margin, mark
 
@@ -18,30 +18,46 @@ RISING = Panel("reward/score_mean", "score", (Curve(0, ((1, 0.0), (2, 0.5), (3, 
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "most", "found"),
+    ("values", "ends", "labels"),
     [
-        (0.0, 1.0, 5, [0.0, 0.5, 1.0]),
-        (0.0, 1.0, 6, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (0.42, 0.71, 4, [0.5, 0.6, 0.7]),
-        (-1.3, 1.1, 5, [-1.0, -0.5, 0.0, 0.5, 1.0]),
-        (3e-7, 9e-7, 4, [4e-7, 6e-7, 8e-7]),
-        (1000.0, 1000.5, 3, [1000.0, 1000.2, 1000.4]),
+        ([0.0, 1.0], (0.0, 1.0), ["0", "0.5", "1"]),
+        ([0.71, 0.42], (0.42, 0.71), ["0.5", "0.6", "0.7"]),
+        ([-1.3, 0.2, 1.1], (-1.3, 1.1), ["-1", "-0.5", "0", "0.5", "1"]),
+        ([-70.0, -20.0], (-70.0, -20.0), ["-60", "-40", "-20"]),
+        ([3e-7, 9e-7], (3e-7, 9e-7), ["4e-07", "6e-07", "8e-07"]),
+        ([2e4, 1.1e7], (2e4, 1.1e7), ["2e+06", "4e+06", "6e+06", "8e+06", "1e+07"]),
+        ([0.1 + 0.2, 0.9], (0.1 + 0.2, 0.9), ["0.4", "0.6", "0.8"]),
+        # Six digits do not distinguish these labels.
+        ([100000.0, 100000.3], (100000.0, 100000.3), ["100000", "100000.1", "100000.2", "100000.3"]),
+        ([0.5, math.nan, 2.5, math.inf, None], (0.5, 2.5), ["0.5", "1", "1.5", "2", "2.5"]),
+        # Equal values, and values that differ only by rounding errors
+        ([5.0, 5.0], (4.5, 5.5), ["4.6", "4.8", "5", "5.2", "5.4"]),
+        ([-2.0], (-2.2, -1.8), ["-2.2", "-2.1", "-2", "-1.9", "-1.8"]),
+        ([0.3, 0.1 + 0.2], (0.27, 0.33), ["0.28", "0.3", "0.32"]),
+        ([0.0, -0.0], (0.0, 1.0), ["0", "0.5", "1"]),
+        ([0.0, 5e-324], (0.0, 5e-324), ["0"]),
+        ([math.nan], (0.0, 1.0), ["0", "0.5", "1"]),
     ],
-)
-def test_axis_ticks_are_round_numbers(low: float, high: float, most: int, found: list[float]) -> None:
-    assert ticks(Scale(low, high), most) == found
+)  # fmt: skip
+def test_value_axis_has_distinct_round_labels(
+    values: list[float | None], ends: tuple[float, float], labels: list[str]
+) -> None:
+    axis = value_axis(values)
+    assert (axis.low, axis.high) == pytest.approx(ends, rel=1e-9, abs=0)
+    assert [label for _, label in axis.ticks] == labels
+    assert [value for value, _ in axis.ticks] == [float(label) for label in labels]
 
 
-def test_step_ticks_are_whole_numbers() -> None:
-    assert ticks(Scale(1.0, 3.0), 12, whole=True) == [1.0, 2.0, 3.0]
-    assert ticks(Scale(0.0, 400.0), 5, whole=True) == [0.0, 100.0, 200.0, 300.0, 400.0]
-    assert [label(value) for value in (0.30000000000000004, 120000.0, -0.0, 1e-07)] == ["0.3", "120000", "0", "1e-07"]
+def test_step_labels_are_whole_numbers() -> None:
+    assert step_axis([3, 1, 2]) == Axis(1.0, 3.0, ((1.0, "1"), (2.0, "2"), (3.0, "3")))
+    assert [label for _, label in step_axis([0, 8]).ticks] == ["0", "2", "4", "6", "8"]
+    assert [label for _, label in step_axis(range(401)).ticks] == ["0", "100", "200", "300", "400"]
+    assert [label for _, label in step_axis([7]).ticks] == ["7"]
 
 
-def test_single_value_is_centred_on_scale() -> None:
-    assert scale(5.0, 5.0).place(5.0) == 0.5
-    assert scale(0.0, 0.0).place(0.0) == 0.5
-    assert scale(1.0, 3.0).place(1.5) == 0.25
+def test_axis_places_values_between_its_ends() -> None:
+    assert step_axis([1, 3]).place(1.5) == 0.25
+    assert value_axis([5.0]).place(5.0) == 0.5
 
 
 def test_curve_smooths_past_values_and_drops_non_finite() -> None:
@@ -53,19 +69,19 @@ def test_curve_smooths_past_values_and_drops_non_finite() -> None:
 
 def test_aligned_panels_cover_steps_of_all_panels() -> None:
     rare = Panel("eval/x/pass_at_1", "share", (Curve(0, ((0, 0.1), (8, 0.2))),), is_rare=True)
-    assert aligned([RISING, rare]) == (0, 8)
+    assert aligned([RISING, rare]) == step_axis([0, 8])
 
 
 def test_ascii_chart_matches_expected_lines() -> None:
-    assert chart(RISING, (1, 3), Style(14, 5, unicode=False)) == [
+    assert chart(RISING, step_axis([1, 3]), Style(14, 5, unicode=False)) == [
         "reward/score_mean (score): 1 at step 3",
-        "1 |         **",
-        "  |       **",
-        "  |    ***",
-        "  |  **",
-        "0 |**",
-        "  +-----------",
-        "        2",
+        "  1 |       **",
+        "    |      *",
+        "0.5 |   ***",
+        "    |  *",
+        "  0 |**",
+        "    +---------",
+        "     1   2   3",
     ]
 
 
@@ -73,7 +89,7 @@ def test_text_chart_distinguishes_runs_without_colour() -> None:
     two = Panel("x", "share", (Curve(0, ((1, 0.0), (2, 0.0))), Curve(1, ((1, 1.0), (2, 1.0)))))
     for unicode in (False, True):
         style = Style(20, 4, unicode=unicode)
-        lines = chart(two, (1, 2), style)
+        lines = chart(two, step_axis([1, 2]), style)
         assert lines[0] == "x (share)"
         assert set(lines[1]) & {"*", "+"} == {mark(style, 1, 2)} == {"+"}
         assert set(lines[4]) & {"*", "+"} == {mark(style, 0, 2)} == {"*"}
@@ -83,15 +99,15 @@ def test_text_chart_distinguishes_runs_without_colour() -> None:
 def test_text_chart_colours_curve_by_run() -> None:
     style = Style(20, 4, paint=lambda run, text: f"<{run}{text}>")
     two = Panel("x", "share", (Curve(0, ((1, 0.0), (2, 0.0))), Curve(1, ((1, 1.0), (2, 1.0)))))
-    lines = chart(two, (1, 2), style)
-    assert lines[1].endswith(f"<1{chr(0x2809) * 17}>")
-    assert lines[4].endswith(f"<0{chr(0x28C0) * 17}>")
+    lines = chart(two, step_axis([1, 2]), style)
+    assert lines[1].endswith(f"<1{chr(0x2809) * 15}>")
+    assert lines[4].endswith(f"<0{chr(0x28C0) * 15}>")
     assert mark(style, 1, 2) == "<1\u2501\u2501>"
 
 
 def test_braille_cell_has_two_by_four_dots() -> None:
     corners = Panel("x", "share", (Curve(0, ((0, 0.0), (1, 1.0))),), is_rare=True)
-    lines = chart(corners, (0, 1), Style(20, 3, margin=4))
+    lines = chart(corners, step_axis([0, 1]), Style(20, 3, margin=4))
     assert lines[1].endswith("\u281b")  # the upper four dots of the last character
     assert lines[3][6] == "\u28e4"  # the lower four of the first
     assert [len(line) for line in lines[4:]] == [20, 20]
@@ -100,11 +116,9 @@ def test_braille_cell_has_two_by_four_dots() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_text_chart_fills_exactly_the_terminal_width(width: int) -> None:
     panel = Panel("x", "share", (curve(0, [(step, math.sin(step / 5)) for step in range(1, 400)]),))
-    lines = chart(panel, (1, 399), Style(width, 8, margin([panel, RISING], 8)))
+    lines = chart(panel, step_axis([1, 399]), Style(width, 8, margin([panel, RISING], 8)))
     assert max(map(len, lines)) == width
-    assert lines[-1].split() == [
-        str(step) for step in range(50 if width > 60 else 100, 400, 50 if width > 60 else 100)
-    ]
+    assert lines[-1].split() == ["50", "100", "150", "200", "250", "300", "350"]
 
 
 def places(shape: object) -> tuple[tuple[float, float], ...]:

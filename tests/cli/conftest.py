@@ -1,10 +1,15 @@
 """A command as typed, and its output: for every file in this folder."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from fakes.components import fake_recipe
+from fakes.job import play
+from fakes.slurm import FakeSlurm
 from ppoctl.cli.app import run
 
 
@@ -30,3 +35,27 @@ def cli_runner(capsys: pytest.CaptureFixture[str]) -> RunCli:
 def ask(capsys: pytest.CaptureFixture[str]) -> RunCli:
     """Return a function such that `ask("status", folder)` runs the command."""
     return cli_runner(capsys)
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one step on fakes, to be copied."""
+    root = tmp_path_factory.mktemp("played") / "my"
+    play(root, fake_recipe(steps=1))
+    return root
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    found = FakeSlurm(tmp_path / "slurm")
+    found.use(monkeypatch)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return found
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, width: int = 80, lines: int = 24) -> None:
+    """Make stdout a terminal with colours."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in {"TERM": "xterm", "LINES": str(lines), "COLUMNS": str(width)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)

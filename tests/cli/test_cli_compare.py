@@ -19,6 +19,11 @@ EQUAL = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "sc
 SOURCES = {"model": "a" * 64, "data.train": "b" * 64}
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def resolved(name: str, **keys: Any) -> dict[str, Any]:
     recipe = Recipe.model_validate({**tomllib.loads(SMALLEST), "name": name, **keys})
     return recipe.model_dump(mode="json", by_alias=True)
@@ -66,8 +71,7 @@ def sample_lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return output_of(capsys, *words).rpartition("\n\n")[2].splitlines()
 
 
-def test_compare_screen_names_the_first_difference(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_compare_screen_names_the_first_difference(tmp_path: Path, capsys):
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 0): {"tokens": "bb", "score": None}, (2, 1): {"tokens": "cc"}})
     assert sample_lines(capsys, "a", "b") == [
@@ -80,32 +84,22 @@ def test_compare_screen_names_the_first_difference(tmp_path: Path, monkeypatch, 
     ]
 
 
-def test_step_is_equal_only_if_all_its_samples_are_equal(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_step_is_equal_only_if_all_its_samples_are_equal(tmp_path: Path, capsys):
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
     assert sample_lines(capsys, "a", "b")[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
 
 
-def test_unfinished_ledger_line_is_ignored(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        write(tmp_path, name)
+def test_stamps_sends_and_an_unfinished_line_are_not_differences(tmp_path: Path, capsys):
+    write(tmp_path, "a")
+    write(tmp_path, "b", {(1, 1): {"sends": 2}})
     with (tmp_path / "b" / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"step": 3, "prompt": "p3"}')
     assert sample_lines(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
 
 
-def test_stamps_and_sends_are_not_differences(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "a")
-    write(tmp_path, "b", {(1, 1): {"sends": 2}})
-    assert sample_lines(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
-
-
 @pytest.mark.parametrize(("left", "right", "places"), [(2, 3, ["missing", "there"]), (3, 2, ["there", "missing"])])
-def test_longer_run_differs_at_the_end_of_the_shorter_run(tmp_path, monkeypatch, capsys, left, right, places):
-    monkeypatch.chdir(tmp_path)
+def test_longer_run_differs_at_the_end_of_the_shorter_run(tmp_path, capsys, left, right, places):
     write(tmp_path, "a", steps=left)
     write(tmp_path, "b", steps=right)
     found = json.loads(output_of(capsys, "a", "b", "--json"))
@@ -119,8 +113,7 @@ def lose(root: Path, step: int) -> None:
     ledger.write_bytes(b"".join(line for line in lines if json.loads(line)["step"] != step))
 
 
-def test_steps_lost_from_a_ledger_are_skipped_and_reported(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_steps_lost_from_a_ledger_are_skipped_and_reported(tmp_path: Path, capsys):
     write(tmp_path, "a", steps=4)
     write(tmp_path, "b", {(4, 1): {"tokens": "cc"}}, steps=4)
     lose(tmp_path / "a", 2)
@@ -134,15 +127,13 @@ def test_steps_lost_from_a_ledger_are_skipped_and_reported(tmp_path: Path, monke
     ]
 
 
-def test_compare_refuses_a_folder_that_is_not_a_run(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_compare_refuses_a_folder_that_is_not_a_run(tmp_path: Path, capsys):
     write(tmp_path, "a")
     assert run(["compare", "a", "nothing"]) == 2
     assert "`nothing` is not a run directory" in capsys.readouterr().err
 
 
-def test_other_differences_are_printed_before_the_samples(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_other_differences_are_printed_before_the_samples(tmp_path: Path, capsys):
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     optimizer = {"optimizer": {"lr": 2e-6}}
     b.recipe_from(2).write_text(seal(resolved("b", steps=20, actor=optimizer, tracking={"kind": "none"})))
@@ -179,8 +170,7 @@ equal samples: 4 of 4 and 4
     assert by_name[reward]["best"] == [{"step": 2, "value": 0.75}, {"step": 2, "value": 0.5}]
 
 
-def test_equal_runs_are_summarized_in_two_lines(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_equal_runs_are_summarized_in_two_lines(tmp_path: Path, capsys):
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     assert output_of(capsys, "a", "b").splitlines()[:3] == [
         "equal: recipe, sources, versions", "metrics: the runs have none in common", "",
@@ -190,28 +180,16 @@ def test_equal_runs_are_summarized_in_two_lines(tmp_path: Path, monkeypatch, cap
     assert output_of(capsys, "a", "b").splitlines()[1] == "metrics: equal up to step 2"
 
 
-def test_best_value_is_the_first_optimum_in_the_metric_direction(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_best_value_is_the_first_optimum_in_the_metric_direction(tmp_path: Path, capsys):
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     cut = "rollout/truncated_frac"
     write_metrics(a, {cut: 0.5}, {cut: 0.25}, {cut: 0.25})
     write_metrics(b, {cut: 0.5}, {cut: 0.75}, {cut: 0.25})
-    assert output_of(capsys, "a", "b").splitlines()[3].split() == [
-        cut,
-        "3",
-        "0.25",
-        "0.25",
-        "0.25",
-        "at",
-        "2",
-        "0.25",
-        "at",
-        "3",
-    ]
+    row = output_of(capsys, "a", "b").splitlines()[3]
+    assert row.split() == [cut, "3", "0.25", "0.25", *("0.25", "at", "2"), *("0.25", "at", "3")]
 
 
-def test_exit_code_option_reports_whether_samples_differ(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_exit_code_option_reports_whether_samples_differ(tmp_path: Path, capsys):
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
     assert run(["compare", "a", "b"]) == 0
@@ -220,8 +198,7 @@ def test_exit_code_option_reports_whether_samples_differ(tmp_path: Path, monkeyp
     assert run(["compare", "a", "a", "--exit-code"]) == 0
 
 
-def test_missing_evaluation_is_reported(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_missing_evaluation_is_reported(capsys):
     assert run(["compare", "--eval", "a.jsonl", "b.jsonl"]) == 2
     assert capsys.readouterr().err == (
         "error: `a.jsonl` does not exist; give a run, a folder of an evaluation, or a file by `eval --out`\n\n"

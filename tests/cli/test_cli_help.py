@@ -56,6 +56,7 @@ def test_help_list_truncates_no_sentence(ask: RunCli, monkeypatch: pytest.Monkey
     monkeypatch.setenv("COLUMNS", columns)
     for words in (["--help"], ["recipes", "--help"]):
         out = ask(*words).out
+        assert out.isascii()
         assert "..." not in out.partition("COMMAND [ARGS]...")[2]
         assert max(map(len, out.splitlines())) <= int(columns)
     text = " ".join(ask("--help").out.split())
@@ -143,6 +144,7 @@ def test_help_command_equals_the_help_option(ask: RunCli) -> None:
 
 def test_version_has_three_spellings(ask: RunCli) -> None:
     assert ask("version") == ask("-V") == ask("--version")
+    assert ask("-V").code == 0
     assert ask("-V").out.startswith("ppoctl ")
 
 

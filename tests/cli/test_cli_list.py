@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import CliResult, RunCli
-from fakes.components import fake_recipe
-from fakes.job import play
 from fakes.slurm import FakeSlurm
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.cli.options import found_run, run_folders
@@ -22,21 +20,6 @@ from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import RunPaths
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("played") / "q1"
-    play(root, fake_recipe(steps=1))
-    return root
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    found = FakeSlurm(tmp_path / "slurm")
-    found.use(monkeypatch)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    return found
 
 
 @pytest.fixture
@@ -202,12 +185,12 @@ def test_runs_reads_only_the_end_of_a_long_journal(make: Callable[..., Journal])
 def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journal], ask: RunCli) -> None:
     make("q1")
     Path("q1").mkdir()  # not a run
-    assert ask("status", "q1").out.splitlines()[0] == "q1: finished"
+    assert ask("status", "q1").out.splitlines()[0] == "my: finished"
     assert ask("logs", "q1", "--list").code == 0
     assert ask("compare", "q1", "runs/q1").out.splitlines()[-1] == "no difference"
     shutil.copytree("runs/q1", "q1", dirs_exist_ok=True)
     Path("runs/q1/run.json").unlink()
-    assert ask("status", "q1").out.splitlines()[0] == "q1: finished"  # the run in the present folder
+    assert ask("status", "q1").out.splitlines()[0] == "my: finished"  # the run in the present folder
     Path("runs/q1/run.json").touch()
     shutil.rmtree("q1")
     assert found_run(Path("q1/logs")) == Path("runs/q1/logs")

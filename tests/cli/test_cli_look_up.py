@@ -6,26 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from cli.conftest import RunCli
 from conventions.conftest import ROOT
-from ppoctl.cli.app import run
 
-RunCli = Callable[..., str]
+LookUp = Callable[..., str]
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> RunCli:
+def ask(ask: RunCli) -> LookUp:
     """Return a function such that `ask("keys", "lr")` returns the output of `ppoctl recipes keys lr`."""
-
-    def run_words(*words: str) -> str:
-        assert run(["recipes", *words]) == 0
-        captured = capsys.readouterr()
-        assert captured.err == ""
-        return captured.out
-
-    return run_words
+    return lambda *words: ask("recipes", *words).out
 
 
-def test_metric_lookup_explains_reading_and_actions(ask: RunCli) -> None:
+def test_metric_lookup_explains_reading_and_actions(ask: LookUp) -> None:
     assert ask("metrics", "reward/seconds_max").startswith(
         "reward/seconds_max\n"
         "  time of a scorer for the slowest sample (s)\n"
@@ -40,13 +33,13 @@ def test_metric_lookup_explains_reading_and_actions(ask: RunCli) -> None:
 
 
 @pytest.mark.parametrize(("words", "page"), [("keys", "recipe.md"), ("metrics", "metrics.md")])
-def test_page_option_prints_the_page_as_text_or_json(ask: RunCli, words: str, page: str) -> None:
+def test_page_option_prints_the_page_as_text_or_json(ask: LookUp, words: str, page: str) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
     assert ask(words, "--page") == text
     assert json.loads(ask(words, "--page", "--json")) == {"page": text}
 
 
-def test_keys_lookup_finds_every_key_containing_the_word(ask: RunCli) -> None:
+def test_keys_lookup_finds_every_key_containing_the_word(ask: LookUp) -> None:
     found = [line.split()[0] for line in ask("keys", "grad_clip").splitlines()[1:]]
     assert found == ["actor.optimizer.grad_clip", "critic.optimizer.grad_clip"]
     assert ask("keys", "lr").splitlines()[1].split()[0] == "actor.optimizer.lr"
@@ -55,7 +48,7 @@ def test_keys_lookup_finds_every_key_containing_the_word(ask: RunCli) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 400])
-def test_lookup_output_fits_the_terminal(ask: RunCli, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def test_lookup_output_fits_the_terminal(ask: LookUp, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """On a terminal too narrow for its table a key is a block; lines break between words."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -41,7 +41,7 @@ STEP_FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", STEP_FUNCTIONS)
-def test_run_with_another_step_function_is_readable(
+def test_run_with_another_step_function_and_its_missing_stage_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     step_function, begins, states = STEP_FUNCTIONS[name]
@@ -58,13 +58,6 @@ def test_run_with_another_step_function_is_readable(
     shown = json_of(capsys, "show", str(tmp_path / "r"), "--manifest", "--step", "3")
     assert len(shown["manifests"]) == sum(action in ("recalled", "replayed") for action in actions.values())
 
-
-@pytest.mark.parametrize("name", STEP_FUNCTIONS)
-def test_missing_stage_is_found_for_other_step_functions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    step_function, begins, _ = STEP_FUNCTIONS[name]
-    stopped(tmp_path / "r", step_function, f"3 {begins} starts")
     (tmp_path / "r/steps/000003/10-rollout/manifest.json").unlink()
     plan = json_of(capsys, "resume", str(tmp_path / "r"), "--plan", code=8)
     missing = [item["item"] for item in plan["items"] if item["action"] == "missing"]

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cli.conftest import CliResult, RunCli
+from cli.conftest import CliResult, RunCli, on_a_terminal
 from conventions.test_lightweight_imports import front
 from fakes.components import fake_components, fake_recipe
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
@@ -172,13 +172,6 @@ def test_damaged_record_is_named_and_not_shown(
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     assert run(["show", str(copy), "--list"]) == 8
     assert f"`{file}` is corrupt: digest" in capsys.readouterr().err
-
-
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, lines: int = 24) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    for name, value in {"TERM": "xterm", "LINES": str(lines), "COLUMNS": "80"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
 
 
 GREEN, RED, PLAIN = "48;2;0", "48;2;2", ""

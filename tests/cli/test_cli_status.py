@@ -10,8 +10,6 @@ import psutil
 import pytest
 
 from cli.conftest import CliResult, RunCli
-from fakes.components import fake_recipe
-from fakes.job import play
 from fakes.slurm import FakeSlurm
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
@@ -20,27 +18,12 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import stop_requested
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("played") / "my"
-    play(root, fake_recipe(steps=1))
-    return root
-
-
 @pytest.fixture
 def paths(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """Return the run `my` in the present folder."""
     shutil.copytree(played, tmp_path / "my")
     monkeypatch.chdir(tmp_path)
     return RunPaths(Path("my"))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    found = FakeSlurm(tmp_path / "slurm")
-    found.use(monkeypatch)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    return found
 
 
 def submitted(paths: RunPaths, id: str = "12", after: str | None = None) -> None:

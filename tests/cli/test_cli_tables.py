@@ -1,10 +1,10 @@
 """Tables on a terminal that is too narrow for them, and elsewhere."""
 
-import re
 from collections.abc import Callable
 
 import pytest
 
+from cli.conftest import on_a_terminal
 from ppoctl.cli import render
 from ppoctl.cli.columns import NAMES, WORDS, block, laid_out, widths_in, wrapped
 
@@ -113,11 +113,9 @@ def test_block_has_short_fields_on_one_line() -> None:
 def test_numbers_are_right_aligned_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("NO_COLOR", "1")
+    on_a_terminal(monkeypatch, width=40)
     render.table([(7, "a text of more words than there is room for here")], ("count", "what"))
-    assert re.findall(r"^ *7  a text", capsys.readouterr().out, re.M) == ["    7  a text"]
+    assert "\n    7  a text" in capsys.readouterr().out
 
 
 def test_prose_wraps_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

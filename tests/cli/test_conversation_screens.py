@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -10,10 +9,10 @@ from typing import Any, get_args
 import pytest
 from rich.cells import cell_len
 
-from cli.conftest import RunCli
+from cli.conftest import RunCli, on_a_terminal
 from conventions.test_lightweight_imports import front
 from ppoctl.batch.episodes import EndReason
-from ppoctl.cli import conversation_screen, sample_screen
+from ppoctl.cli import sample_screen
 from ppoctl.runs.episode_parts import EpisodePart
 from ppoctl.runs.samples import ShownSample, read_samples
 from ppoctl.store.run_paths import RunPaths
@@ -236,13 +235,6 @@ def test_conversations_are_shown_without_torch(root: Path) -> None:
     assert [(found[words]["code"], heavy & set(found[words]["loaded"])) for words in commands] == [(0, set())] * 3  # type: ignore[call-overload]
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    for name, value in {"TERM": "xterm", "COLUMNS": str(width), "LINES": "50"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-
 def backgrounds(text: str) -> list[tuple[str, str]]:
     """Return (background, text) of each coloured piece."""
     return re.findall(r"\x1b\[48;2;([\d;]+)m([^\x1b]*)", text)
@@ -259,7 +251,7 @@ def test_colours_have_one_scale_and_leave_out_observations(
 ) -> None:
     """Advantages of the turns are -1 to 10 and 15 to 17, so the strongest colour is that of the last token. The mean
     of the generated values is 1.78."""
-    on_a_terminal(monkeypatch, 100)
+    on_a_terminal(monkeypatch, width=100)
     coloured = tinted("advantage", capsys, root)
     assert [piece for _, piece in coloured] == [
         "c", "\n  ", "{", '"', "a", '"', ":", "1", "2", "}", "<|eos|>", "8", "4", "<|eos|>",
@@ -277,10 +269,10 @@ def test_long_observations_are_wrapped_behind_their_prefix(
     from ppoctl.batch.prompts import Message
 
     part = EpisodePart("observation", (Message("tool", text), Message(HOSTILE, "short")), calls=(text,))
-    conversation_screen.show([part])
+    sample_screen.print_conversation([part])
     assert max(map(len, capsys.readouterr().out.splitlines())) > 100, "without a terminal, lines are complete"
-    on_a_terminal(monkeypatch, 40)
-    conversation_screen.show([part])
+    on_a_terminal(monkeypatch, width=40)
+    sample_screen.print_conversation([part])
     lines = capsys.readouterr().out.splitlines()[2:]
     assert all(line.startswith(("| tool: ", "> ", "| \\x1b]0;owned\\x07\\u..: ")) for line in lines)
     assert max(map(cell_len, lines)) <= 40

@@ -78,7 +78,9 @@ ARROWS: dict[str, set[str]] = {
     "diagnose": {
         "finding", "batch", "loading", "metric_registry", "recipe", "report", "store", "errors",
     },
-    "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
+    "report": {
+        "chart", "loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors",
+    },
     "runs": {
         "finding", "algorithm", "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report",
         "rewards", "shutdown",

@@ -120,6 +120,8 @@ def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
     assert time_use.timeline(by_hand(), 0) == {
         "run": 0, "stages": ["rollout", "actor_update"],
         "bars": [[1, 1], [2, 2]], "seconds": [[2.0, 5.0], [3.0, 6.0]],
+        "axis": {"low": 0.0, "high": 11.0, "ticks": ((0.0, "0"), (5.0, "5"), (10.0, "10"))},
+        "ticks": ((1.0, "1"), (2.0, "2")),
     }  # fmt: skip
 
 

@@ -3,13 +3,14 @@ dark mode, and works with the keyboard alone."""
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppoctl.report.contents import contents
-from ppoctl.report.render_page import html
+from ppoctl.report.render_page import FILES, html
 from ppoctl.report.run_reader import read_runs
 from ppoctl.report.write import write_report
 from report.browser import Browser
@@ -64,6 +65,28 @@ def test_markup_in_model_texts_is_not_executed(browser: Browser, both: Path) -> 
     assert "</script></pre><img src=x" in browser.js("document.querySelector('#recipe pre').textContent")
     assert browser.js("document.title") == "first and second: ppoctl report"
     assert browser.errors == []
+
+
+OUTLINE = """(() => {
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  return {
+    levels: all("h1, h2, h3, h4, h5, h6").map((heading) => Number(heading.tagName[1])),
+    ids: all("[id]").map((element) => element.id),
+    links: all("[href]").map((link) => link.getAttribute("href")),
+    loads: all("[src], [srcset], [poster], [action], [data], [style], [onclick], [onload], [onerror]").length,
+  };
+})()"""
+
+
+def test_headings_are_nested_and_links_stay_on_the_page(browser: Browser, both: Path) -> None:
+    browser.open(both)
+    outline = browser.js(OUTLINE)
+    assert outline["levels"].count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in pairwise(outline["levels"]))
+    assert len(outline["ids"]) == len(set(outline["ids"]))
+    assert {f"#{name}" for name in outline["ids"]} >= set(outline["links"])
+    assert outline["loads"] == 0
+    assert not any(word in (FILES / "style.css").read_text() for word in ("url(", "@import"))
 
 
 def test_content_security_policy_blocks_an_injected_script(browser: Browser, one: Path) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppoctl.chart.axis import Axis
 from ppoctl.chart.panel import Panel, aligned
-from ppoctl.chart.scale import Scale, label, scale, ticks
 
 COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7b3294", "#c51b7d", "#8c6d31", "#444444", "#17a2b8")
 """Colours of the runs. People with red-green colour blindness can distinguish them."""
@@ -14,7 +14,7 @@ SIZE = 12
 """Font size in pixels."""
 
 WIDTH, PANEL_HEIGHT = 860, 200
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 42, 30
+LEFT, RIGHT, TOP, BOTTOM = 84, 20, 42, 30
 """Margins of a panel for the labels, in pixels. The top margin contains the title and the names of events."""
 LINE = 20
 """Height of a line of the legend, in pixels."""
@@ -66,7 +66,7 @@ class Picture:
 
 def picture(panels: Sequence[Panel], runs: Sequence[str]) -> Picture:
     """Return a picture of all panels, stacked over a common step axis, with the legend on top."""
-    steps = scale(*map(float, aligned(panels)))
+    steps = aligned(panels)
     shapes: list[Shape] = []
     legend = LINE * len(runs)
     for number, name in enumerate(runs):
@@ -79,8 +79,8 @@ def picture(panels: Sequence[Panel], runs: Sequence[str]) -> Picture:
     return Picture(WIDTH, height, tuple(shapes))
 
 
-def _panel(panel: Panel, steps: Scale, top: float) -> list[Shape]:
-    values = scale(*panel.values)
+def _panel(panel: Panel, steps: Axis, top: float) -> list[Shape]:
+    values = panel.values
     low_y, high_y = top + PANEL_HEIGHT - BOTTOM, top + TOP
 
     def x(step: float) -> float:
@@ -95,12 +95,12 @@ def _panel(panel: Panel, steps: Scale, top: float) -> list[Shape]:
         shapes.append(Text(WIDTH - RIGHT, top + 18, f"{value:.4g} {panel.unit} at step {step}", GREY, "end"))
     else:
         shapes.append(Text(WIDTH - RIGHT, top + 18, panel.unit, GREY, "end"))
-    for tick in ticks(values, 5):
+    for tick, label in values.ticks:
         shapes.append(Line(((LEFT, y(tick)), (WIDTH - RIGHT, y(tick))), PALE))
-        shapes.append(Text(LEFT - 8, y(tick) + 4, label(tick), GREY, "end"))
-    for tick in ticks(steps, 12, whole=True):
+        shapes.append(Text(LEFT - 8, y(tick) + 4, label, GREY, "end"))
+    for tick, label in steps.ticks:
         shapes.append(Line(((x(tick), low_y), (x(tick), low_y + 4)), GREY))
-        shapes.append(Text(x(tick), low_y + 18, label(tick), GREY, "middle"))
+        shapes.append(Text(x(tick), low_y + 18, label, GREY, "middle"))
     seen = [(step, word) for step, word in panel.events if steps.low <= step <= steps.high]
     shapes += _events(seen, x, low_y, high_y)
     shapes.append(Line(((LEFT, high_y), (LEFT, low_y), (WIDTH - RIGHT, low_y)), GREY))

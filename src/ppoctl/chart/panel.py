@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ppoctl.chart.axis import Axis, step_axis, value_axis
+
 Point = tuple[int, float]
 
 
@@ -31,16 +33,9 @@ class Panel:
     """Step and name of each event of a run."""
 
     @property
-    def steps(self) -> tuple[int, int]:
-        """The first and the last step with a point."""
-        steps = [step for curve in self.curves for step, _ in curve.points]
-        return min(steps), max(steps)
-
-    @property
-    def values(self) -> tuple[float, float]:
-        """The lowest and the highest value."""
-        values = [value for curve in self.curves for _, value in curve.points]
-        return min(values), max(values)
+    def values(self) -> Axis:
+        """The axis of the values."""
+        return value_axis(value for curve in self.curves for _, value in curve.points)
 
 
 def curve(run: int, points: Sequence[Point], smooth: int = 1) -> Curve:
@@ -54,7 +49,6 @@ def curve(run: int, points: Sequence[Point], smooth: int = 1) -> Curve:
     return Curve(run, tuple(smoothed))
 
 
-def aligned(panels: Sequence[Panel]) -> tuple[int, int]:
-    """Return the first and the last step of the common axis of stacked panels."""
-    spans = [panel.steps for panel in panels]
-    return min(low for low, _ in spans), max(high for _, high in spans)
+def aligned(panels: Sequence[Panel]) -> Axis:
+    """Return the common axis of the steps of stacked panels."""
+    return step_axis(step for panel in panels for curve in panel.curves for step, _ in curve.points)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from ppoctl.chart.axis import Axis
 from ppoctl.chart.panel import Panel, Point
-from ppoctl.chart.scale import Scale, label, scale, ticks
 
 MARKS = "*+ox#@%&"
 """Character of each run, if there is no colour."""
@@ -42,23 +42,22 @@ def mark(style: Style, run: int, runs: int) -> str:
     return line if style.paint is None else style.paint(run, line)
 
 
-def chart(panel: Panel, steps: tuple[int, int], style: Style) -> list[str]:
+def chart(panel: Panel, steps: Axis, style: Style) -> list[str]:
     """Return the lines of one panel, the title first."""
     ends = {curve.run: curve.points[-1] for curve in panel.curves}
-    values = scale(*panel.values)
     labels = _labels(panel, style.height)
     margin = max(style.margin, *map(len, labels.values()), 0)
     canvas = _Canvas(style.width - margin - 2, style.height, _is_braille(panel, style))
-    across = scale(*map(float, steps))
+    values = panel.values
     for curve in panel.curves:
-        canvas.draw(curve.run, curve.points, across, values, joined=not panel.is_rare)
+        canvas.draw(curve.run, curve.points, steps, values, joined=not panel.is_rare)
     last = ", ".join(f"{value:.4g} at step {step}" for step, value in ends.values()) if len(ends) == 1 else ""
     lines = [f"{panel.title} ({panel.unit})" + (f": {last}" if last else "")]
     side, corner, flat = ("\u2502", "\u2514", "\u2500") if style.unicode else ("|", "+", "-")
     for number, text in enumerate(canvas.lines(style.paint)):
         lines.append(f"{labels.get(number, '').rjust(margin)} {side}{text}".rstrip())
     lines.append(f"{' ' * margin} {corner}{flat * canvas.columns}")
-    return [*lines, f"{' ' * (margin + 2)}{_below(across, canvas.columns)}".rstrip()]
+    return [*lines, f"{' ' * (margin + 2)}{_below(steps, canvas.columns)}".rstrip()]
 
 
 def margin(panels: Sequence[Panel], height: int) -> int:
@@ -68,23 +67,18 @@ def margin(panels: Sequence[Panel], height: int) -> int:
 
 def _labels(panel: Panel, height: int) -> dict[int, str]:
     """Return line number -> label of a value."""
-    values = scale(*panel.values)
-    return {_row(values, tick, height): label(tick) for tick in ticks(values, max(2, height // 3))}
+    values = panel.values
+    return {round((1 - values.place(tick)) * (height - 1)): label for tick, label in values.ticks}
 
 
 def _is_braille(panel: Panel, style: Style) -> bool:
     return style.unicode and (style.paint is not None or len({curve.run for curve in panel.curves}) == 1)
 
 
-def _row(on: Scale, value: float, height: int) -> int:
-    return round((1 - on.place(value)) * (height - 1))
-
-
-def _below(across: Scale, columns: int) -> str:
+def _below(across: Axis, columns: int) -> str:
     """Return the line with the labels of steps. Labels that would overlap another label are left out."""
     text = [" "] * columns
-    for tick in ticks(across, max(2, columns // 10), whole=True):
-        digits = label(tick)
+    for tick, digits in across.ticks:
         start = min(max(0, round(across.place(tick) * (columns - 1)) - len(digits) // 2), columns - len(digits))
         if start >= 0 and not "".join(text[max(0, start - 1) : start + len(digits) + 1]).strip():
             text[start : start + len(digits)] = digits
@@ -101,7 +95,7 @@ class _Canvas:
     cells: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(row, column) of a cell -> (run, dots)."""
 
-    def draw(self, run: int, points: Sequence[Point], across: Scale, up: Scale, *, joined: bool) -> None:
+    def draw(self, run: int, points: Sequence[Point], across: Axis, up: Axis, *, joined: bool) -> None:
         """Draw a curve. If `joined` is True, draw lines between the points of the curve."""
         wide, high = (2, 4) if self.is_braille else (1, 1)
         places = [

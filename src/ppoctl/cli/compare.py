@@ -1,20 +1,56 @@
 """`ppoctl compare`: the differences between two runs and between their samples, or between two evaluations."""
 
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument, found_run, run_names
+from ppoctl.cli.summary import key_figures
 from ppoctl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ppoctl.store.compare import Comparison
     from ppoctl.store.compare_evaluations import ComparedSet
+    from ppoctl.store.run_paths import RunPaths
+
+
+ValuePair = tuple[Any, Any]
+"""The value of a key in each of the two runs. None: the run does not have the key."""
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True)
+class MetricDifference:
+    """One metric of two runs."""
+
+    name: str
+    step: int | None
+    """The last step at which both runs have the metric. None: there is no such step."""
+    at_step: ValuePair
+    best: tuple[Point | None, Point | None]
+    """Step and value of the best value of each run. None: neither higher nor lower values are better."""
+
+    @property
+    def differs(self) -> bool:
+        return not all(_same(*pair) for pair in (self.at_step, self.best))
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Differences between two runs, by name: recipe keys, digests of sources, versions.
+
+    Recipe keys are compared at the newest step of each run. `metrics` contains all key metrics and
+    evaluations, including metrics that do not differ.
+    """
+
+    keys: dict[str, ValuePair]
+    sources: dict[str, ValuePair]
+    versions: dict[str, ValuePair]
+    metrics: list[MetricDifference]
 
 
 def compare(
@@ -52,7 +88,6 @@ def compare(
 
 def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     """Print the differences between two runs, and return whether the samples of the runs differ."""
-    from ppoctl.cli import differences
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
     from ppoctl.store.run_paths import RunPaths
@@ -60,12 +95,12 @@ def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     left, right = RunPaths(run), RunPaths(other)
     for paths in (left, right):
         run_dir.facts(paths)
-    found = differences.differences(left, right)
+    found = _differences(left, right)
     samples = side_by_side(left.ledger, right.ledger)
     if as_json:
-        render.json({**differences.as_json(found), **asdict(samples)})
+        render.json({**_as_json(found), **asdict(samples)})
     else:
-        differences.print_differences(found, (run, other))
+        _print_differences(found, (run, other))
         _print_samples(samples, run, other)
     return samples.first is not None
 
@@ -83,6 +118,124 @@ def _print_samples(found: "Comparison", run: Path, other: Path) -> None:
     prompt = render.printable(first.prompt)
     render.line(f"first difference: step {first.step}, prompt {prompt}, sample {first.sample}")
     render.table([(name, *map(str, values)) for name, values in first.what.items()], ("", str(run), str(other)))
+
+
+def _differences(left: "RunPaths", right: "RunPaths") -> Differences:
+    """Return the differences between two runs.
+
+    Raises RecipeError if a folder is not a run, and StorageError if the recipe or journal of a run is damaged.
+    """
+    from ppoctl.loading.load import from_resolved
+    from ppoctl.loop.expectations import history
+    from ppoctl.recipe.fingerprint import differences as keys
+    from ppoctl.store import run_dir
+    from ppoctl.store.journal import read_lines
+
+    facts = [run_dir.facts(paths) for paths in (left, right)]
+    recorded = [run_dir.recipes(paths) for paths in (left, right)]
+    recipes = [from_resolved(by_step[max(by_step)]) for by_step in recorded]
+    series = [history(read_lines(paths.journal)) for paths in (left, right)]
+    names = {name: None for each in series for name in (*key_figures(each).values(), *filter(_is_mean_of_set, each))}
+    return Differences(
+        keys={key: (old, new) for key, old, new in keys(*recipes) if key != "name"},
+        sources=_of_each("sources", facts),
+        versions=_of_each("versions", facts),
+        metrics=[_metric(name, [each.get(name, []) for each in series]) for name in names],
+    )
+
+
+def _is_mean_of_set(name: str) -> bool:
+    return name.startswith("eval/") and name.endswith("score_mean")
+
+
+def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, ValuePair]:
+    left, right = (each.get(name, {}) for each in facts)
+    both = {key: (left.get(key), right.get(key)) for key in {**left, **right}}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
+
+
+def _metric(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
+    from ppoctl.metric_registry import find
+
+    left, right = map(dict, series)
+    step = max(left.keys() & right.keys(), default=None)
+    metric = find(name)
+    better = {"higher": 1, "lower": -1, None: 0}[metric.better if metric else None]
+    # If several values are equal, the earliest is the best. nan is excluded: it is not equal to itself.
+    points = [[point for point in each if point[1] == point[1]] if better else [] for each in series]
+    best = [max(each, key=lambda point: (better * point[1], -point[0]), default=None) for each in points]
+    at_step = (None, None) if step is None else (left[step], right[step])
+    return MetricDifference(name, step, at_step, (best[0], best[1]))
+
+
+def _as_json(found: Differences) -> dict[str, Any]:
+    """Return the differences as fields of a JSON object. Each difference is a pair (left, right)."""
+    from ppoctl.errors import without_secrets
+
+    def safe(value: Any) -> Any:
+        return without_secrets(value) if isinstance(value, str) else value
+
+    metrics = [
+        {
+            "metric": each.name,
+            "step": each.step,
+            "values": each.at_step,
+            "best": [None if point is None else {"step": point[0], "value": point[1]} for point in each.best],
+        }
+        for each in found.metrics
+    ]
+    keys = {key: [safe(value) for value in values] for key, values in found.keys.items()}
+    return {"keys": keys, "sources": found.sources, "versions": found.versions, "figures": metrics}
+
+
+def _print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
+    """Print one table for each kind of difference, and one line that names the kinds without differences."""
+    from ppoctl.loading.explain import shown
+
+    sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
+    keys = {key: tuple(None if each is None else shown(each) for each in pair) for key, pair in found.keys.items()}
+    sources = {name: tuple(each and each[:12] for each in pair) for name, pair in found.sources.items()}
+    tables = {"recipe key": keys, "source": sources, "version of": found.versions}
+    words = {"recipe key": "recipe", "source": "sources", "version of": "versions"}
+    for title, rows in tables.items():
+        if rows:
+            render.table([(name, *map(_text, pair)) for name, pair in rows.items()], (title, *sides))
+            render.line()
+    if equal := [words[title] for title, rows in tables.items() if not rows]:
+        render.line(f"equal: {', '.join(equal)}")
+    _print_metrics(found.metrics, sides)
+    render.line()
+
+
+def _print_metrics(metrics: Sequence[MetricDifference], sides: tuple[str, str]) -> None:
+    common = max((each.step for each in metrics if each.step is not None), default=None)
+    differing = [each for each in metrics if each.differs]
+    if differing:
+        render.line()
+        rows = [
+            (each.name, _text(each.step), *map(_number, each.at_step), *map(_best, each.best)) for each in differing
+        ]
+        render.table(rows, ("metric", "step", *sides, *(f"best of {side}" for side in sides)))
+    elif common is None:
+        render.line("metrics: the runs have none in common")
+    else:
+        render.line(f"metrics: equal up to step {common}")
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _best(point: Point | None) -> str:
+    return "-" if point is None else f"{point[1]:.4g} at {point[0]}"
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(left == right or (left != left and right != right))  # two values that are nan count as equal here
 
 
 def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) -> bool:
@@ -104,7 +257,7 @@ def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) 
 
 
 def _print_evaluations(
-    found: "Sequence[ComparedSet]", alone: "Sequence[str]", sides: tuple[str, str], shown: int
+    found: "Sequence[ComparedSet]", alone: Sequence[str], sides: tuple[str, str], shown: int
 ) -> None:
     rows = []
     for each in found:

@@ -80,6 +80,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
     from ppoctl.errors import PpoctlError
     from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import run_state
+    from ppoctl.store.disk import size_of
 
     results: list[tuple[Path, _Read | str]] = []
     for run in runs:
@@ -95,7 +96,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
     rows = []
     for run, read in results:
         if isinstance(read, str):
-            rows.append(Listed(run, BROKEN, read, _size(run), _touched_at(run)))
+            rows.append(Listed(run, BROKEN, read, size_of(run), _touched_at(run)))
         else:
             state = run_state(read.facts, snapshot, now=time.time())
             rows.append(_row(run, read, state, snapshot))
@@ -115,6 +116,7 @@ def _read(run: Path) -> _Read:
 def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -> Listed:
     from ppoctl import metric_registry
     from ppoctl.slurm.run_state import AT_WORK, DONE, WAITING
+    from ppoctl.store.disk import size_of
     from ppoctl.store.outline import EVAL
 
     stages = [line for line in read.lines if "stage" in line]
@@ -131,7 +133,7 @@ def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -
         run=run,
         state=state.word,
         says=state.description,
-        bytes=_size(run),
+        bytes=size_of(run),
         written_at=read.lines[-1]["at"] if read.lines else _touched_at(run),
         steps_done=read.facts.steps_done,
         steps_planned=read.facts.steps_planned,
@@ -154,12 +156,6 @@ def _by_set(metrics: dict[str, float]) -> dict[str, float]:
         for set_name in sets
     }
     return {set_name: metrics[present[0]] for set_name, present in names.items() if present}
-
-
-def _size(run: Path) -> int:
-    from ppoctl.store.disk import size_of
-
-    return size_of(run)
 
 
 def _touched_at(run: Path) -> float:

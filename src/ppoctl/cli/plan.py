@@ -34,7 +34,7 @@ def plan(
     ] = False,
     runs: Runs = summary.RUNS,
     json: JsonOption = False,
-) -> int | None:
+) -> None:
     """Print what a run requires, without starting the run. Prints six lines: memory, GPUs, disk, updates,
     checkpoints, and what was not checked. Exits with code 7 if the run does not fit in the memory of --gpu-gib
     or --here, or if --fit finds no settings that fit."""
@@ -54,26 +54,22 @@ def plan(
     loaded, _ = preflight.examined(files, sets or (), strict=assets, device=device)
     if sbatch:
         submission.print_script(loaded.recipe, runs)
-        return None
+        return
     if fit is not None:
-        return plan_fit.print_proposals(files, sets or (), loaded, fit, gpus, as_json=json)
+        plan_fit.print_proposals(files, sets or (), loaded, fit, gpus, as_json=json)
+        return
     planned = plan_of(loaded.recipe, gpu_gib)
-    is_judged = here or gpu_gib is not None
-    typed = as_typed("plan", files, sets or ())
-    too_much = None if planned.memory is None or not is_judged else misfit(planned.memory, typed)
     if json:
-        wrong = {} if too_much is None else {"error": too_much.as_json()}
-        render.json({**planned.as_dict(), **wrong})
+        render.json(planned.as_dict())
     elif full:
         print_full(loaded.recipe, planned)
     else:
         plan_summary.print_summary(planned, on_gpus=gpu_gib is not None)
-    if too_much is None:
-        return None
-    if not json:
-        render.error(too_much.message)
-        render.hint(too_much.hint or "")
-    return int(too_much.exit_code)
+    is_judged = here or gpu_gib is not None
+    if planned.memory is not None and is_judged:
+        too_much = misfit(planned.memory, as_typed("plan", files, sets or ()))
+        if too_much is not None:
+            raise too_much
 
 
 def print_full(recipe: "Recipe", planned: "Plan") -> None:

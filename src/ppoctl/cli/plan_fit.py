@@ -21,25 +21,18 @@ LONG_S = 5.0
 
 def print_proposals(
     files: Sequence[Path], sets: Sequence[str], loaded: "Loaded", gib: float, gpus: int | None, *, as_json: bool
-) -> int | None:
-    """Print the proposals for GPUs of `gib` GiB. Return the exit code of a plan that does not fit if there are
-    none."""
+) -> None:
+    """Print the proposals for GPUs of `gib` GiB. Raises OutOfMemoryError if there are none."""
     from ppoctl.preflight.proposals import proposals_for
 
     proposals = proposals_for(loaded, sets, gib, gpus, _SearchProgress().notify)
     render.passing()
-    too_much = None if proposals.found else _misfit(proposals, gib, as_typed("plan", files, sets))
     if as_json:
-        answer = _as_json(proposals, loaded.recipe.name, gib)
-        render.json(answer if too_much is None else {**answer, "error": too_much.as_json()})
+        render.json(_as_json(proposals, loaded.recipe.name, gib))
     else:
         _print(proposals, loaded.recipe.name, gib)
-    if too_much is None:
-        return None
-    if not as_json:
-        render.error(too_much.message)
-        render.hint(too_much.hint or "")
-    return int(too_much.exit_code)
+    if not proposals.found:
+        raise _misfit(proposals, gib, as_typed("plan", files, sets))
 
 
 class _SearchProgress:

@@ -21,7 +21,8 @@ COLOURS = ("cyan", "bright_red", "green", "magenta", "yellow", "blue", "white", 
 PLAIN_WIDTH = 80
 PLAIN_HEIGHT = 10
 """Height of a plot, in lines of text, if stdout is not a terminal."""
-LEAST_HEIGHT, MOST_HEIGHT = 5, 16
+LEAST_HEIGHT, MOST_HEIGHT = 7, 16
+"""Heights of a plot on a terminal, in lines of text. Seven lines have room for all labels of the values."""
 AROUND = 4
 """Number of lines of a panel in addition to the plot: title, axis, labels of the axis, and an empty line."""
 

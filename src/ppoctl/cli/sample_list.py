@@ -46,6 +46,7 @@ class _Flips:
 def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form: Form, *, as_json: bool) -> None:
     """Print a list of the rows that pass the filter."""
     from ppoctl.store.sample_list import flips, ordered
+    from ppoctl.store.samples import spans
 
     kept = [row for row in rows if wanted.takes(row)]
     steps = sorted({row.step for row in rows})
@@ -59,7 +60,7 @@ def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form
     screen = shutil.get_terminal_size()
     limit = form.limit or (max(1, screen.lines - AROUND) if render.is_terminal() else len(kept))
     what = ("the evaluation after ", "evaluations after ") if source.evaluations else ("", "")
-    place = f"{what[len(steps) > 1]}{'steps' if len(steps) > 1 else 'step'} {_spans(steps)}"
+    place = f"{what[len(steps) > 1]}{'steps' if len(steps) > 1 else 'step'} {spans(steps)}"
     if not kept:
         render.print_stderr(f"no sample matches; {place} has {len(rows)}")
         return
@@ -140,9 +141,3 @@ def _as_json(row: "SampleRow", flipped: _Flips, form: Form) -> dict[str, Any]:
     only_if = {"round": row.round > 1, "turns": row.turns is not None, "end": row.end is not None}
     fields = {name: value for name, value in vars(row).items() if only_if.get(name, True)}
     return {**fields, **flip, **({} if before is None else {"before": vars(before)})}
-
-
-def _spans(steps: Sequence[int]) -> str:
-    from ppoctl.store.samples import spans
-
-    return spans(steps)

@@ -1,14 +1,18 @@
-"""The output for one sample: prompt, response, score, and the values of each token."""
+"""The output for one sample: prompt, response or conversation, score, and the values of each token."""
 
 import json as json_module
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from ppoctl.cli import conversation_screen, render
+from ppoctl.cli import render
 from ppoctl.errors import RecipeError
 from ppoctl.units import counted
 
 if TYPE_CHECKING:
+    from ppoctl.runs.episode_parts import EpisodePart
     from ppoctl.runs.samples import ShownSample
     from ppoctl.store.sample_list import Source
     from ppoctl.store.samples import SampleRow
@@ -59,7 +63,7 @@ def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
         from ppoctl.runs.episode_parts import recorded_parts
 
         parts = recorded_parts(found.episode, {"value": found.values, "advantage": found.advantages})
-        conversation_screen.show(parts, found.pieces, weights)
+        print_conversation(parts, found.pieces, weights)
     if any(weights) and render.is_coloured():
         render.line(f"({LEGENDS[by]})")
     render.line()
@@ -77,7 +81,7 @@ def print_evaluated(row: "SampleRow", found: dict[str, Any]) -> None:
     if "conversation" in found:
         from ppoctl.runs.episode_parts import evaluated_parts
 
-        conversation_screen.show(evaluated_parts(found["conversation"]))
+        print_conversation(evaluated_parts(found["conversation"]))
 
 
 def _print_head(
@@ -142,3 +146,52 @@ def _print_tokens(found: "ShownSample") -> None:
 
 def _token(piece: str) -> str:
     return render.printable(json_module.dumps(piece, ensure_ascii=False)) if piece else "(same character)"
+
+
+def print_conversation(
+    parts: "Iterable[EpisodePart]", pieces: Sequence[str] = (), weights: Sequence[float] = ()
+) -> None:
+    """Print the parts of an episode: its turns with their calls, and the observations.
+
+    The first character of a line shows who wrote it, so that a text cannot imitate another part: a space for the
+    actor, `>` for a call as the environment received it, `|` for the environment, and a letter for a title. `pieces`
+    and `weights`: text and colour of each token of the response; without them, the texts of the messages are printed.
+    """
+    largest = max(map(abs, weights), default=0.0)
+    for part in parts:
+        render.line()
+        render.heading(part.title)
+        if not part.is_turn:
+            for message in part.messages:
+                _print_lines(f"| {render.clipped(_one_line(message.role), 20)}: ", message.content)
+        elif part.start < part.end:
+            texts = [_indented(piece) for piece in pieces[part.start : part.end]]
+            render.line(f"  {render.weighted(texts, weights[part.start : part.end], largest)}")
+        else:
+            for message in part.messages:
+                render.line(f"  {_indented(message.content)}")
+        for call in part.calls:
+            _print_lines("> ", _one_line(call))
+
+
+def _print_lines(prefix: str, text: str) -> None:
+    """Print the lines of a text, each after the prefix. On a terminal, long lines are wrapped."""
+    room = shutil.get_terminal_size().columns - len(prefix) if render.is_terminal() else None
+    for line in render.printable(text).split("\n"):
+        for piece in _wrapped(line, room):
+            render.line(f"{prefix}{piece}".rstrip())
+
+
+def _wrapped(line: str, room: int | None) -> Iterator[str]:
+    if room is None or len(line) <= room:
+        yield line
+    else:
+        yield from textwrap.wrap(line, max(room, 8), drop_whitespace=False)
+
+
+def _indented(text: str) -> str:
+    return render.printable(text).replace("\n", "\n  ")
+
+
+def _one_line(text: str) -> str:
+    return render.printable(text).replace("\n", "\\n")

@@ -3,9 +3,10 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ppoctl.chart.axis import step_axis
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.report import curves, samples, time_use
 from ppoctl.report.events import ATTEMPTS, ChartEvent, attempt_rows, changes, events
@@ -44,6 +45,7 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
     data = {
         "runs": [run.label for run in runs],
         "steps": lists.lists,
+        "axis": asdict(step_axis(step for steps_of in lists.lists for step in steps_of)),
         "charts": [chart.pop("data") for chart in charts],
         "marks": [mark for number, found in enumerate(run_events) for mark in _marks(number, found)],
         "stages": [time_use.timeline(run, number) for number, run in enumerate(runs)],

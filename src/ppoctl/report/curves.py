@@ -4,11 +4,12 @@ The module imports no torch, vLLM or Megatron.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from ppoctl import metric_registry
+from ppoctl.chart.axis import value_axis
 from ppoctl.report.formatting import figure, rounded
 from ppoctl.report.run_reader import History, ReadRun
 
@@ -133,6 +134,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
     metric, band = metric_registry.find(name), band_of(name)
     limit = max(POINTS // len(runs), fewest)
     summaries, data, is_thinned, has_band = [], [], False, False
+    drawn: list[float | None] = []
     for number, run in enumerate(runs):
         points = run.series.get(name)
         if not points:
@@ -141,6 +143,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         is_thinned |= len(shown) < len(points)
         low, high = _around(run.series, band, shown)
         has_band |= bool(low)
+        drawn += [*(value for _, value in shown), *low, *high]
         values = [rounded(value) for _, value in shown]
         data.append({"run": number, "steps": steps.at([step for step, _ in shown]), "values": values})
         if low:
@@ -154,7 +157,12 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         "band": band.description if band is not None and has_band else "",
         "is_thinned": is_thinned,
         "told": summaries,
-        "data": {"name": name, "dots": metric_registry.eval_set(name) is not None, "series": data},
+        "data": {
+            "name": name,
+            "dots": metric_registry.eval_set(name) is not None,
+            "axis": asdict(value_axis(drawn)),
+            "series": data,
+        },
     }
 
 

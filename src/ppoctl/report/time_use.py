@@ -4,8 +4,10 @@ The module imports no torch, vLLM or Megatron.
 """
 
 from collections import defaultdict
+from dataclasses import asdict
 from typing import Any
 
+from ppoctl.chart.axis import step_axis, value_axis
 from ppoctl.clock import duration
 from ppoctl.report.formatting import rounded, share
 from ppoctl.report.run_reader import ReadRun
@@ -43,11 +45,15 @@ def timeline(run: ReadRun, number: int) -> Json:
     def mean(stage: str, bar: list[int]) -> float | None:
         return rounded(sum(seconds[step].get(stage, 0.0) for step in bar) / len(bar))
 
+    rows = [[mean(name, bar) for bar in bars] for name in names]
+    totals = [sum(value or 0.0 for value in column) for column in zip(*rows, strict=True)]
     return {
         "run": number,
         "stages": names,
         "bars": [[bar[0], bar[-1]] for bar in bars],
-        "seconds": [[mean(name, bar) for bar in bars] for name in names],
+        "seconds": rows,
+        "axis": asdict(value_axis([0.0, *totals])),
+        "ticks": step_axis(steps).ticks,
     }
 
 

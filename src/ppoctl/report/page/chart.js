@@ -1,7 +1,4 @@
 // The chart of a metric over the steps: a line and a band for each run, and marks of events.
-const allSteps = data.steps.flat();
-const range = allSteps.length ? [allSteps.reduce((a, b) => Math.min(a, b)), allSteps.reduce((a, b) => Math.max(a, b))] : [0, 1];
-if (range[0] === range[1]) range[1] += 1;
 
 function drawChart(figure) {
   const number = figure.dataset.chart;
@@ -29,12 +26,9 @@ function drawChart(figure) {
 }
 
 function curve(host, chart) {
-  const width = Math.max(host.clientWidth, 200);
-  const svg = svgElement("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
-  const values = domain(chart.series.flatMap((series) => [...series.values, ...(series.low || []), ...(series.high || [])]));
-  const x = scale(range, [MARGIN.left, width - MARGIN.right - 4]);
-  const y = scale(values, [HEIGHT - MARGIN.bottom, MARGIN.top]);
-  frame(svg, width, x, y, range, values);
+  const { svg, width, y } = frame(host, chart.axis);
+  const x = scale(data.axis, MARGIN.left, width - MARGIN.right);
+  for (const [step, label] of data.axis.ticks) svg.append(stepLabel(x(step), label));
   const runs = new Set(chart.series.map((series) => series.run));
   const taken = new Map();
   for (const mark of data.marks) if (runs.has(mark.run)) svg.append(markAt(mark, x, taken));
@@ -43,7 +37,7 @@ function curve(host, chart) {
   svg.append(cursor);
   host.replaceChildren(svg);
   return {
-    step: (left) => range[0] + ((left - MARGIN.left) / (width - MARGIN.left - MARGIN.right - 4)) * (range[1] - range[0]),
+    step: (left) => data.axis.low + ((left - MARGIN.left) / (width - MARGIN.left - MARGIN.right)) * (data.axis.high - data.axis.low),
     point: (step) => cursor.replaceChildren(...(step === null ? [] : pointed(chart, step, x, y))),
   };
 }
@@ -91,13 +85,13 @@ function areas(series, steps, x, y) {
 
 // Draw marks at the same step next to each other. Marks of the same kind and run are drawn once.
 function markAt(mark, x, taken) {
-  const at = x(Math.min(Math.max(mark.at, range[0]), range[1]));
+  const at = x(Math.min(Math.max(mark.at, data.axis.low), data.axis.high));
   const present = taken.get(at) || [];
   const key = `${mark.kind} ${mark.run}`;
   if (present.includes(key)) return "";
   taken.set(at, [...present, key]);
   const title = svgElement("title", {}, several ? `${data.runs[mark.run]}: ${mark.text}` : mark.text);
-  const glyph = svgElement("use", { href: `#mark-${mark.kind}`, class: several ? `mark-glyph g${mark.run}` : "mark-glyph", transform: `translate(${at + present.length * (mark.at > (range[0] + range[1]) / 2 ? -12 : 12)} 6) scale(.75)` });
+  const glyph = svgElement("use", { href: `#mark-${mark.kind}`, class: several ? `mark-glyph g${mark.run}` : "mark-glyph", transform: `translate(${at + present.length * (mark.at > (data.axis.low + data.axis.high) / 2 ? -12 : 12)} 6) scale(.75)` });
   return svgElement("g", {}, title, svgElement("line", { class: "mark", x1: at, x2: at, y1: MARGIN.top - 2, y2: HEIGHT - MARGIN.bottom }), glyph);
 }
 

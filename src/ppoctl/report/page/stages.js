@@ -24,14 +24,10 @@ function drawStages(figure) {
 }
 
 function bars(host, found, totals) {
-  const width = Math.max(host.clientWidth, 200);
-  const svg = svgElement("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
-  const values = [0, Math.max(...totals, 1e-9) * 1.05];
-  const y = scale(values, [HEIGHT - MARGIN.bottom, MARGIN.top]);
+  const { svg, width, y } = frame(host, found.axis);
   const each = (width - MARGIN.left - MARGIN.right) / found.bars.length;
   const gap = Math.min(each * 0.25, 6);
   const left = (bar) => MARGIN.left + bar * each + gap / 2;
-  frame(svg, width, () => 0, y, [1, 0], values);
   found.bars.forEach((bar, at) => {
     let below = 0;
     found.seconds.forEach((stage, number) => {
@@ -41,11 +37,10 @@ function bars(host, found, totals) {
       below += seconds;
     });
   });
-  const every = Math.max(1, Math.ceil((found.bars.length * 44) / width));
-  found.bars.forEach((bar, at) => {
-    if (at % every) return;
-    svg.append(svgElement("text", { class: "axis", x: left(at) + (each - gap) / 2, y: HEIGHT - MARGIN.bottom + 15, "text-anchor": "middle" }, String(bar[0])));
-  });
+  for (const [step, label] of found.ticks) {
+    const at = found.bars.findIndex(([first, last]) => first <= step && step <= last);
+    if (at >= 0) svg.append(stepLabel(left(at) + (each - gap) / 2, label));
+  }
   const cursor = svgElement("g", {});
   svg.append(cursor);
   host.replaceChildren(svg);
