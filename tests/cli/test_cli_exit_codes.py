@@ -7,16 +7,18 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 from conventions.conftest import ROOT
 from fakes.components import fake_recipe
 from fakes.job import play
 from ppoctl import errors
-from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
 from ppoctl.cli.options import JsonOption
@@ -75,10 +77,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseExcepti
     """`failing[0] = error` makes `ppoctl plan` raise it; a number is returned as the exit code."""
     box: list[BaseException | int] = [0]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(app_module.tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "r.toml").touch()
 
-    def fail() -> int:
+    def fail(as_json: Annotated[bool, typer.Option("--json")] = False) -> int:
         if isinstance(box[0], BaseException):
             raise box[0]
         return box[0]
@@ -183,10 +185,7 @@ def test_debug_option_shows_the_traceback_in_any_position(
 
 def test_json_error_has_all_fields(failing: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     failing[0] = errors.RecipeError("a\nb", hint="c")
-    # The command itself has no --json; the option given on the command line counts.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app_module, "app", lambda *_, **__: (_ for _ in ()).throw(failing[0]))
-        assert run(["fail-for-the-test", "--json"]) == 2
+    assert run(["fail-for-the-test", "--json"]) == 2
     captured = capsys.readouterr()
     assert captured.err == ""
     assert json.loads(captured.out) == {
