@@ -16,7 +16,6 @@ from ppoctl.batch.records import Rewards
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
@@ -59,12 +58,12 @@ def recipe() -> Recipe:
     return fake_recipe(**RECIPE)
 
 
-def go(root: Path, witness: Witness, chosen: Recipe | None = None) -> tuple[TokenScorer, BigramGenerator, list[int]]:
+def go(root: Path, witness: Witness) -> tuple[TokenScorer, BigramGenerator, list[int]]:
     """Run until the end or a stop; return the scorer, the generator, and the number of generated samples at each
     request."""
     scorer, at_request = TokenScorer(), list[int]()
     components = fake_components(recipe(), on_minibatch=witness.on_minibatch, on_file=witness.on_file)
-    wiring = open_run(root, chosen or recipe(), witness, components=replace(components, scorer=scorer))
+    wiring = open_run(root, recipe(), witness, components=replace(components, scorer=scorer))
     assert isinstance(wiring.generator, BigramGenerator)
     submit, generator = scorer.submit, wiring.generator
     scorer.submit = lambda request: (at_request.append(generator.num_generated), submit(request))[1]  # type: ignore[method-assign]
@@ -128,15 +127,3 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     root = tmp_path_factory.mktemp("beside") / "whole"
     go(root, Witness())
     return result(root)
-
-
-class OnGeneratorDevices(ExactMatchScorer):
-    @property
-    def overlaps_generation(self) -> bool:
-        return False
-
-
-def test_scorer_on_generator_devices_waits_for_the_full_rollout(tmp_path: Path) -> None:
-    reward = OnGeneratorDevices.model_construct(**dict(recipe().reward))
-    _, _, at_request = go(tmp_path / "run", Witness(), recipe().model_copy(update={"reward": reward}))
-    assert at_request[:16] == [8] * 8 + [16] * 8

@@ -18,8 +18,6 @@ from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
 from ppoctl.ports import OutputRequest
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Blocks of logits that fit into a CPU core's cache, or keep a GPU busy."""
-
 BAND_ELEMENTS = 2**22
 """Elements of the weight's gradient that are computed at a time in the model's dtype, and then added in float32."""
 
@@ -44,7 +42,7 @@ class LogprobSettings(NamedTuple):
     excluded: ExcludedTokens | None = None
     """Ids that are excluded before the filters are applied. A target is never excluded. None: no id is excluded."""
     block_elements: Mapping[str, int] = BLOCK_ELEMENTS
-    """Number of logits that are converted to float32 at a time, by type of device."""
+    """Number of logits that are converted to float32 at a time: they fit into a CPU core's cache, or keep a GPU busy."""
 
 
 class PositionOutputs(NamedTuple):
@@ -242,8 +240,7 @@ def _slices(total: int, size: int) -> list[slice]:
 def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator[tuple[slice, slice]]:
     """Yield blocks of a few rows of a chunk, as a slice of all positions and a slice of the chunk. All ranks compute
     thresholds together and need the same blocks, so the block size depends only on the padded size of the weight."""
-    models = 2 if settings.request.full_kl else 1  # at a time
-    elements = settings.block_elements[weight.device.type] // models
+    elements = settings.block_elements[weight.device.type] // (2 if settings.request.full_kl else 1)  # models
     for inside in _slices(chunk.stop - chunk.start, max(1, elements // len(weight))):
         yield slice(chunk.start + inside.start, chunk.start + inside.stop), inside
 
