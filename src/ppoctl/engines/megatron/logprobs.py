@@ -42,7 +42,7 @@ class LogprobSettings(NamedTuple):
     excluded: ExcludedTokens | None = None
     """Ids that are excluded before the filters are applied. A target is never excluded. None: no id is excluded."""
     block_elements: Mapping[str, int] = BLOCK_ELEMENTS
-    """Number of logits that are converted to float32 at a time: they fit into a CPU core's cache, or keep a GPU busy."""
+    """Number of logits converted to float32 at a time: they fit into a CPU core's cache, or keep a GPU busy."""
 
 
 class PositionOutputs(NamedTuple):
