@@ -7,8 +7,9 @@ requests, and a shutdown destroys every process group. In one process, many test
 
 import importlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,12 +123,24 @@ class Here:
     def __init__(self, settings: VllmSettings) -> None:
         self.settings = settings
         self.engine: Engine | None = None
+        self._replaced: dict[str, Callable[..., Any]] = {}
 
     def begin(self, method: str, *arguments: Any) -> CompletedReply:
         with undisturbed():
             if self.engine is None:
                 self.engine = Engine(self.settings)
-            return CompletedReply([getattr(self.engine, method)(*arguments)])
+            replaced = self._replaced.get(method)
+            called = getattr(self.engine, method) if replaced is None else partial(replaced, self.engine)
+            return CompletedReply([called(*arguments)])
+
+    @contextmanager
+    def replacing(self, method: str, replacement: Callable[..., Any]) -> Iterator[None]:
+        """Context in which calls of a method reach this function instead, with the engine as its first argument."""
+        self._replaced[method] = replacement
+        try:
+            yield
+        finally:
+            del self._replaced[method]
 
     def close(self) -> None:
         if self.engine is not None:

@@ -2,14 +2,13 @@
 plan."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ppoctl
-from fakes.components import fake_components
+from fakes.components import commands_on_fakes
 from fakes.dynamic_sampling import PPO, with_critic, with_groups, without_critic
 from fakes.job import play, result
 from ppoctl.algorithm.choose import step_function_at, traces
@@ -19,7 +18,6 @@ from ppoctl.loop.expectations import history
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs import session
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
@@ -181,12 +179,9 @@ def test_short_step_trains_on_the_groups_that_there_are(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def on_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands run on fake engines."""
-    monkeypatch.setattr(
-        session, "prepare", lambda recipe: (fake_components(recipe), {"model": "a" * 64, "data": "b"})
-    )
-    return
+    commands_on_fakes(monkeypatch)
 
 
 @pytest.mark.usefixtures("on_fakes")

@@ -14,16 +14,14 @@ import pytest
 import ppoctl
 from fakes.algorithms.every import EVERY
 from fakes.algorithms.two_critics import TwoCriticsRecipe
-from fakes.components import fake_components
+from fakes.components import commands_on_fakes
 from fakes.job import Witness, play
 from fakes.step_functions import TWO_ROUNDS
 from ppoctl.algorithm.choose import outlines
 from ppoctl.cli.app import run
 from ppoctl.errors import ExitCode
-from ppoctl.recipe.schema import Recipe
 from ppoctl.report.run_reader import read_runs
 from ppoctl.report.samples import rollouts as report_samples
-from ppoctl.runs import session
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import read_lines
@@ -199,10 +197,7 @@ def test_complete_run_is_shown_and_reported_with_all_of_its_samples(tmp_path: Pa
 def test_run_with_the_stages_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Cli
 ) -> None:
-    def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
-        return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}
-
-    monkeypatch.setattr(session, "prepare", prepared)
+    commands_on_fakes(monkeypatch)
     changes = {
         "name": "another",
         "steps": 2,

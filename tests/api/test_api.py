@@ -3,14 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ppoctl
-from fakes.components import fake_components, fake_recipe
+from fakes.components import commands_on_fakes, fake_components, fake_recipe
 from ppoctl.errors import ExpectationError, RecipeError, RunExistsError
-from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run, session
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
@@ -44,11 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
 @pytest.fixture
 def on_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A working directory in which every training run uses fakes."""
-
-    def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
-        return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}
-
-    monkeypatch.setattr(session, "prepare", prepared)
+    commands_on_fakes(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

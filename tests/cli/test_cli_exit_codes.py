@@ -7,16 +7,18 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 from conventions.conftest import ROOT
 from fakes.components import fake_recipe
 from fakes.job import play
 from ppoctl import errors
-from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
 from ppoctl.cli.options import JsonOption
@@ -58,10 +60,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseExcepti
     """`failing[0] = error` makes `ppoctl plan` raise it; a number is returned as the exit code."""
     box: list[BaseException | int] = [0]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(app_module.tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "r.toml").touch()
 
-    def fail() -> int:
+    def fail(as_json: Annotated[bool, typer.Option("--json")] = False) -> int:
         if isinstance(box[0], BaseException):
             raise box[0]
         return box[0]
@@ -159,6 +161,26 @@ def test_debug_option_shows_the_traceback_in_any_position(
         err = capsys.readouterr().err
         assert "Traceback (most recent call last)" in err
         assert err.endswith("error: x\n")
+
+
+def test_json_error_has_all_fields(failing: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+    failing[0] = errors.RecipeError("a\nb", hint="c")
+    assert run(["fail-for-the-test", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert json.loads(captured.out) == {
+        "error": {"kind": "RecipeError", "message": "a\nb", "problems": ["a", "b"], "hint": "c", "exit_code": 2}
+    }
+
+
+def test_exit_code_is_the_return_value_of_the_command(failing: list[object]) -> None:
+    failing[0] = 9
+    assert run(["fail-for-the-test"]) == 9
+
+
+def test_ctrl_c_is_130(failing: list[object]) -> None:
+    failing[0] = KeyboardInterrupt()
+    assert run(["fail-for-the-test"]) == 130
 
 
 def test_colour_requires_a_terminal_and_no_no_color(

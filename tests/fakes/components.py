@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
 import torch
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, RoleCallback, filtered_logs, ignore_call, without_ends
@@ -16,6 +17,7 @@ from ppoctl.recipe.role_model import trainable_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.sum import SumReward
+from ppoctl.runs import session
 from ppoctl.wire.components import Components
 
 
@@ -214,3 +216,8 @@ def fake_recipe(**changes: Any) -> Recipe:
         "tracking": {"kind": "none"},
     }
     return Recipe.model_validate({**tables, **changes})
+
+
+def commands_on_fakes(patch: pytest.MonkeyPatch) -> None:
+    """Let commands of this process run on fake components."""
+    patch.setattr(session, "prepare", lambda recipe: (fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}))

@@ -15,7 +15,6 @@ from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, result, saved_checkpoints
 from ppoctl.errors import InterruptedByUserError, PpoctlError, PreemptedError
 from ppoctl.loop.run import run
-from ppoctl.shutdown import signals
 from ppoctl.shutdown.signals import SignalGate, signal_gate
 from ppoctl.shutdown.time_left import TimeLeft
 from ppoctl.store import manifest as manifests
@@ -73,10 +72,11 @@ def stop(
     root: Path, act: Callable[[SignalGate, str], None], time_left: TimeLeft, stop_request: Callable[[], str | None]
 ) -> Stopped:
     """Run until the gate ends it. `act` is called at each moment."""
-    with signal_gate("go on") as gate, gate.working(time_left, stop_request):
+    with signal_gate("go on") as gate:
+        gate.poll_s = 0.01
         witness = Witness(act=lambda _, moment: act(gate, moment))
         job = open_run(root, RECIPE, witness, gate=gate).job
-        with pytest.raises((PreemptedError, InterruptedByUserError)) as raised:
+        with gate.working(time_left, stop_request), pytest.raises((PreemptedError, InterruptedByUserError)) as raised:
             run(job)
     return Stopped(root, raised.value, witness.moments)
 
@@ -162,11 +162,9 @@ def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: di
 def test_stop_request_is_obeyed_and_resume_matches(
     folder: Path,
     expected: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
     stage: str,
     after: str,
 ) -> None:
-    monkeypatch.setattr(signals, "POLL_S", 0.01)
     stop_requests: list[str] = []
 
     def act(gate: SignalGate, moment: str) -> None:

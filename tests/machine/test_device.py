@@ -46,7 +46,10 @@ def test_gpu_known_only_to_the_kernel_is_expected_by_cuda_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml
 ) -> None:
     nvml.plant(monkeypatch)
-    monkeypatch.setattr("ppoctl.machine.nvml._DEVICES", tmp_path)
+    glob = Path.glob
+    monkeypatch.setattr(
+        Path, "glob", lambda folder, names: glob(tmp_path if folder == Path("/dev") else folder, names)
+    )
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert device.this_device() == CPU

@@ -18,12 +18,6 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart" / "model"
 DEEPSEEK_7B = ROOT / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 MIB, GIB = 2**20, 2**30
-REALLY_FREE = driver.free_shared_memory
-
-
-@pytest.fixture(autouse=True)
-def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
 
 
 def _estimate(file: Path, *sets: str, model: Path = QUICKSTART, gpu_gib: float | None = 80.0) -> Memory:
@@ -123,26 +117,25 @@ def test_checkpoint_save_host_memory(smallest: Path) -> None:
     assert _lines(on_cpus, "actor_save")["gathered for a save"] == 2 * mine + 4 * (mine // 2)
 
 
-def test_object_store_holds_two_largest_calls(smallest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_store_holds_two_largest_calls(smallest: Path) -> None:
     """100,000 prompts of 20 + 13 tokens: ids, two lengths, old log-probs, advantages and the mask."""
     sets = ["generator.engines=2", "rollout.prompts_per_step=100000", "ppo.minibatch_seqs=100"]
     recipe = load([smallest], sets, {}).recipe
     call = 100_000 * (33 * 4 + 2 * 8 + 13 * 9)
     floor = 256 * MIB
-    assert driver.object_store_bytes(recipe) == floor > 2 * call
+    assert driver.object_store_bytes(recipe, 2**40) == floor > 2 * call
     more = load([smallest], [*sets, "rollout.samples_per_prompt=10"], {}).recipe
-    assert driver.object_store_bytes(more) == 2 * 10 * call
+    assert driver.object_store_bytes(more, 2**40) == 2 * 10 * call
     stored = load([smallest], [*sets, "rollout.samples_per_prompt=10", "cluster.weights=store"], {}).recipe
-    assert driver.object_store_bytes(stored) == 2 * 10 * call + 2 * 64 * MIB
+    assert driver.object_store_bytes(stored, 2**40) == 2 * 10 * call + 2 * 64 * MIB
     assert _lines(_estimate(smallest, *sets).node, "reward")["object store"] == floor
     for free, is_given in ((2 * 300 * MIB, 300 * MIB), (0, floor)):
-        monkeypatch.setattr(driver, "free_shared_memory", lambda free=free: free)
-        assert driver.object_store_bytes(more) == is_given
+        assert driver.object_store_bytes(more, free) == is_given
 
 
 def test_missing_shared_memory_folder_has_zero_free_bytes(tmp_path: Path) -> None:
-    assert REALLY_FREE(tmp_path / "none") == 0
-    assert REALLY_FREE(tmp_path) > 0
+    assert driver.free_shared_memory(tmp_path / "none") == 0
+    assert driver.free_shared_memory(tmp_path) > 0
 
 
 def _gemma(folder: Path) -> Path:
@@ -178,8 +171,9 @@ def test_too_long_sequences_for_unfused_attention_are_named(smallest: Path, tmp_
 _ALWAYS = ("rollouts in ranks", "libraries", "object store", "samples and records")
 
 
-def test_recipe_for_64_gpus_line_by_line() -> None:
+def test_recipe_for_64_gpus_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """7,615,616,512 parameters; 4 and 2 tensor ranks have these shards of them, and all norms."""
+    monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
     actor, critic = 1_904_057_344, 3_535_415_296
     file = ROOT / "recipes" / "dsr1-7b.toml"
     memory = _estimate(file, "generator.compile=true", model=DEEPSEEK_7B)

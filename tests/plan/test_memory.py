@@ -16,7 +16,7 @@ from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loading.load import load
 from ppoctl.model.head import Head
 from ppoctl.model.shape_reader import read_shape
-from ppoctl.plan.memory import driver, generator, pools
+from ppoctl.plan.memory import generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
@@ -27,12 +27,6 @@ from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.parallel import devices, is_one_process, processes
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable, Recipe, Recompute
-
-
-@pytest.fixture(autouse=True)
-def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
-
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 

@@ -15,7 +15,6 @@ from ppoctl.cli.plan_summary import print_summary
 from ppoctl.estimators.raw_reward import RawRewardAdvantages
 from ppoctl.loading.load import load
 from ppoctl.plan.flops import WorkPlan
-from ppoctl.plan.memory import driver
 from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.plan.run_plan import Plan, plan
@@ -29,11 +28,6 @@ class WithJudge(Recipe):
     """A recipe with a third trained role."""
 
     judge: TrainedTable
-
-
-@pytest.fixture(autouse=True)
-def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
 
 
 def with_critic(file: Path, *sets: str, model: Path = MODEL) -> Recipe:
@@ -130,7 +124,7 @@ def test_gpus_of_recipe_without_critic(smallest: Path, placement: str) -> None:
 def test_object_store_without_critic_holds_two_calls_of_policy(smallest: Path) -> None:
     """1,000,000 prompts of 20 + 13 tokens: ids, two lengths, log-probs of two models, advantages and the mask."""
     sets = ["rollout.prompts_per_step=1000000", "ppo.minibatch_seqs=100", "ppo.kl={place='loss', coef=0.1}"]
-    assert object_store_bytes(without_critic(smallest, *sets)) == 2 * 1_000_000 * (33 * 4 + 2 * 8 + 13 * 13)
+    assert object_store_bytes(without_critic(smallest, *sets), 2**40) == 2 * 1_000_000 * (33 * 4 + 2 * 8 + 13 * 13)
 
 
 def test_plan_of_three_roles_counts_each(smallest: Path) -> None:

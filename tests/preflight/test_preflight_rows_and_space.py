@@ -296,7 +296,7 @@ def test_disk_with_too_little_space_raises(small: Recipe, tmp_path: Path, monkey
     needed = stored.states_bytes + stored.records_kept_bytes
     usage = type(shutil.disk_usage(tmp_path))
     for free, is_enough in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(space.shutil, "disk_usage", lambda _, free=free: usage(2**40, 0, free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(2**40, 0, free))
         if is_enough:
             require_space(small, tmp_path / "runs/small")
             continue
@@ -315,7 +315,7 @@ def test_train_checks_disk_and_memory_unless_forced(
 
     monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, even if a problem is missed
     usage = type(shutil.disk_usage(folder))
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()

@@ -5,15 +5,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import debian
 import ppoctl
-from fakes.components import fake_components
-from ppoctl.recipe.schema import Recipe
-from ppoctl.runs import session
+from fakes.components import commands_on_fakes
 from report.browser import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -41,12 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """`first` was trained for two steps, and resumed for a third step with a lower learning rate; `second` for two
     steps."""
 
-    def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
-        return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}
-
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "prepare", prepared)
+        commands_on_fakes(patch)
         first = ppoctl.train(QUICKSTART, {**LITTLE, "name": "first", "steps": 2}, runs=folder)
         ppoctl.resume(first, {"steps": 3, "actor.optimizer.lr": 1e-4})
         second = ppoctl.train(

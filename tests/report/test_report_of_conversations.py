@@ -40,10 +40,9 @@ def test_parts_of_an_episode_are_ranges_of_its_tokens(sets: list[dict[str, Any]]
     assert found["value"][11:17] == [2.1, None, None, None, None, 2.6]
 
 
-def test_tokens_that_do_not_fit_cut_the_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(samples, "MOST_TOKENS", 14)
+def test_tokens_that_do_not_fit_cut_the_parts(tmp_path: Path) -> None:
     [run] = read_runs([run_of_episodes(tmp_path / "episodes").root])
-    found = item(samples.rollouts(run, 0, 1)[0], "q0")
+    found = item(samples.rollouts(run, 0, 1, most_tokens=14)[0], "q0")
     assert [(part.get("from"), part.get("to")) for part in found["parts"]] == [(0, 12), (12, 14), (None, None)]
     assert (found["cut"], len(found["mask"]), len(found["advantage"])) == (5, 14, 14)
 

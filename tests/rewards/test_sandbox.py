@@ -54,9 +54,9 @@ def test_missing_isolation_raises_and_names_cause(name: str, what: str, why: str
     assert refused.value.hint
 
 
-def test_sandbox_hint_names_key_of_requesting_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sandbox_hint_names_key_of_requesting_table(monkeypatch: pytest.MonkeyPatch) -> None:
     # No setting of this machine forbids it.
-    monkeypatch.setattr("ppoctl.rewards.sandbox.client.Path", lambda *_: tmp_path / "nowhere")
+    monkeypatch.setattr(Path, "read_text", lambda _: "")
     with pytest.raises(MissingAssetError) as refused:
         require("namespaces", ["/bin/false"], key="reward.cases.apps")
     assert (refused.value.hint or "").startswith("--set reward.cases.apps.sandbox=user")

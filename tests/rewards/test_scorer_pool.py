@@ -284,18 +284,18 @@ def test_import_failure_of_scorer_raises_one_clear_error(drill_pool: OpenPool, e
     assert pool.pids == []
 
 
-def test_error_of_ended_child_is_reported(drill_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_ended_child_is_reported() -> None:
     """The message must arrive even if the parent reads late."""
-    spawn = ScorerProcess._spawn
 
-    def spawn_and_sleep(process: ScorerProcess) -> None:
-        spawn(process)
-        assert process.pid is not None
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    class ReadsLate(ScorerProcess):
+        def _spawn(self) -> None:
+            super()._spawn()
+            assert self.pid is not None
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(ScorerProcess, "_spawn", spawn_and_sleep)
+    process = ReadsLate(ScorerSpec("no_such_module:score"), 10.0, Dropped(""))
     with pytest.raises(RewardError, match="does not start: ModuleNotFoundError: No module named 'no_such_module'"):
-        scores(drill_pool("no_such_module:score"), GOOD[:1])
+        process.score(GOOD[:1])
 
 
 def test_reply_of_ended_child_is_not_lost() -> None:

@@ -22,43 +22,33 @@ from ppoctl.runs.eval_target import Checkpoint
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire import engines
-from ppoctl.wire.components import Components
-
-
-def on_fakes(monkeypatch: pytest.MonkeyPatch, components: Components) -> None:
-    """Make `evaluate` use fake components."""
-    monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
-    monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
-    monkeypatch.setattr(engines, "read_prompts", lambda recipe: components.prompts)
-    monkeypatch.setattr(engines, "open_engines", lambda *_: components)
-
 
 SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"updates": 4})
 
 
 @pytest.mark.parametrize("saved", [None, SAVED], ids=["the model source", "a saved state"])
-def test_actor_state_is_loaded_once_on_generator_request(
-    monkeypatch: pytest.MonkeyPatch, saved: Manifest | None
-) -> None:
+def test_actor_state_is_loaded_once_on_generator_request(saved: Manifest | None) -> None:
     recipe, order = fake_recipe(), list[str]()
     components = fake_components(recipe)
-    actor = components.trainers["actor"]
-    start = actor.start
 
-    def begin(says: str) -> None:
-        order.append(says)
-        start()
+    class Recording(BigramTrainer):
+        def start(self) -> None:
+            order.append("actor starts")
+            super().start()
 
-    monkeypatch.setattr(actor, "start", lambda: begin("actor starts"))
-    monkeypatch.setattr(actor, "load", lambda found: begin(f"actor loads {found}"))
+        def load(self, folder: Path) -> None:
+            order.append(f"actor loads {folder}")
+            super().start()
 
     class Starting(BigramGenerator):
         def prepare(self, state: State) -> None:
             order.append("generator prepares")
             super().prepare(state)
 
-    on_fakes(monkeypatch, replace(components, generator=lambda actor_at, *_: Starting(actor_at)))
-    found = commands.evaluate(Checkpoint(recipe, Path("states"), saved), print)
+    trainers = {"actor": Recording("actor")}
+    components = replace(components, trainers=trainers, generator=lambda actor_at, *_: Starting(actor_at))
+    sets = components.prompts.evaluation_sets()
+    found = commands.evaluated(Checkpoint(recipe, Path("states"), saved), components, sets, print)
     assert found.metrics
     assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
     assert order[:2] == ["generator prepares", "actor starts" if saved is None else "actor loads states"]
@@ -117,8 +107,8 @@ def test_run_state_and_export_get_the_same_evaluation(
     place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
     found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
     components = fake_components(found.recipe)
-    on_fakes(monkeypatch, replace(components, trainers={"actor": FromFolder(found.recipe)}))
-    evaluated: Evaluation = commands.evaluate(found, print)
+    components = replace(components, trainers={"actor": FromFolder(found.recipe)})
+    evaluated: Evaluation = commands.evaluated(found, components, components.prompts.evaluation_sets(), print)
     samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
     assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]
     assert {name.split("/")[1] for name in evaluated.metrics()} == {"held", "far"}

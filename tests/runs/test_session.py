@@ -6,7 +6,9 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -23,6 +25,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import commands, new_run, session
 from ppoctl.runs.changed_settings import change
 from ppoctl.shutdown.signals import SignalGate
+from ppoctl.shutdown.time_left import TimeLeft
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import read_lines
 from ppoctl.store.resume_plan import plan_resume
@@ -66,11 +69,17 @@ def ends(paths: RunPaths) -> list[tuple[str, int]]:
     return [(line["status"], line["exit_code"]) for line in lines if line.get("event") == "attempt_ended"]
 
 
-def attempt(paths: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> RunResult:
+def attempt(
+    paths: RunPaths,
+    scorer: EvenScorer | None = None,
+    recipe: Recipe | None = None,
+    gate: SignalGate | None = None,
+) -> RunResult:
     chosen = recipe or fake_recipe()
     components = fake_components(chosen)
     components = replace(components, scorer=scorer or components.scorer)
-    return session.attempt_run(session.OpenedRun(paths, {1: chosen}, components, plan=plan_resume(paths)))
+    opened = session.OpenedRun(paths, {1: chosen}, components, plan=plan_resume(paths))
+    return session.attempt_run(opened, gate=gate, screen=None if gate is None else PlainScreen(StringIO()))
 
 
 def test_changed_sources_are_named(made: RunPaths) -> None:
@@ -275,9 +284,13 @@ def test_failed_attempt_is_recorded_and_closes_its_resources(
     assert ends(made) == [end, ("finished", 0)]
 
 
-def test_gate_knows_stage_times_of_the_current_attempt(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[Any] = []
-    real = session.time_left
-    monkeypatch.setattr(session, "time_left", lambda *arguments: known.append(real(*arguments)) or known[-1])
-    attempt(made)
+def test_gate_knows_stage_times_of_the_current_attempt(made: RunPaths) -> None:
+    known: list[TimeLeft] = []
+
+    class Asked(SignalGate):
+        def working(self, time_left: TimeLeft, asked: Callable[[], str | None]) -> AbstractContextManager[None]:
+            known.append(time_left)
+            return super().working(time_left, asked)
+
+    attempt(made, gate=Asked("ppoctl resume"))
     assert known[0].stage_s("rollout") is not None

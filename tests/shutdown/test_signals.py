@@ -14,7 +14,6 @@ from textwrap import dedent
 import pytest
 
 from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PpoctlError, PreemptedError
-from ppoctl.shutdown import signals
 from ppoctl.shutdown.signals import SignalGate, signal_gate
 from ppoctl.shutdown.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
 
@@ -26,8 +25,10 @@ def gate_in_job(
     time_left: TimeLeft | None = None, stop_request: Callable[[], str | None] = unknown
 ) -> Iterator[SignalGate]:
     """Open the gate of a job in which stages run."""
-    with signal_gate(GOES_ON) as gate, gate.working(time_left or TimeLeft(), stop_request):
-        yield gate
+    with signal_gate(GOES_ON) as gate:
+        gate.poll_s = 0.01
+        with gate.working(time_left or TimeLeft(), stop_request):
+            yield gate
 
 
 class Thing:
@@ -277,10 +278,7 @@ def test_stage_outside_job_finishes_without_time_limit() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_overlong_stage_is_abandoned_at_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(signals, "POLL_S", 0.01)
+def test_overlong_stage_is_abandoned_at_time_limit() -> None:
     clock = Clock()
     with gate_in_job(in_a_job(stage_s=lambda _: 10.0)) as gate:
         gate.clock = clock
@@ -330,8 +328,7 @@ def test_stop_request_ends_run_after_named_unit(
         assert gate.may_save()
 
 
-def test_stop_now_abandons_stage_that_never_checks_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "POLL_S", 0.01)
+def test_stop_now_abandons_stage_that_never_checks_gate() -> None:
     stop_requests: list[str | None] = [None]
     with gate_in_job(stop_request=lambda: stop_requests[0]) as gate:
         gate.before(1, "values")

@@ -16,7 +16,6 @@ from ppoctl.batch.records import Rewards
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
@@ -128,11 +127,3 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     root = tmp_path_factory.mktemp("beside") / "whole"
     go(root, Witness())
     return result(root)
-
-
-def test_scorer_on_generator_devices_waits_for_the_full_rollout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ExactMatchScorer, "overlaps_generation", property(lambda _: False))
-    _, _, at_request = go(tmp_path / "run", Witness())
-    assert at_request[:16] == [8] * 8 + [16] * 8

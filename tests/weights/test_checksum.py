@@ -36,12 +36,8 @@ def in_python(content: bytes) -> int:
 
 @given(st.binary(max_size=100), st.integers(1, 4))
 def test_checksum_matches_formula_for_any_round_size(content, words_per_round):
-    before = dict(module._WORDS_PER_ROUND)
-    module._WORDS_PER_ROUND["cpu"] = words_per_round
-    try:
-        assert checksum_of_bytes(torch.tensor(list(content), dtype=torch.uint8)) == in_python(content)
-    finally:
-        module._WORDS_PER_ROUND.update(before)
+    tensor = torch.tensor(list(content), dtype=torch.uint8)
+    assert checksum_of_bytes(tensor, {"cpu": words_per_round}) == in_python(content)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 9, 64])
@@ -149,13 +145,12 @@ class LargestAllocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_checksum_memory_does_not_grow_with_tensor(is_transposed, monkeypatch):
+def test_checksum_memory_does_not_grow_with_tensor(is_transposed):
     """It takes at most 64 MiB with a GPU's chunk sizes, for a tensor of any size (here 128 MiB)."""
-    monkeypatch.setitem(module._WORDS_PER_ROUND, "cpu", module._WORDS_PER_ROUND["cuda"])
     weight = torch.full((64, 2**20), 3.0, dtype=torch.bfloat16)
     seen = weight.view(2**20, 64).t() if is_transposed else weight
     with LargestAllocations() as allocations:
-        checksum_of(seen)
+        checksum_of(seen, {"cpu": module.WORDS_PER_ROUND["cuda"]})
     own = {place: size for place, size in allocations.places.items() if place != weight.data_ptr()}
     assert max(own.values()) <= 4 * 2**20
     assert sum(sorted(own.values(), reverse=True)[:9]) <= 64 * 2**20

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ppoctl.errors import WeightSyncError
-from ppoctl.weights import sending
 from ppoctl.weights.bucket import FlatTensors, TensorSpec
 from ppoctl.weights.sending import PARTS, Part, RankSource, SendingRank
 from ppoctl.weights.sharing import Shared
@@ -49,7 +48,7 @@ class Calls:
 
     def _answer(self, rank: int, method: str, *arguments: Any) -> Any:
         with self.monkeypatch.context() as placed:
-            placed.setattr(sending.torch.distributed, "get_rank", lambda: rank)
+            placed.setattr(torch.distributed, "get_rank", lambda: rank)
             return getattr(self.ranks[rank], method)(*arguments)
 
 

@@ -1,5 +1,6 @@
 """Memory that another process reads: filled alternately, copied by its reader, released with its owner."""
 
+import builtins
 import errno
 import multiprocessing
 import os
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
-from ppoctl.weights import sharing
 from ppoctl.weights.sharing import OpenFile, RetainedBuffers, Shared, SharedBuffers
 
 CPU = torch.device("cpu")
@@ -84,10 +84,9 @@ def test_retained_buffers_are_reused_by_next_transfer() -> None:
         assert_holds(shared, named(value + 3, rows=rows))
 
 
-def test_retained_buffers_grow_with_content(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retained_buffers_grow_with_content() -> None:
     """Buckets of any size are placed without overlap, also in memory of the previous transfer with other sizes."""
-    monkeypatch.setattr(sharing, "_MAPPED_BYTES", 2**16)
-    kept = RetainedBuffers()
+    kept = RetainedBuffers(mapped_bytes=2**16)
     for rows in ([3, 5000, 2], [5000, 2, 4000, 4000, 7], [1], [3, 3, 9000]):
         kept.begin()
         put = [kept.put(named(float(number), rows=count)) for number, count in enumerate(rows)]
@@ -119,7 +118,7 @@ def test_too_many_open_files_is_not_sender_loss(monkeypatch: pytest.MonkeyPatch)
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(sharing, "open", refuse, raising=False)
+    monkeypatch.setattr(builtins, "open", refuse)
     with pytest.raises(EnvironmentProblemError, match="too many open files") as raised:
         OpenFile(1, 0).copied(8)
     assert not isinstance(raised.value, SenderLostError)
@@ -141,7 +140,7 @@ def test_unreadable_process_memory_raises_explained_error(monkeypatch: pytest.Mo
     def refuse(*arguments: object) -> None:
         raise PermissionError("not yours")
 
-    monkeypatch.setattr(sharing, "open", refuse, raising=False)
+    monkeypatch.setattr(builtins, "open", refuse)
     with pytest.raises(
         EnvironmentProblemError, match="cannot read memory of process 1, which holds the new weights: not yours"
     ):

@@ -38,18 +38,18 @@ def kept_steps(run: ReadRun, count: int) -> list[int]:
     return [found[round(at * (len(found) - 1) / (count - 1))] for at in range(count)]
 
 
-def rollouts(run: ReadRun, number: int, count: int) -> list[Json]:
-    """Return a set of samples for each of `count` steps."""
-    return [_of_step(run, number, step) for step in kept_steps(run, count)]
+def rollouts(run: ReadRun, number: int, count: int, most_tokens: int = MOST_TOKENS) -> list[Json]:
+    """Return a set of samples for each of `count` steps, with the first `most_tokens` tokens of each sample."""
+    return [_of_step(run, number, step, most_tokens) for step in kept_steps(run, count)]
 
 
-def _of_step(run: ReadRun, number: int, step: int) -> Json:
+def _of_step(run: ReadRun, number: int, step: int, most_tokens: int) -> Json:
     from ppoctl.runs.samples import read_samples
 
     found = read_samples(run.paths, step)
     chosen = _chosen(found)
     items = [
-        {"rank": rank, "kinds": kinds, **_rollout(found[row])}
+        {"rank": rank, "kinds": kinds, **_rollout(found[row], most_tokens)}
         for row, (rank, kinds) in sorted(chosen.items(), key=lambda each: (each[1][0], each[0]))
     ]
     return {"run": number, "title": f"step {step}, rollouts", "total": len(found), "items": items}
@@ -93,8 +93,8 @@ def _ranked(kinds: dict[str, list[int]]) -> dict[int, tuple[int, list[str]]]:
     return chosen
 
 
-def _rollout(sample: "ShownSample") -> Json:
-    end = min(MOST_TOKENS, len(sample.tokens))
+def _rollout(sample: "ShownSample", most_tokens: int) -> Json:
+    end = min(most_tokens, len(sample.tokens))
     columns = {
         "advantage": sample.advantages,
         "value": sample.values,

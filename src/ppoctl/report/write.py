@@ -29,8 +29,8 @@ class Written:
     left_out: tuple[str, ...]
 
 
-def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Written:
-    """Write the report of the runs in these folders, with samples of `steps` steps per run.
+def write_report(folders: Sequence[Path], out: Path | None, *, steps: int, most_bytes: int = MOST_BYTES) -> Written:
+    """Write the report of the runs in these folders, with samples of `steps` steps per run, in at most `most_bytes`.
 
     Without `out`, the file is in the working directory and named after the runs. An earlier report is replaced.
 
@@ -43,7 +43,7 @@ def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Wr
     runs = read_runs(folders)
     path = Path(_name([str(run.facts["name"]) for run in runs])) if out is None else out
     _require_free(path, folders)
-    found = contents(runs, steps=steps, room=MOST_BYTES - OWN_BYTES)
+    found = contents(runs, steps=steps, room=most_bytes - OWN_BYTES)
     size = _write(path, _page(found))
     return Written(path, size, tuple(run.label for run in runs), found.shown, found.left_out)
 

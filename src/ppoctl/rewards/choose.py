@@ -46,10 +46,6 @@ class ChooseReward(RewardTable):
         return cases if self.otherwise is None else {**cases, ("otherwise",): self.otherwise}
 
     @property
-    def overlaps_generation(self) -> bool:
-        return all(scorer.overlaps_generation for scorer in self.singles)
-
-    @property
     def reads_truth(self) -> bool:
         return all(scorer.reads_truth for scorer in self.singles)
 

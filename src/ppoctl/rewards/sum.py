@@ -44,10 +44,6 @@ class SumReward(RewardTable):
         return {name: part.weight for name, part in self.parts.items()}
 
     @property
-    def overlaps_generation(self) -> bool:
-        return all(scorer.overlaps_generation for scorer in self.singles)
-
-    @property
     def reads_truth(self) -> bool:
         return any(part.reads_truth for part in self.parts.values())
 

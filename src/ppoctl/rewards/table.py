@@ -64,12 +64,6 @@ class ScorerTable(Table):
         """Whether responses can vote, because scores include their answers."""
         return self.finds_answers
 
-    @property
-    def overlaps_generation(self) -> bool:
-        """Whether responses may be scored while others are still generated. False if scoring needs the generator's
-        devices."""
-        return True
-
     def reports(self, figure: str) -> bool:  # noqa: ARG002 - subclasses read it
         """Whether the scorer may report a metric of this name that is not in the list of metrics."""
         return False

@@ -37,9 +37,6 @@ returned by then."""
 REPEATED_S = 1.0
 """Seconds within which a second signal is considered a copy of the first."""
 
-POLL_S = 1.0
-"""Seconds between two checks of the remaining time and of the stop request."""
-
 
 @dataclass(frozen=True)
 class _Running:
@@ -72,6 +69,8 @@ class SignalGate:
     """Clause of the error about the stage at which the job stopped."""
     notify: Callable[[str], None] = lambda _: None
     """Receives a message when a signal arrives; called from a separate thread."""
+    poll_s: float = 1.0
+    """Seconds between two checks of the remaining time and of the stop request."""
     _time: TimeLeft = field(default_factory=TimeLeft)
     _read_request: Callable[[], str | None] = unknown
     _is_working: bool = False
@@ -218,7 +217,7 @@ class SignalGate:
 
     def _watch(self, ended: threading.Event) -> None:
         """Check the remaining time, and whether a stop was requested, while the main thread is inside a stage."""
-        while not ended.wait(POLL_S):
+        while not ended.wait(self.poll_s):
             self._look()
             is_late = self._until is not None and self.clock() + ENDING_S > self._until
             with self._lock:

@@ -30,8 +30,6 @@ Made = TypeVar("Made")
 SENDER = 0
 """Rank of the sender in the group."""
 CONNECT_DEADLINE_S = 20.0
-"""Seconds in which a member must connect to the meeting point and then, once all members have arrived, to the other
-members. The meeting point is open before any member is called."""
 NCCL_DEADLINE_S = 60.0
 """Seconds in which GPUs, possibly hundreds, must connect to each other."""
 
@@ -48,6 +46,9 @@ class BroadcastGroup:
     """Number of members, including the sender."""
     timeout_s: float
     """Seconds that a member waits for the other members, and for each broadcast."""
+    connect_s: float = CONNECT_DEADLINE_S
+    """Seconds in which a member must connect to the meeting point and then, once all members have arrived, to the
+    other members. The meeting point is open before any member is called."""
 
 
 @contextmanager
@@ -144,9 +145,9 @@ class _Member:
         self._work: Any = None
         self._memory: Tensor | None = None
         with self._breaking():
-            self._store = _within(lambda: _store(group), CONNECT_DEADLINE_S)
+            self._store = _within(lambda: _store(group), group.connect_s)
             self._wait_for_all()
-            deadline_s = NCCL_DEADLINE_S if device.type == "cuda" else CONNECT_DEADLINE_S
+            deadline_s = NCCL_DEADLINE_S if device.type == "cuda" else group.connect_s
             self._processes = _within(lambda: _process_group(group, self._store, rank, device), deadline_s)
 
     def begin(self, memory: Tensor) -> None:
@@ -196,7 +197,7 @@ def _within(make: Callable[[], Made], deadline_s: float) -> Made:
 
 def _store(group: BroadcastGroup) -> TCPStore:
     host, port = group.address.rsplit(":", 1)
-    deadline = timedelta(seconds=CONNECT_DEADLINE_S)
+    deadline = timedelta(seconds=group.connect_s)
     store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=deadline)
     store.set_timeout(timedelta(seconds=group.timeout_s))
     return store

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ppoctl.errors import WeightSyncError
 
-_WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**19}
+WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**19}
 """Number of 8-byte words that are mixed at a time. On a CPU, the words fit into a core's cache. On a GPU, they take 4
 MiB: a few buffers of this size must fit next to a model that fills the rest of the memory."""
 
@@ -39,10 +39,10 @@ class TensorChecksum:
         return f"{self.dtype}{list(self.shape)} checksum {self.value:#x}"
 
 
-def checksum_of(tensor: Tensor) -> TensorChecksum:
+def checksum_of(tensor: Tensor, words_per_round: Mapping[str, int] = WORDS_PER_ROUND) -> TensorChecksum:
     """Return the checksum of a tensor's numbers; -0.0 and denormals count as 0."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorChecksum(tuple(tensor.shape), dtype, _checksum(tensor.detach(), _without_tiny))
+    dtype, round_words = str(tensor.dtype).removeprefix("torch."), words_per_round[tensor.device.type]
+    return TensorChecksum(tuple(tensor.shape), dtype, _checksum(tensor.detach(), _without_tiny, round_words))
 
 
 def _without_tiny(numbers: Tensor) -> Tensor:
@@ -105,20 +105,19 @@ def _weight_error(name: str, what: str) -> WeightSyncError:
     )
 
 
-def checksum_of_bytes(tensor: Tensor) -> int:
+def checksum_of_bytes(tensor: Tensor, words_per_round: Mapping[str, int] = WORDS_PER_ROUND) -> int:
     """Return a signed 64-bit checksum of the bytes of `tensor` in logical order.
 
     Equal bytes give equal numbers for any strides, dtype and device. Each 8-byte word is mixed with its position by
     an invertible function, and the results are added. A change of any bits within one word therefore always changes
     the number, and any other change (including an exchange of words) changes it with probability 1 - 2^-64.
     """
-    return _checksum(tensor.detach(), lambda numbers: numbers)
+    return _checksum(tensor.detach(), lambda numbers: numbers, words_per_round[tensor.device.type])
 
 
-def _checksum(tensor: Tensor, prepared: Callable[[Tensor], Tensor]) -> int:
+def _checksum(tensor: Tensor, prepared: Callable[[Tensor], Tensor], round_words: int) -> int:
     """Return the checksum of the numbers that `prepared` returns for the tensor's numbers. The tensor is processed in
     parts, so that memory does not grow with the tensor."""
-    round_words = _WORDS_PER_ROUND[tensor.device.type]
     round_numbers = 8 * round_words // tensor.itemsize
     mixer = _Mixer(max(2, min(round_words, tensor.nbytes // 8)), tensor.device)
     end = torch.zeros(16, dtype=torch.uint8, device=tensor.device)

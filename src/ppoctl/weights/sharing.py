@@ -78,7 +78,10 @@ class RetainedBuffers:
     """Host memory of the sender for all buckets of one part of the weights. The next transfer of this part overwrites
     it."""
 
-    def __init__(self) -> None:
+    def __init__(self, mapped_bytes: int = 16 * 2**30) -> None:
+        """`mapped_bytes` of address space are mapped at a time. The number is large because each mapping keeps a file
+        open. Physical memory is used only when it is written."""
+        self._mapped_bytes = mapped_bytes
         self._file = _MemoryFile()
         self._mapped: list[tuple[int, Tensor]] = []
         """Mappings of the file: the offset of each mapping in the file, and the memory of the mapping."""
@@ -100,15 +103,10 @@ class RetainedBuffers:
         while self._current < len(self._mapped) and self._used + size > len(self._mapped[self._current][1]):
             self._current, self._used = self._current + 1, 0
         if self._current == len(self._mapped):
-            self._mapped.append((self._file.size, self._file.grown(max(size, _MAPPED_BYTES))))
+            self._mapped.append((self._file.size, self._file.grown(max(size, self._mapped_bytes))))
         (start, memory), used = self._mapped[self._current], self._used
         self._used += size
         return start + used, memory[used : self._used]
-
-
-_MAPPED_BYTES = 16 * 2**30
-"""Bytes of address space that `RetainedBuffers` maps at a time. The number is large because each mapping keeps a file
-open. Physical memory is used only when it is written."""
 
 
 @cache

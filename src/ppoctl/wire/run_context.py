@@ -103,7 +103,7 @@ def assemble(
     gate = PublishingGate(states.saves, hooks.gate)
     generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
     finished = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
-    scorer = OverlappedScorer(components.scorer) if newest.reward.overlaps_generation else components.scorer
+    scorer = OverlappedScorer(components.scorer)
     parts = StageParts(
         models=states,
         generation=SampleGeneration(

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from ppoctl.batch.records import State
 from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.engines.megatron import trainer as port
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
@@ -161,12 +160,11 @@ def test_known_extra_tensors_are_skipped(model, tmp_path):
         ("qwen3-moe", 2**30),
     ],
 )
-def test_transformers_loads_trained_export(model, tmp_path, monkeypatch, kind, shard_bytes):
-    monkeypatch.setattr(port, "SHARD_BYTES", shard_bytes)
+def test_transformers_loads_trained_export(model, tmp_path, kind, shard_bytes):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
-    trainer.save_weights(tmp_path)
+    trainer.export(tmp_path, shard_bytes)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 2**14)
     exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, **lab.EAGER)
     assert not any(info.values())

@@ -357,4 +357,4 @@ def test_plan_block_sizes_equal_engine_block_sizes() -> None:
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
-    } == logprobs._BLOCK_ELEMENTS
+    } == logprobs.BLOCK_ELEMENTS

@@ -36,14 +36,13 @@ def test_merge_error_of_four_numbers_by_hand():
 
 @pytest.mark.parametrize("at_once", [1, 30, 10**6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_squares_are_those_of_numpy_however_rows_are_cut(monkeypatch, dtype, at_once):
-    monkeypatch.setattr(merge_error, "NUMBERS_AT_ONCE", at_once)
+def test_squares_are_those_of_numpy_however_rows_are_cut(dtype, at_once):
     generator = torch.Generator().manual_seed(2)
     weight, a, b = (torch.randn(size, generator=generator).to(dtype) for size in ((7, 10), (3, 10), (7, 3)))
     exact = weight.double().numpy() + 0.3 * (b.double().numpy() @ a.double().numpy())
     rounded = torch.from_numpy(exact).to(dtype).double().numpy()
     product = exact - weight.double().numpy()
-    lost, whole = merge_error.squares(weight, a, b, 0.3).tolist()
+    lost, whole = merge_error.squares(weight, a, b, 0.3, at_once).tolist()
     assert whole == pytest.approx(np.square(product).sum(), rel=1e-9)
     ideal = np.square(rounded - exact).sum()
     # A float32 weight is the sum of three products, each of which is rounded.

@@ -7,6 +7,7 @@ import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import random
 
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, ensure_process_group, join
@@ -34,12 +35,12 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(process_group, "_met_at", "")  # restored after the test
-    monkeypatch.setattr(process_group, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: "world" in found)
     monkeypatch.setattr(torch.distributed, "init_process_group", join_world)
     monkeypatch.setattr(parallel_state, "is_initialized", lambda: "groups" in found)
     monkeypatch.setattr(parallel_state, "initialize_model_parallel", make_groups)
-    monkeypatch.setattr(process_group, "initialize_rng_tracker", lambda **_: None)
+    monkeypatch.setattr(random, "initialize_rng_tracker", lambda **_: None)
     monkeypatch.setattr(ProcessGroupCollection, "use_mpu_process_groups", lambda: ProcessGroupCollection())
     return found
 

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import SamplingParams
-from ppoctl.weights import broadcast, broadcast_groups
+from ppoctl.weights import broadcast
 from ppoctl.weights.broadcast_groups import BroadcastWay
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import PARTS, SenderRanks
@@ -50,9 +49,11 @@ def engines() -> Iterator[list[ReceiverHost]]:
         engine.close()
 
 
-def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tuple[Fleet, list[str]]:
+def fleet_of(
+    engines: list[ReceiverHost], actor: MegatronActor, way: str, host: Callable[[], str] = lambda: "127.0.0.1"
+) -> tuple[Fleet, list[str]]:
     messages: list[str] = []
-    broadcast = BroadcastWay(lambda: "127.0.0.1", TIMEOUT_S, engine_ranks=1) if way == "broadcast" else None
+    broadcast = BroadcastWay(host, TIMEOUT_S, engine_ranks=1) if way == "broadcast" else None
     engine_side = EngineSide(engines, first_done, broadcast)
 
     def trainer_at(state: State) -> TrainerSide:
@@ -128,19 +129,15 @@ def test_frozen_weights_are_sent_once_and_restored(pool, model, engines, way: st
     fleet.close()
 
 
-def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, monkeypatch) -> None:
+def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines) -> None:
     folder, made = model("qwen2"), list[str]()
     actor = started(pool, folder, "PP2")
-    open_meeting = broadcast.meeting
 
-    @contextmanager
-    def counted(host: str, timeout_s: float) -> Iterator[str]:
-        with open_meeting(host, timeout_s) as address:
-            made.append(address)
-            yield address
+    def counted() -> str:
+        made.append("meeting")
+        return "127.0.0.1"
 
-    monkeypatch.setattr(broadcast_groups, "meeting", counted)
-    fleet, messages = fleet_of(engines, actor, "broadcast")
+    fleet, messages = fleet_of(engines, actor, "broadcast", counted)
     for step in (1, 2, 3):
         fleet.prepare(State("actor", step, step, f"state {step}"))
     assert len(made) == 2  # one for each pipeline rank
@@ -162,11 +159,10 @@ def test_unconnected_receiver_is_detected_before_sending(monkeypatch: pytest.Mon
         def wait(self) -> None:
             time.sleep(TIMEOUT_S)
 
-    monkeypatch.setattr(broadcast, "CONNECT_DEADLINE_S", 1.0)
-    monkeypatch.setattr(broadcast, "_new_process_group", lambda *_: Deaf())
+    monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", lambda *_: Deaf())
     begun = time.monotonic()
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
-        group = broadcast.BroadcastGroup(0, address, 1, TIMEOUT_S)
+        group = broadcast.BroadcastGroup(0, address, 1, TIMEOUT_S, connect_s=1.0)
         assert not broadcast.BroadcastSource(group, torch.device("cpu")).finish()
     assert time.monotonic() - begun < SOON_S
     assert not broadcast.is_linked(group)
@@ -394,10 +390,10 @@ def test_closing_rendezvous_releases_waiting_receiver() -> None:
     assert time.monotonic() - begun < SOON_S
 
 
-def test_late_sender_fails_soon_after_rendezvous_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast, "CONNECT_DEADLINE_S", 1.0)
+def test_late_sender_fails_soon_after_rendezvous_closed() -> None:
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         pass
-    sending = broadcast.BroadcastSource(broadcast.BroadcastGroup(0, address, 2, TIMEOUT_S), torch.device("cpu"))
+    group = broadcast.BroadcastGroup(0, address, 2, TIMEOUT_S, connect_s=1.0)
+    sending = broadcast.BroadcastSource(group, torch.device("cpu"))
     sending.send([("a", torch.ones(3))])  # to no receiver
     assert not sending.finish()

@@ -14,10 +14,12 @@ from tolerance import BFLOAT16, FLOAT32
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
 
 
-def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(
+    dtype: torch.dtype = torch.float32, width: int = HIDDEN
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(NUM, HIDDEN, generator=generator).to(dtype).requires_grad_()
-    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    hidden = torch.randn(NUM, width, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCABULARY, width, generator=generator).to(dtype).requires_grad_()
     return hidden, weight, torch.randint(0, VOCABULARY, (NUM,), generator=generator)
 
 
@@ -39,9 +41,8 @@ def test_token_logprobs_of_two_ids_match_hand_computed_values():
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_chunked_logprobs_and_gradients_match_plain_formula(
-    monkeypatch, chunk_tokens, block_elements, temperature, with_entropy, softcap
+    chunk_tokens, block_elements, temperature, with_entropy, softcap
 ):
-    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
     hidden, weight, targets = inputs()
     along, along_entropy = torch.randn(2, NUM, generator=torch.Generator().manual_seed(1))
     logits = hidden @ weight.T
@@ -50,7 +51,8 @@ def test_chunked_logprobs_and_gradients_match_plain_formula(
     picked = log_p.gather(1, targets[:, None])[:, 0]
     entropy = -(log_p.exp() * log_p).sum(-1) * with_entropy
     expected = torch.autograd.grad(along @ picked + along_entropy @ entropy, (hidden, weight))
-    settings = LogprobSettings(OutputRequest(temperature, entropy=with_entropy), chunk_tokens, softcap)
+    request = OutputRequest(temperature, entropy=with_entropy)
+    settings = LogprobSettings(request, chunk_tokens, softcap, block_elements={"cpu": block_elements})
     found, found_entropy, *_ = token_logprobs(hidden, weight, targets, settings)
     FLOAT32.check(found, picked)
     assert (found_entropy is not None) == with_entropy
@@ -63,12 +65,13 @@ def test_chunked_logprobs_and_gradients_match_plain_formula(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weight_gradient_accumulates_in_float32_main_grad(monkeypatch, dtype):
-    monkeypatch.setattr(module, "_BAND_ELEMENTS", 10 * HIDDEN)
-    hidden, weight, targets = inputs(dtype)
+def test_weight_gradient_accumulates_in_float32_main_grad(dtype):
+    """The weight has more rows than a band of the gradient."""
+    width = module.BAND_ELEMENTS // 10
+    hidden, weight, targets = inputs(dtype, width)
     settings = LogprobSettings(OutputRequest(), 5)
     [expected] = torch.autograd.grad(token_logprobs(hidden, weight, targets, settings)[0].sum(), weight)
-    weight.main_grad = torch.ones(VOCABULARY, HIDDEN)
+    weight.main_grad = torch.ones(VOCABULARY, width)
     token_logprobs(hidden, weight, targets, settings)[0].sum().backward()
     assert weight.grad is None
     (FLOAT32 if dtype == torch.float32 else BFLOAT16).check(weight.main_grad - 1, expected)
@@ -95,16 +98,15 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_token_logprobs_memory_is_bounded_by_one_chunk(monkeypatch):
+def test_token_logprobs_memory_is_bounded_by_one_chunk():
     """2,000 tokens x 512 ids in chunks of 64: no tensor is larger than one chunk's logits (or the inputs), and the
     float32 work on them is done in blocks of 4 rows. Tensors with one number per token do not count."""
-    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 4 * 512)
     hidden = torch.randn(2000, 4, requires_grad=True)
     weight = torch.randn(512, 4, requires_grad=True)
     weight.main_grad = torch.zeros(512, 4)
     chunk_bytes = 64 * 512 * 4
     with LargestTensor(at_least=4 * 512) as seen:
-        settings = LogprobSettings(OutputRequest(entropy=True), 64)
+        settings = LogprobSettings(OutputRequest(entropy=True), 64, block_elements={"cpu": 4 * 512})
         logprobs, entropy, *_ = token_logprobs(hidden, weight, torch.zeros(2000, dtype=torch.int64), settings)
         (logprobs.sum() + entropy.sum()).backward()
     assert seen.largest == chunk_bytes

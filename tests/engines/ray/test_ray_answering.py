@@ -11,18 +11,16 @@ from types import FrameType
 import pytest
 import ray
 
-from ppoctl.engines.ray import answering
 from ppoctl.engines.ray.cluster import _keeping_signal_handler, join
 from ppoctl.errors import EnvironmentProblemError
 
 
-def test_join_times_out_if_ray_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "CONNECT_DEADLINE_S", 1.0)
+def test_join_times_out_if_ray_does_not_answer() -> None:
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(EnvironmentProblemError) as caught:
-            join(address)
+            join(address, 1.0)
     message = caught.value.message
     assert message == f"no Ray cluster answers at `cluster.ray_address = {address}`: no answer within 1 s"
     assert time.monotonic() - began < 10

@@ -16,11 +16,10 @@ import psutil
 import pytest
 import ray
 
-from ppoctl.engines.ray import srun
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
-from ppoctl.engines.ray.srun import JobNodes
+from ppoctl.engines.ray.srun import JobNodes, NodeSteps
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
@@ -205,14 +204,13 @@ def assert_nothing_left(folder: Path) -> None:
             assert not Path(name).exists()
 
 
-def test_ray_start_timeout_names_missing_nodes(folder, monkeypatch):
+def test_ray_start_timeout_names_missing_nodes(folder):
     """A message announces the wait before: the program of a node takes longer than this to start."""
-    monkeypatch.setattr(srun, "SAY_EVERY_S", 0.0)
-    late, messages = cluster_of(folder, "node1", "node2"), []
-    late.start_deadline_s, late.notify = 0.05, messages.append
+    nodes, messages = JobNodes("7", "node1", dict.fromkeys(("node1", "node2"), "127.0.0.1")), []
+    late = NodeSteps(nodes, folder, say_every_s=0.0)
     with pytest.raises(EnvironmentProblemError, match=r"did not start on `node1` of job 7 within `cluster\.start_"):
-        late.start()
-    late.close()
+        late.start(3, OBJECT_STORE_BYTES, time.monotonic() + 0.05, messages.append)
+    late.end(messages.append)
     assert messages[0] == "waiting for Ray on `node1` of 2 nodes"
     assert_nothing_left(folder)
 
@@ -252,8 +250,7 @@ def test_slow_ray_shutdown_names_awaited_node(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "srun").write_text("#!/bin/sh\ncase $* in *nodelist=deaf*) exec sleep 60 ;; esac\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(srun, "SAY_EVERY_S", 0.5)
-    monkeypatch.setattr(srun, "END_DEADLINE_S", 1.0)
     messages = list[str]()
-    srun.NodeSteps(JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"}), tmp_path).end(messages.append)
+    nodes = JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"})
+    NodeSteps(nodes, tmp_path, say_every_s=0.5, end_deadline_s=1.0).end(messages.append)
     assert messages == ["waiting for Ray to end on `deaf`, at most 6 s in all"]

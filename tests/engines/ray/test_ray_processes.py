@@ -279,8 +279,7 @@ def test_hang_in_collective_shows_stack_of_every_rank(processes, group, monkeypa
     assert re.search("rank 1: .*reduce_without", says)
 
 
-def test_remote_error_without_process_death_is_reraised(processes, monkeypatch):
-    monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 1.0)
+def test_remote_error_without_process_death_is_reraised(processes):
     with pytest.raises(ZeroDivisionError, match="of rank 1"):
         processes.call("fail_unexpectedly_at", 1)
 
@@ -411,15 +410,16 @@ def read_until_lost(processes: RayProcesses, bucket: Bucket) -> None:
 )
 def test_every_ray_error_ends_the_pending_call(group, monkeypatch, error, expected, says):
     """Without a real Ray, which cannot be made to raise these errors on demand."""
-    monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 0.0)
 
     def get(reference: object) -> None:
         raise error
 
-    monkeypatch.setattr(processes_module.ray, "get", get)
+    monkeypatch.setattr(ray, "get", get)
     killed = []
     alive = SimpleNamespace(require_alive=lambda: None, name_of=lambda role, rank: None)
-    group_of_call = SimpleNamespace(group=group, cluster=alive, kill=lambda: killed.append(1))
+    group_of_call = SimpleNamespace(
+        group=replace(group, death_notice_s=0.0), cluster=alive, kill=lambda: killed.append(1)
+    )
     pending = PendingCall(group_of_call, "update", {}, {"reference": 1})
     pending.take(["reference"])
     with pytest.raises(expected, match=says):
@@ -439,8 +439,7 @@ def test_long_wait_reports_awaited_call(cluster, processes, monkeypatch):
     assert "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py" in lines[0]
 
 
-def test_group_start_and_rank_progress_show_as_driver_activity(processes, monkeypatch, tmp_path):
-    monkeypatch.setattr(processes_module, "LOOK_EVERY_S", 0.05)
+def test_group_start_and_rank_progress_show_as_driver_activity(processes, tmp_path):
     processes.kill()  # they may be up
     processes.prestart()
     seen: list[str] = []

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +19,6 @@ import torch
 from ppoctl.engines.vllm import arguments, engine_factories, environment
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm.arguments import engine_arguments
-from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.engine_factories import OpenEngine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
 from ppoctl.engines.vllm.log import close_log, keep_log, log_location, write_log
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the folder of caches, in an environment without exported settings."""
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
-    monkeypatch.setattr(environment, "CACHES", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
@@ -219,6 +219,9 @@ class _Core:
     def detach(self) -> None:
         pass
 
+    def shutdown(self) -> None:
+        pass
+
     def has_unfinished_requests(self) -> bool:
         return self.left > 0
 
@@ -312,7 +315,6 @@ def test_engine_opened_on_folder_skips_first_restart(monkeypatch, tmp_path):
         return _Core()
 
     monkeypatch.setattr(engine_module, "started", started_on)
-    monkeypatch.setattr(Engine, "close", lambda engine: None)
     opened = OpenEngine(settings_of())
     opened.folder = str(tmp_path)
     engine = opened(0, 1, "")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm_bench import Bench, prompts, settings_for
 
-from ppoctl.engines.vllm.engine import Engine, _start_error, generation_error
+from ppoctl.engines.vllm.engine import _start_error, generation_error
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
@@ -37,17 +37,16 @@ def test_bfloat16_engine_is_exact_and_keeps_thread_settings(model_folder: Callab
 
 
 def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "takes_weights", lambda engine: False)
-    untied.trainer.move(0.05)
-    assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
-    # One small step behind: a comparison of log-probs cannot detect it.
-    older = copy.deepcopy(untied.trainer.model)
-    untied.trainer.move(1e-6)
-    with monkeypatch.context() as stale:
-        stale.setattr(untied.trainer, "save", older.save_pretrained)
+    with untied.host.replacing("takes_weights", lambda engine: False):
+        untied.trainer.move(0.05)
+        assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
+        # One small step behind: a comparison of log-probs cannot detect it.
+        older = copy.deepcopy(untied.trainer.model)
+        untied.trainer.move(1e-6)
+        monkeypatch.setattr(untied.trainer, "save", older.save_pretrained)
         with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
             untied.generate(prompts(1), SAMPLING)
-    monkeypatch.undo()
+        monkeypatch.undo()
     untied.trainer.move(0.05)
     assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
 

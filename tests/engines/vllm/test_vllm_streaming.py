@@ -20,8 +20,10 @@ SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=24)
 
 def test_first_samples_arrive_before_last(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[None] = []
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: passes.append(None) or step(engine))
+    from vllm.v1.engine.llm_engine import LLMEngine  # after the engine's environment was prepared
+
+    step = LLMEngine.step
+    monkeypatch.setattr(LLMEngine, "step", lambda engine: passes.append(None) or step(engine))
     tied.generate(prompts(1), SAMPLING)  # be at the state already, so that the canary's pass is not counted
     passes.clear()
     # 20 requests, at most 8 at a time: the last ones cannot start before the first ones ended.
@@ -34,20 +36,19 @@ def test_first_samples_arrive_before_last(tied: Bench, monkeypatch: pytest.Monke
     assert arrivals[-1] >= 2 * 24
 
 
-def test_advance_returns_after_enough_samples_or_many_tokens(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advance_returns_after_enough_samples_or_many_tokens(tied: Bench) -> None:
     calls: list[int] = []
-    advance = Engine.advance
 
     def counted(engine: Engine, *args: Any) -> list[GenerationOutput]:
-        found = advance(engine, *args)
+        found = engine.advance(*args)
         calls.append(len(found))
         return found
 
-    monkeypatch.setattr(Engine, "advance", counted)
-    tied.generate(prompts(1), SamplingParams(temperature=1.0, max_new_tokens=40))
-    assert calls == [1]  # and not once every 16 tokens
-    calls.clear()
-    tied.generate(prompts(20), SAMPLING)
+    with tied.host.replacing("advance", counted):
+        tied.generate(prompts(1), SamplingParams(temperature=1.0, max_new_tokens=40))
+        assert calls == [1]  # and not once every 16 tokens
+        calls.clear()
+        tied.generate(prompts(20), SAMPLING)
     assert len(calls) >= 3  # 20 requests, 8 at a time: the first to finish are returned before the last begin
     assert sum(calls) == 20
 

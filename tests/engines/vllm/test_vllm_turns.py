@@ -10,7 +10,7 @@ from fleet_bench import PARAMS, STATE, CountingHost, bench_of
 from vllm_bench import END, WINDOW, Bench, prompts
 
 from ppoctl.batch.episodes import ToolCall
-from ppoctl.engines.vllm.engine import MOST_STEPS, Engine, GenerationOutput
+from ppoctl.engines.vllm.engine import MOST_STEPS, GenerationOutput
 from ppoctl.engines.vllm.generator import VllmStream
 from ppoctl.engines.vllm.tool_calls import ParsedCalls, VllmToolCalls
 from ppoctl.errors import DataError
@@ -56,8 +56,10 @@ def test_minimum_applies_to_first_turn_only(tied: Bench) -> None:
 def test_short_request_that_joins_long_ones_is_returned_first(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment answers while long responses are generated: the next turn joins them at the engine's reply."""
     steps: list[None] = []
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda engine: steps.append(None) or step(engine))
+    from vllm.v1.engine.llm_engine import LLMEngine  # after the engine's environment was prepared
+
+    step = LLMEngine.step
+    monkeypatch.setattr(LLMEngine, "step", lambda engine: steps.append(None) or step(engine))
     params = SamplingParams(temperature=1.0, max_new_tokens=200, min_new_tokens=200)
     long, late = prompts(3), replace(prompts(4)[3], max_new_tokens=4, is_continued=True)
     alone = tied.generate([late], params)

@@ -8,6 +8,7 @@ detect that.
 import dataclasses
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from vllm_bench import WINDOW, Bench, prompts, settings_for
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm import weights as weights_module
-from ppoctl.engines.vllm.engine import GenerationOutput
+from ppoctl.engines.vllm.engine import Engine, GenerationOutput
 from ppoctl.engines.vllm.generator import VllmGenerator
-from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import SamplingParams
+from ppoctl.weights.bucket import NamedTensors
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.engine_calls import call_engines
 from ppoctl.weights.sending import PARTS, NamedWeights
@@ -33,11 +34,15 @@ pytestmark = pytest.mark.engines
 
 TINY = 1e-6
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8)
-RECEIVE = HostTransfer.receive_weights
 
 
 def generate(bench: Bench) -> None:
     bench.generate(prompts(2), SAMPLING)
+
+
+def damaging(bench: Bench, damage: Callable[[NamedTensors], NamedTensors]) -> AbstractContextManager[None]:
+    """Context in which the engine loads damaged tensors."""
+    return bench.host.replacing("take_weights", lambda engine, bucket: Engine.load(engine, damage(bucket.tensors())))
 
 
 def test_equal_state_sends_nothing_and_new_state_sends_weights(tied: Bench) -> None:
@@ -77,7 +82,7 @@ def test_replayed_update_is_sent_again(tied: Bench) -> None:
     assert tied.trainer.traffic != []
 
 
-def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench) -> None:
     generate(bench)
     bench.trainer.move(TINY)
     engine = bench.engine
@@ -87,21 +92,15 @@ def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench, monkeypat
     scores = engine.score(tokens, canary.num_drawn)
     scored = tuple(bench.trainer.logprobs(tokens + scores.sampled))
     canary.check(scores, CanaryScores(scored[: len(tokens) - 1], scores.sampled, scored[len(tokens) - 1 :]))
-    for name in ("start_weight_update", "finish_weight_update"):
-        monkeypatch.setattr(HostTransfer, name, lambda self: None)
-    monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
-    with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
+    skipped = pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32")
+    with damaging(bench, lambda tensors: []), skipped:
         generate(bench)
 
 
-def test_failed_load_is_repeated_for_same_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_load_is_repeated_for_same_state(bench: Bench) -> None:
     bench.trainer.move(0.05)
-    with monkeypatch.context() as planted:
-        planted.setattr(
-            HostTransfer, "receive_weights", lambda self, arrived: RECEIVE(self, Arrived(arrived.tensors[:-3]))
-        )
-        with pytest.raises(WeightSyncError):
-            generate(bench)
+    with damaging(bench, lambda tensors: tensors[:-3]), pytest.raises(WeightSyncError):
+        generate(bench)
     assert bench.worst_gap(prompts(4), SAMPLING) < 1e-3
 
 
@@ -163,31 +162,30 @@ def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monke
 @pytest.mark.parametrize(
     "name", ["model.embed_tokens.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight"]
 )
-def test_flipped_bit_in_transfer_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def corrupt(self: HostTransfer, arrived: Arrived) -> None:
-        tensors = [(key, tensor.clone()) for key, tensor in arrived.tensors]
+def test_flipped_bit_in_transfer_is_caught_by_name(untied: Bench, name: str) -> None:
+    def corrupt(arrived: NamedTensors) -> NamedTensors:
+        tensors = [(key, tensor.clone()) for key, tensor in arrived]
         if name in dict(tensors):
             dict(tensors)[name].view(torch.int32).view(-1)[7] ^= 1
-        RECEIVE(self, Arrived(tensors))
+        return tensors
 
     untied.trainer.move(TINY)
-    monkeypatch.setattr(HostTransfer, "receive_weights", corrupt)
-    with pytest.raises(WeightSyncError, match=f"`{name}` was sent as"):
+    with damaging(untied, corrupt), pytest.raises(WeightSyncError, match=f"`{name}` was sent as"):
         generate(untied)
 
 
-def test_swapped_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exchange(self: HostTransfer, arrived: Arrived) -> None:
-        other = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
-        named = [
+def test_swapped_tensors_are_caught(untied: Bench) -> None:
+    other = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
+
+    def exchange(arrived: NamedTensors) -> NamedTensors:
+        return [
             (f"model.layers.0.mlp.{other[key]}_proj.weight" if key in other else key, tensor)
-            for key, tensor in arrived.tensors
+            for key, tensor in arrived
         ]
-        RECEIVE(self, Arrived(named))
 
     untied.trainer.move(TINY)
-    monkeypatch.setattr(HostTransfer, "receive_weights", exchange)
-    with pytest.raises(WeightSyncError, match=r"mlp\.(gate|up)_proj\.weight` was sent as"):
+    caught = pytest.raises(WeightSyncError, match=r"mlp\.(gate|up)_proj\.weight` was sent as")
+    with damaging(untied, exchange), caught:
         generate(untied)
 
 

@@ -187,12 +187,16 @@ class Bench:
         return Bench(trainer, VllmGenerator(settings, trainer.at, hosts, print), hosts)
 
     @property
-    def engine(self) -> Engine:
-        """The running engine."""
+    def host(self) -> Here:
         (host,) = self.hosts.engines
         assert isinstance(host, Here)
-        assert host.engine is not None
-        return host.engine
+        return host
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine."""
+        assert self.host.engine is not None
+        return self.host.engine
 
     def generate(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
         self.generator.prepare(self.trainer.state)

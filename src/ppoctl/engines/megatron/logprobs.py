@@ -7,7 +7,7 @@ chunk, whose logits still exist. It replaces the logits by their gradient in pla
 model reads a chunk of the frozen model's logits too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +17,8 @@ from torch import Tensor
 from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
 from ppoctl.ports import OutputRequest
 
-_BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Number of logits that are converted to float32 at a time. They fit into a CPU core's cache, or keep a GPU busy."""
-
-_BAND_ELEMENTS = 2**22
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+BAND_ELEMENTS = 2**22
 """Elements of the weight's gradient that are computed at a time in the model's dtype, and then added in float32."""
 
 
@@ -43,6 +41,8 @@ class LogprobSettings(NamedTuple):
     """c in c tanh(logit / c), applied before the temperature (Gemma 2). None: no cap."""
     excluded: ExcludedTokens | None = None
     """Ids that are excluded before the filters are applied. A target is never excluded. None: no id is excluded."""
+    block_elements: Mapping[str, int] = BLOCK_ELEMENTS
+    """Number of logits converted to float32 at a time: they fit into a CPU core's cache, or keep a GPU busy."""
 
 
 class PositionOutputs(NamedTuple):
@@ -240,7 +240,7 @@ def _slices(total: int, size: int) -> list[slice]:
 def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator[tuple[slice, slice]]:
     """Yield blocks of a few rows of a chunk, as a slice of all positions and a slice of the chunk. All ranks compute
     thresholds together and need the same blocks, so the block size depends only on the padded size of the weight."""
-    elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.request.full_kl else 1)  # two models at a time
+    elements = settings.block_elements[weight.device.type] // (2 if settings.request.full_kl else 1)  # models
     for inside in _slices(chunk.stop - chunk.start, max(1, elements // len(weight))):
         yield slice(chunk.start + inside.start, chunk.start + inside.stop), inside
 
@@ -395,6 +395,6 @@ def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor) -> Non
     if grad_weight.dtype == hidden.dtype:
         grad_weight.addmm_(grad_logits.t(), hidden)
         return
-    band = max(1, _BAND_ELEMENTS // hidden.shape[1])
+    band = max(1, BAND_ELEMENTS // hidden.shape[1])
     for ids in _slices(len(grad_weight), band):
         grad_weight[ids].add_(grad_logits[:, ids].t() @ hidden)

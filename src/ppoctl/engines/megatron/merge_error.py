@@ -45,14 +45,18 @@ def squares(
     a: Float[Tensor, "rank inputs"],
     b: Float[Tensor, "outputs rank"],
     scale: float,
+    at_once: int = NUMBERS_AT_ONCE,
 ) -> Float[Tensor, "2"]:
-    """Return the sums over a weight of (merged - exact)^2 and of (scale x B A)^2; the exact weight is float64."""
-    pieces = list(_squares_of_rows(weight, a, b, scale))
+    """Return the sums over a weight of (merged - exact)^2 and of (scale x B A)^2; the exact weight is float64.
+    Float64 products of at most `at_once` elements, or of one row, are in memory at the same time."""
+    pieces = list(_squares_of_rows(weight, a, b, scale, at_once))
     return torch.stack(pieces).sum(0)
 
 
-def _squares_of_rows(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Iterator[Float[Tensor, "2"]]:
-    rows = max(1, NUMBERS_AT_ONCE // weight.shape[1])
+def _squares_of_rows(
+    weight: Tensor, a: Tensor, b: Tensor, scale: float, at_once: int
+) -> Iterator[Float[Tensor, "2"]]:
+    rows = max(1, at_once // weight.shape[1])
     for some, part in zip(weight.split(rows), b.split(rows), strict=True):
         product = scale * (part.double() @ a.double())
         lost = merged(some, a, part, scale).double() - some.double() - product

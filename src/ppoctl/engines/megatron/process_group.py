@@ -4,12 +4,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
+from megatron.core.tensor_parallel import random
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not re-exported
 
 from ppoctl.engines.loopback import gloo_on_loopback, is_loopback, open_store
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -58,7 +59,8 @@ def join(place: RankInfo, patience: GroupTimeouts) -> None:
             if place.rank == 0:
                 store = open_store(host, int(port), meet, world_size=place.world_size)
             else:
-                store = TCPStore(host, int(port), place.world_size, is_master=False, timeout=meet)
+                tcp_store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # as above
+                store = tcp_store(host, int(port), place.world_size, is_master=False, timeout=meet)
             torch.distributed.init_process_group(
                 _backend(), store=store, rank=place.rank, world_size=place.world_size, timeout=collective
             )
@@ -97,7 +99,7 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
             )
             # Megatron-Core's inference tracker does not change torch's random-number generators. The models use no
             # random numbers.
-            initialize_rng_tracker(inference_rng_tracker=True)
+            random.initialize_rng_tracker(inference_rng_tracker=True)
         return ProcessGroupCollection.use_mpu_process_groups()
 
 

@@ -119,15 +119,16 @@ class MegatronTrainer:
         """Write only the weights into an existing empty folder, as a Hugging Face model."""
         self.export(folder)
 
-    def export(self, folder: Path) -> SentChecksums:
-        """Write the weights as `save_weights` does, and return checksums of the written tensors."""
+    def export(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> SentChecksums:
+        """Write the weights as `save_weights` does, into files of at most `shard_bytes` or of one tensor. Return
+        checksums of the written tensors."""
         sent = SentChecksums()
         shape, companions = self.source[1], self._companions
         loaded: dict[str, Spec] = {}
         for rank_specs in self.ranks.call("weight_specs"):
             loaded |= {spec.name: Spec(spec.shape, spec.dtype) for spec in rank_specs}
         specs = {placement.name: loaded[placement.name] for placement in placements(shape, companions.head)}
-        with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
+        with closing(SafetensorsWriter(folder, specs, shard_bytes)) as writer:
             for bucket in self.ranks.weights().buckets():
                 sent.add(bucket.checksums)
                 for name, tensor in bucket.tensors():

@@ -12,11 +12,11 @@ CONNECT_DEADLINE_S = 10.0
 """Timeout in seconds of the connection to the address, and again of the reply in Ray's protocol."""
 
 
-def require_answer(address: str) -> None:
+def require_answer(address: str, deadline_s: float = CONNECT_DEADLINE_S) -> None:
     """Raise OSError or ValueError if no program answers at `host:port` in time. If a program other than Ray answers,
     return normally: `ray.init` then raises an error that describes the problem."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
+    socket.create_connection((host, int(port)), timeout=deadline_s).close()
     answered: Future[None] = Future()
 
     def connect() -> None:
@@ -26,6 +26,6 @@ def require_answer(address: str) -> None:
 
     Thread(target=connect, name="ray", daemon=True).start()
     try:
-        answered.result(CONNECT_DEADLINE_S)
+        answered.result(deadline_s)
     except TimeoutError:
-        raise TimeoutError(f"no answer within {CONNECT_DEADLINE_S:g} s") from None
+        raise TimeoutError(f"no answer within {deadline_s:g} s") from None

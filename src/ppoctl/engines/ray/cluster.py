@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ppoctl.engines.ray import shared_memory
-from ppoctl.engines.ray.answering import require_answer
+from ppoctl.engines.ray.answering import CONNECT_DEADLINE_S, require_answer
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep, write_token
 from ppoctl.engines.ray.srun import JobNodes, NodeSteps
@@ -300,12 +300,13 @@ class RayCluster:
         return [{"ray.io/node-id": ids[node]} for node in self.placement.nodes_of_bundles(self._gpus)]
 
 
-def join(address: str) -> None:
-    """Connect this process to an existing Ray cluster. Raises EnvironmentProblemError if no cluster answers."""
+def join(address: str, answer_s: float = CONNECT_DEADLINE_S) -> None:
+    """Connect this process to an existing Ray cluster. Raises EnvironmentProblemError if no cluster answers: within
+    `answer_s` to the connection, and again in Ray's protocol."""
     _silence()
     _show_token()
     try:
-        require_answer(address)
+        require_answer(address, answer_s)
         with _keeping_signal_handler():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:

@@ -28,9 +28,6 @@ from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, Proce
 
 STACK_DEADLINE_S = 5.0
 END_DEADLINE_S = 10.0
-DEATH_NOTICE_S = 5.0
-"""Seconds to wait, after an error of another library, for Ray's report that a process died. Collectives fail in the
-surviving ranks before Ray notices which rank died."""
 SAY_EVERY_S = 30.0
 """Interval in seconds between messages about what the driver waits for."""
 LOOK_EVERY_S = 1.0
@@ -64,6 +61,9 @@ class GroupSettings:
     """Index of the group's first process within the role."""
     deadlines: Mapping[str, Deadline] = field(default_factory=dict)
     """Deadlines of methods that do not use the default."""
+    death_notice_s: float = 5.0
+    """Seconds to wait, after an error of another library, for Ray's report that a process died. Collectives fail in
+    the surviving ranks before Ray notices which rank died."""
 
     def deadline(self, method: str) -> Deadline:
         """Return the deadline of a call of this method."""
@@ -275,7 +275,7 @@ class PendingCall:
         if not isinstance(self._error, PpoctlError):
             foreign = not isinstance(error, PpoctlError)
             if self._error is None and foreign:
-                self._wait_for_cause_until = time.monotonic() + DEATH_NOTICE_S
+                self._wait_for_cause_until = time.monotonic() + self.processes.group.death_notice_s
             if self._error is None or not foreign:
                 self._error = error
             if not foreign:

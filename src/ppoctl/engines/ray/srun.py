@@ -25,7 +25,6 @@ from ppoctl.errors import EnvironmentProblemError
 SAY_EVERY_S = 5.0
 LOOK_EVERY_S = 0.2
 END_DEADLINE_S = 15.0
-"""Seconds in which all nodes must end gracefully. After that, their sruns are terminated, and finally killed."""
 KILL_AFTER_S = 5.0
 
 SRUN = (
@@ -136,8 +135,18 @@ class NodeStep:
 class NodeSteps:
     """The Slurm steps of all nodes of a job. The head is the first."""
 
-    def __init__(self, nodes: JobNodes, logs: Path) -> None:
+    def __init__(
+        self,
+        nodes: JobNodes,
+        logs: Path,
+        *,
+        say_every_s: float = SAY_EVERY_S,
+        end_deadline_s: float = END_DEADLINE_S,
+    ) -> None:
+        """Start the program of each node. All nodes must end gracefully within `end_deadline_s`; after that, their
+        sruns are terminated, and finally killed."""
         self.nodes = nodes
+        self._say_every_s, self._end_deadline_s = say_every_s, end_deadline_s
         self.lost: str | None = None
         """Name of a lost node. `end` does not wait for this node."""
         self._steps = [
@@ -158,7 +167,7 @@ class NodeSteps:
 
     def _wait_for(self, steps: list[NodeStep], until: float, notify: Callable[[str], None]) -> str:
         """Wait until Ray has started on these nodes, and return its address."""
-        notify_at = time.monotonic() + SAY_EVERY_S
+        notify_at = time.monotonic() + self._say_every_s
         while waiting := [step for step in steps if step.started is None]:
             if (dead := self.dead()) is not None:
                 raise EnvironmentProblemError(
@@ -172,7 +181,7 @@ class NodeSteps:
                     hint=f"tail {waiting[0].log}",
                 )
             if time.monotonic() >= notify_at:
-                notify_at += SAY_EVERY_S
+                notify_at += self._say_every_s
                 notify(f"waiting for Ray on {names} of {len(self._steps)} nodes")
             outputs = {_pipe(step.process.stdout): step for step in waiting}
             for output in select.select(list(outputs), [], [], LOOK_EVERY_S)[0]:
@@ -191,12 +200,14 @@ class NodeSteps:
         for step in self._steps:
             with suppress(OSError):
                 _pipe(step.process.stdin).close()
-        notify_at, until = time.monotonic() + SAY_EVERY_S, time.monotonic() + END_DEADLINE_S
+        now = time.monotonic()
+        notify_at, until = now + self._say_every_s, now + self._end_deadline_s
         waited_for = [step for step in self._steps if step.name != self.lost]
         for step in waited_for:
             _wait(step.process, notify_at)
         if late := [f"`{step.name}`" for step in waited_for if step.process.poll() is None]:
-            notify(f"waiting for Ray to end on {', '.join(late)}, at most {END_DEADLINE_S + KILL_AFTER_S:g} s in all")
+            seconds = self._end_deadline_s + KILL_AFTER_S
+            notify(f"waiting for Ray to end on {', '.join(late)}, at most {seconds:g} s in all")
         for step in waited_for:
             _wait(step.process, until)
         for step in self._steps:

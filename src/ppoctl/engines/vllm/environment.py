@@ -21,9 +21,6 @@ from ppoctl.weights.sharing import this_machine
 
 MEET_S = 600.0
 """Seconds that tensor ranks wait for each other. The caller of the ranks has a shorter timeout."""
-CACHES = Path(tempfile.gettempdir())
-"""Folder of this node that contains the user's compile caches. Its name does not begin with the prefix of private
-folders, because private folders are removed."""
 _CACHE_FOLDERS = {
     "VLLM_CACHE_ROOT": "vllm",
     "TRITON_CACHE_DIR": "triton",
@@ -97,7 +94,8 @@ def _keep_caches_on_this_node() -> None:
     """Use a private folder of this node for compiled code: otherwise the engines of many nodes would all write into
     the home directory. The caches stay in the home directory if another user owns the private folder, or if the
     folder's file system forbids execution."""
-    folder = CACHES / f"ppoctl_cache_{os.getuid()}"
+    # The name does not begin with the prefix of private folders, because private folders are removed.
+    folder = Path(tempfile.gettempdir()) / f"ppoctl_cache_{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()

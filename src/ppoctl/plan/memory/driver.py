@@ -146,17 +146,18 @@ def update_input_bytes(batch: StepBatch, head: Head) -> int:
     return sequences_bytes(batch) + batch.cells * cell
 
 
-def object_store_bytes(recipe: Recipe) -> int:
+def object_store_bytes(recipe: Recipe, shared_bytes: int | None = None) -> int:
     """Return the bytes of the object store of a Ray instance that the run starts.
 
     The store has space for twice the largest call, because the next call is stored while the last call is still read.
     If `cluster.weights` is `"store"`, the store also has space for two buckets of weights. The store takes at most
-    half of the free shared memory of this machine; Ray spills the rest to disk.
+    half of the free shared memory (`shared_bytes`; None: that of this machine); Ray spills the rest to disk.
     """
     batch, cluster = batch_of(recipe), recipe.cluster
     calls = max(update_input_bytes(batch, head_of(role)) for role in recipe.trained)
     needed = 2 * calls + (2 * cluster.weights_bucket_mib * 2**20 if cluster.weights == "store" else 0)
-    return max(OBJECT_STORE_BYTES, min(needed, free_shared_memory() // 2))
+    free = free_shared_memory() if shared_bytes is None else shared_bytes
+    return max(OBJECT_STORE_BYTES, min(needed, free // 2))
 
 
 def free_shared_memory(folder: Path = Path("/dev/shm")) -> int:
