@@ -1,10 +1,12 @@
 """A command as typed, and its output: for every file in this folder."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from fakes.slurm import FakeSlurm
 from ppoctl.cli.app import run
 
 
@@ -30,3 +32,12 @@ def cli_runner(capsys: pytest.CaptureFixture[str]) -> RunCli:
 def ask(capsys: pytest.CaptureFixture[str]) -> RunCli:
     """Return a function such that `ask("status", folder)` runs the command."""
     return cli_runner(capsys)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Put Slurm's programs on the PATH of this process."""
+    found = FakeSlurm(tmp_path / "slurm")
+    found.use(monkeypatch)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return found

@@ -32,14 +32,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    found = FakeSlurm(tmp_path / "slurm")
-    found.use(monkeypatch)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    return found
-
-
-@pytest.fixture
 def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: FakeSlurm) -> Callable[..., Journal]:
     """Return a function such that `make("a", reward=0.5)` makes the run `runs/a`, whose journal ends as given, `ago`
     seconds before now."""

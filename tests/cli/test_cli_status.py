@@ -35,14 +35,6 @@ def paths(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunP
     return RunPaths(Path("my"))
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    found = FakeSlurm(tmp_path / "slurm")
-    found.use(monkeypatch)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    return found
-
-
 def submitted(paths: RunPaths, id: str = "12", after: str | None = None) -> None:
     record(paths, JobRecord(id, time.time(), "resume", after=after))
 

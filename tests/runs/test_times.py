@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.clock import Clock
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Stops
 from ppoctl.batch.records import Rollouts, State
@@ -26,14 +27,6 @@ from ppoctl.wire.run_context import RunHooks, assemble
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
 """Eight samples a step."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class SlowGenerator(BigramGenerator):
