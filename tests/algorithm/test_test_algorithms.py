@@ -253,7 +253,7 @@ def inputs_of_update(paths: RunPaths, name: str, step: int, update: str) -> tupl
     build = partial(NotesInputs, record, noted)
     run_stage = ReplayingStep(paths, step, update, lambda _: build())
     replay(algorithm.choose(algorithm.recipe(), step), run_stage, State(record.role, step - 1, 0, ""))
-    return tuple(each for each in noted[1:] if each is not None)
+    return tuple(noted[1:])
 
 
 @pytest.mark.parametrize("name", RESAMPLED)

@@ -8,13 +8,14 @@ responses, and the actor trains on the kept rows of these records. Each model th
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.advantages import ADVANTAGES, AdvantagesSpec
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
 from ppoctl.algorithm.generation import REWARD, ROLLOUT, ROLLOUT_METRICS, SCORE_METRICS
-from ppoctl.algorithm.samples import Samples, step_function
+from ppoctl.algorithm.samples import Samples
 from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
@@ -181,11 +182,22 @@ def _all_and_kept(
     return rows, of_actor, generated
 
 
-def _critic_sees_all(run_stage: RunStage, inputs: StepInputs, groups: KeptGroups, *, corrects: bool) -> StepOutputs:
+def _critic_sees_all(run_stage: RunStage, inputs: StepInputs, groups: KeptGroups) -> StepOutputs:
     """Run PPO in which the critic trains on every generated response, and the actor on the kept ones."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     every, kept, generated = _all_and_kept(run_stage, inputs, groups)
-    correction = run_stage(CORRECTION, kept.rollouts, kept.logprobs) if corrects else None
+    of_every = run_stage(CRITIC_ADVANTAGES, *every, inputs.carry)
+    advantages = run_stage(ADVANTAGES, *kept, inputs.carry)
+    critic = run_stage(CRITIC_UPDATE, critic, every.rollouts, every.values, of_every)
+    actor = run_stage(ACTOR_UPDATE, actor, kept.rollouts, kept.logprobs, advantages)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, generated)
+
+
+def _critic_sees_all_corrected(run_stage: RunStage, inputs: StepInputs, groups: KeptGroups) -> StepOutputs:
+    """Run the same step with rollout correction (see `ppo`)."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    every, kept, generated = _all_and_kept(run_stage, inputs, groups)
+    correction = run_stage(CORRECTION, kept.rollouts, kept.logprobs)
     of_every = run_stage(CRITIC_ADVANTAGES, *every, inputs.carry)
     advantages = run_stage(ADVANTAGES, *kept, inputs.carry)
     critic = run_stage(CRITIC_UPDATE, critic, every.rollouts, every.values, of_every)
@@ -193,6 +205,12 @@ def _critic_sees_all(run_stage: RunStage, inputs: StepInputs, groups: KeptGroups
     return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, generated)
 
 
+@cache
 def critic_sees_all(groups: KeptGroups, *, corrects: bool = False) -> StepFunction:
     """Return PPO in which the critic trains on all responses of these rounds, with or without rollout correction."""
-    return step_function("critic_sees_all", _critic_sees_all, groups, corrects=corrects)
+    name, run = (
+        ("critic_sees_all_corrected", _critic_sees_all_corrected)
+        if corrects
+        else ("critic_sees_all", _critic_sees_all)
+    )
+    return StepFunction(name + groups.suffix, lambda run_stage, inputs: run(run_stage, inputs, groups))

@@ -69,13 +69,24 @@ class JointUpdateSpec(PolicyUpdateSpec):
 JOINT_UPDATE = JointUpdateSpec("actor_update")
 
 
-def _joint(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples, *, corrects: bool) -> StepOutputs:
+def _joint(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
     """Generate, score, compute advantages, and update the actor with its value head."""
     actor = inputs.states["actor"]
     samples = get_samples(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs) if corrects else None
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
+    actor = run_stage(JOINT_UPDATE, actor, rollouts, logprobs, advantages)
+    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
+
+
+def _joint_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+    """Run the same step with rollout correction (see `ppo`). It changes the terms of the policy only."""
+    actor = inputs.states["actor"]
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
     advantages = run_stage(ADVANTAGES, rollouts, rewards, None, logprobs, inputs.carry)
     actor = run_stage(JOINT_UPDATE, actor, rollouts, logprobs, advantages, correction)
     return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
@@ -83,7 +94,8 @@ def _joint(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples, *, 
 
 def joint(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
     """Return PPO with a value head on the actor's model with these samples, with or without rollout correction."""
-    return step_function("joint", _joint, get_samples, corrects=corrects)
+    name, run = ("joint_corrected", _joint_corrected) if corrects else ("joint", _joint)
+    return step_function(name, run, get_samples)
 
 
 JOINT = joint()

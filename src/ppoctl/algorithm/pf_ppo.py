@@ -7,12 +7,13 @@ rows, and `take` selects these rows of every record, so a row keeps its own toke
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ppoctl.algorithm.advantages import ADVANTAGES, AdvantagesSpec
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
 from ppoctl.algorithm.resampling import RAW_ADVANTAGES, RESAMPLE, WHITENING
-from ppoctl.algorithm.samples import ONE_ROUND, step_function
+from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 
@@ -49,19 +50,34 @@ ORDERS = {
 """Value of `ppo.resample.order` -> the order."""
 
 
-def _pf_ppo(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder, *, corrects: bool) -> StepOutputs:
+def _pf_ppo(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder) -> StepOutputs:
     """Generate, score, compute advantages, sample rows again, and update critic and actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     samples = ONE_ROUND(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     values = run_stage(VALUES, critic, rollouts)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs) if corrects else None
     advantages = run_stage(order.advantages, rollouts, rewards, values, logprobs, inputs.carry)
     selection = run_stage(RESAMPLE, rollouts, advantages)
     rows, taken = run_stage.take(selection, [rollouts]), order.take(run_stage, selection, advantages)
     critic = run_stage(CRITIC_UPDATE, critic, rows, run_stage.take(selection, [values]), taken)
-    weights = None if correction is None else run_stage.take(selection, [correction])
+    actor = run_stage(ACTOR_UPDATE, actor, rows, run_stage.take(selection, [logprobs]), taken)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
+
+
+def _pf_ppo_corrected(run_stage: RunStage, inputs: StepInputs, order: ResampleOrder) -> StepOutputs:
+    """Run PF-PPO with rollout correction (see `ppo`)."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    samples = ONE_ROUND(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
+    advantages = run_stage(order.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    selection = run_stage(RESAMPLE, rollouts, advantages)
+    rows, taken = run_stage.take(selection, [rollouts]), order.take(run_stage, selection, advantages)
+    critic = run_stage(CRITIC_UPDATE, critic, rows, run_stage.take(selection, [values]), taken)
+    weights = run_stage.take(selection, [correction])
     actor = run_stage(ACTOR_UPDATE, actor, rows, run_stage.take(selection, [logprobs]), taken, weights)
     return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
 
@@ -80,9 +96,11 @@ def _critic_only(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
     return StepOutputs({"critic": critic}, advantages.carry, samples.generated)
 
 
+@cache
 def pf_ppo(order: str, *, corrects: bool = False) -> StepFunction:
     """Return PF-PPO with a value of `ppo.resample.order`, with or without rollout correction."""
-    return step_function("pf_ppo", _pf_ppo, ORDERS[order], corrects=corrects)
+    name, run = ("pf_ppo_corrected", _pf_ppo_corrected) if corrects else ("pf_ppo", _pf_ppo)
+    return StepFunction(name + ORDERS[order].suffix, partial(run, order=ORDERS[order]))
 
 
 PF_CRITIC_ONLY = StepFunction("pf_critic_only", _critic_only)

@@ -12,8 +12,6 @@ Differences from textbook PPO:
    another source.
 """
 
-from functools import cache, partial
-
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
 from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
@@ -21,14 +19,28 @@ from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutpu
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 
 
-def _ppo(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples, *, corrects: bool) -> StepOutputs:
+def _ppo(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
     """Generate, score, compute advantages, and update critic and actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     samples = get_samples(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     values = run_stage(VALUES, critic, rollouts)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs) if corrects else None
+    advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, samples.generated)
+
+
+def _ppo_corrected(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples) -> StepOutputs:
+    """Run PPO with rollout correction: importance weights in the actor's loss correct for the sampler/trainer
+    log-prob difference."""
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    samples = get_samples(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    values = run_stage(VALUES, critic, rollouts)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
     advantages = run_stage(ADVANTAGES, rollouts, rewards, values, logprobs, inputs.carry)
     critic = run_stage(CRITIC_UPDATE, critic, rollouts, values, advantages)
     actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
@@ -49,15 +61,15 @@ def _critic_only(run_stage: RunStage, inputs: StepInputs, get_samples: GetSample
 
 def ppo(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> StepFunction:
     """Return PPO with these samples, with or without rollout correction."""
-    return step_function("ppo", _ppo, get_samples, corrects=corrects)
+    name, run = ("ppo_corrected", _ppo_corrected) if corrects else ("ppo", _ppo)
+    return step_function(name, run, get_samples)
 
 
-@cache
-def critic_only(get_samples: GetSamples) -> StepFunction:
+def critic_only(get_samples: GetSamples = ONE_ROUND) -> StepFunction:
     """Return the training of the critic alone with these samples."""
-    return StepFunction("critic_only" + get_samples.suffix, partial(_critic_only, get_samples=get_samples))
+    return step_function("critic_only", _critic_only, get_samples)
 
 
 PPO = ppo()
 PPO_CORRECTED = ppo(corrects=True)
-CRITIC_ONLY = critic_only(ONE_ROUND)
+CRITIC_ONLY = critic_only()

@@ -12,10 +12,10 @@ from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.advantages import AdvantagesSpec
 from ppoctl.algorithm.forward import CORRECTION, LOGPROBS
 from ppoctl.algorithm.generation import RewardSpec, RolloutSpec
-from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
+from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.sampling import greedy_sampling
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, StageSpec, always
-from ppoctl.algorithm.trace import RunStage, StepInputs, StepOutputs
+from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE
 from ppoctl.recipe.schema import Recipe
 
@@ -88,19 +88,32 @@ GREEDY_REWARD = GreedyRewardSpec("greedy_reward")
 REMAX_ADVANTAGES = RemaxAdvantagesSpec("advantages")
 
 
-def _remax(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples, *, corrects: bool) -> StepOutputs:
+def _remax(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
     """Generate, score, do the same with greedy responses, compute advantages, and update the actor."""
     actor = inputs.states["actor"]
-    samples = get_samples(run_stage, inputs)
+    samples = ONE_ROUND(run_stage, inputs)
     rollouts, rewards = samples.rollouts, samples.rewards
     greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
     greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
     logprobs = run_stage(LOGPROBS, actor, rollouts)
-    correction = run_stage(CORRECTION, rollouts, logprobs) if corrects else None
+    advantages = run_stage(REMAX_ADVANTAGES, rollouts, rewards, logprobs, inputs.carry, greedy, greedy_rewards)
+    actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages)
+    return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
+
+
+def _remax_corrected(run_stage: RunStage, inputs: StepInputs) -> StepOutputs:
+    """Run the same step with rollout correction (see `ppo`)."""
+    actor = inputs.states["actor"]
+    samples = ONE_ROUND(run_stage, inputs)
+    rollouts, rewards = samples.rollouts, samples.rewards
+    greedy = run_stage(GREEDY_ROLLOUT, actor, inputs.prompts)
+    greedy_rewards = run_stage(GREEDY_REWARD, inputs.prompts, greedy)
+    logprobs = run_stage(LOGPROBS, actor, rollouts)
+    correction = run_stage(CORRECTION, rollouts, logprobs)
     advantages = run_stage(REMAX_ADVANTAGES, rollouts, rewards, logprobs, inputs.carry, greedy, greedy_rewards)
     actor = run_stage(ACTOR_UPDATE, actor, rollouts, logprobs, advantages, correction)
     return StepOutputs({"actor": actor}, advantages.carry, samples.generated)
 
 
-REMAX = step_function("remax", _remax, ONE_ROUND, corrects=False)
-REMAX_CORRECTED = step_function("remax", _remax, ONE_ROUND, corrects=True)
+REMAX = StepFunction("remax", _remax)
+REMAX_CORRECTED = StepFunction("remax_corrected", _remax_corrected)

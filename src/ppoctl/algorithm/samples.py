@@ -53,18 +53,9 @@ class OneRound:
 ONE_ROUND = OneRound()
 
 
-class Way(Protocol):
-    """A setting that is part of the name of a step function, such as a way of getting samples."""
-
-    @property
-    def suffix(self) -> str: ...
-
-    def __hash__(self) -> int: ...
-
-
 @cache
-def step_function(name: str, run: Callable[..., StepOutputs], way: Way, *, corrects: bool) -> StepFunction:
-    """Return the step function with this setting, with or without rollout correction: importance weights in the
-    actor's loss that correct for the sampler/trainer log-prob difference."""
-    full_name = (f"{name}_corrected" if corrects else name) + way.suffix
-    return StepFunction(full_name, lambda run_stage, inputs: run(run_stage, inputs, way, corrects=corrects))
+def step_function(
+    name: str, run: Callable[[RunStage, StepInputs, GetSamples], StepOutputs], get_samples: GetSamples
+) -> StepFunction:
+    """Return the step function that gets its samples in this way."""
+    return StepFunction(name + get_samples.suffix, lambda run_stage, inputs: run(run_stage, inputs, get_samples))
