@@ -24,12 +24,12 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.report.run_reader import read_runs
 from ppoctl.report.samples import rollouts as report_samples
 from ppoctl.runs import session
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.outlines import as_recorded
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 MODEL = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}

@@ -17,6 +17,7 @@ from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import JournalLine, read_lines
@@ -26,7 +27,6 @@ from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.run_context import RunHooks, assemble
 
 

@@ -14,13 +14,13 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.changed_settings import adopt, change
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RECORD, RunPaths
 from ppoctl.user_functions import digest_of
-from ppoctl.wire.outlines import as_recorded
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}

@@ -124,13 +124,6 @@ def resume(
     return _continue(Opening(paths, recipe_of(paths, sets), gate, screen), plan, do)
 
 
-def planned_change(root: Path, sets: Sequence[str]) -> changed_settings.Change | None:
-    """Return the changes that a resume with these keys would make; None: no change. Raises the errors that this
-    resume would raise."""
-    paths = RunPaths(root.resolve())
-    return changed_settings.change(paths, recipe_of(paths, sets))
-
-
 def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> RunResult:
     """Generate and score the rollouts of the next step, and stop. `train` continues from them."""
     paths = RunPaths(runs / loaded.recipe.name)

@@ -14,6 +14,7 @@ from ppoctl.model.folder import model_folder
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.slurm.run_status import require_idle
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -22,7 +23,6 @@ from ppoctl.store.outline import outlines_of
 from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import saved_by
-from ppoctl.wire.outlines import as_recorded
 
 ROLLOUT = "rollout"
 TRAIN = "train"
