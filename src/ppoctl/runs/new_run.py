@@ -64,11 +64,15 @@ def create(
 def make_way(paths: RunPaths) -> None:
     """Remove the directory of a run that never began. Raises RunExistsError if the name belongs to a run that must
     stay."""
-    if not paths.root.exists():
-        return
-    if not is_replaceable(paths):
+    if is_taken(paths):
         raise exists(paths)
-    run_dir.remove(paths)
+    if paths.root.exists():
+        run_dir.remove(paths)
+
+
+def is_taken(paths: RunPaths) -> bool:
+    """Whether the name belongs to a run that must stay. Raises the errors of `is_replaceable`."""
+    return paths.root.exists() and not is_replaceable(paths)
 
 
 def exists(paths: RunPaths) -> RunExistsError:
@@ -97,7 +101,7 @@ def is_replaceable(paths: RunPaths) -> bool:
 
 def require_way(paths: RunPaths, *, or_resume: bool) -> None:
     """Raise RunExistsError if `train` can neither start a run of this name nor continue it."""
-    if paths.root.exists() and not is_replaceable(paths) and not (or_resume or holds_only_rollouts(paths)):
+    if is_taken(paths) and not (or_resume or holds_only_rollouts(paths)):
         raise exists(paths)
 
 
