@@ -15,28 +15,24 @@ import ppoctl
 from fakes.algorithms.every import EVERY
 from fakes.algorithms.two_critics import TwoCriticsRecipe
 from fakes.components import commands_on_fakes
-from fakes.job import Witness, play
+from fakes.job import StopError, play, stopping_at
 from fakes.step_functions import TWO_ROUNDS
 from ppoctl.algorithm.choose import outlines
 from ppoctl.cli.app import run
 from ppoctl.errors import ExitCode
 from ppoctl.report.run_reader import read_runs
 from ppoctl.report.samples import rollouts as report_samples
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.outlines import as_recorded
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 MODEL = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}
 IN_ROUND_2 = "3 keep_groups.2 starts"
 AFTER_ROUNDS = "3 advantages starts"
-
-
-class StopError(Exception):
-    """Raised to end a run at the point that a test chose."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,6 @@ def played(root: Path, name: str, stop: str | None = None) -> Path:
 
     A recorded table `judge` is left out: a recipe of ppoctl has no such table.
     """
-
-    def act(number: int, moment: str) -> None:
-        if moment == stop:
-            raise StopError
-
     algorithm = EVERY[name]
     recipe = algorithm.recipe(model=MODEL, checkpoint={"every_steps": 2, "keep_rollouts_every_steps": 1})
     resolved = as_recorded(recipe, algorithm.choose)
@@ -76,7 +67,7 @@ def played(root: Path, name: str, stop: str | None = None) -> Path:
         play(root, recipe, choose=algorithm.choose)
     else:
         with pytest.raises(StopError):
-            play(root, recipe, Witness(act=act), algorithm.choose)
+            play(root, recipe, stopping_at(stop), algorithm.choose)
     return root
 
 

@@ -6,26 +6,15 @@ from typing import Any
 
 import pytest
 
-from fakes.components import fake_recipe
-from fakes.job import Witness, play
+from fakes.job import stop_at
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
 from ppoctl.algorithm.trace import StepFunction
 from ppoctl.cli.app import run
 
 
-class StopError(Exception):
-    """Raised to end a run at the point that a test chose."""
-
-
 def stopped(root: Path, step_function: StepFunction, moment: str) -> None:
-    """Return a run that saves every second step, stopped in its third."""
-
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise StopError
-
-    with pytest.raises(StopError):
-        play(root, fake_recipe(checkpoint={"every_steps": 2}), Witness(act=act), lambda recipe, step: step_function)
+    """Make a run that saves every second step, stopped in its third."""
+    stop_at(root, moment, choose=lambda recipe, step: step_function, checkpoint={"every_steps": 2})
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:

@@ -25,10 +25,10 @@ from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.check import check
 from ppoctl.preflight.model import require_own_model
 from ppoctl.recipe.schema import CriticModelTable, Recipe
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from ppoctl.wire.outlines import as_recorded
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]

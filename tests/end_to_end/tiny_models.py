@@ -3,27 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from end_to_end.real_drill import ROOT
 
@@ -32,15 +12,15 @@ GROUPS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_g
 # vLLM requires these fields before it loads the bias.
 ROUTING = {"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
-MODELS: dict[str, tuple[type[PreTrainedModel], type[PretrainedConfig], dict[str, object]]] = {
-    "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**LATENT, **GROUPS, **ROUTING}),
-    "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}),
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "mistral": (MistralForCausalLM, MistralConfig, {"head_dim": 32, "sliding_window": 16}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
-    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 96}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
-    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+MODELS: dict[str, dict[str, object]] = {
+    "deepseek_v3": {**LATENT, **GROUPS, **ROUTING},
+    "gemma2": {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32},
+    "llama": {},
+    "mistral": {"head_dim": 32, "sliding_window": 16},
+    "qwen2": {},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 96},
+    "qwen3": {"head_dim": 32},
+    "qwen3_moe": {**EXPERTS, "head_dim": 32, "norm_topk_prob": True},
 }
 
 
@@ -48,8 +28,8 @@ def tiny_model(kind: str, folder: Path) -> Path:
     """Write a model with random weights, and the quickstart's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes/quickstart/model")
     torch.manual_seed(0)
-    model, config, sizes = MODELS[kind]
-    made = config(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
@@ -61,9 +41,9 @@ def tiny_model(kind: str, folder: Path) -> Path:
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        **sizes,
+        **MODELS[kind],
     )
-    random = model(made)
+    random = AutoModelForCausalLM.from_config(config)
     for name, buffer in random.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.2)

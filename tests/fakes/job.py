@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fakes.components import fake_components, fake_recipe
 from fakes.fingerprints import SPECS
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
@@ -15,6 +17,7 @@ from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import JournalLine, read_lines
@@ -24,7 +27,6 @@ from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.run_context import RunHooks, assemble
 
 
@@ -71,6 +73,20 @@ class Witness:
     def on_environment(self, call: str) -> None:
         if self.turns:
             self.record(f"inside {self.stage} at environment {call}")
+
+
+class StopError(Exception):
+    """Raised to end a run at the point that a test chose."""
+
+
+def stopping_at(moment: str) -> Witness:
+    """Return a witness that ends the run at this moment."""
+
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    return Witness(act=act)
 
 
 PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: trace(PPO).outline}).as_json()}
@@ -186,6 +202,13 @@ def play(
     wiring = open_run(root, recipe or fake_recipe(), witness or Witness(), choose=choose)
     run(wiring.job)
     return wiring
+
+
+def stop_at(root: Path, moment: str, *, choose: StepFunctionAt = step_function_at, **tables: Any) -> RunPaths:
+    """Run until this moment, then stop."""
+    with pytest.raises(StopError):
+        play(root, fake_recipe(**tables), stopping_at(moment), choose)
+    return RunPaths(root)
 
 
 def result(root: Path) -> dict[str, object]:

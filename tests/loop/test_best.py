@@ -7,7 +7,7 @@ import torch
 
 from fakes.bigram import initial_table
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play
+from fakes.job import Witness, open_run, play, stop_at
 from ppoctl.errors import HealthStopError
 from ppoctl.loop.run import RunContext, run
 from ppoctl.recipe.schema import HealthRule, HealthTable
@@ -16,7 +16,6 @@ from ppoctl.store.discard import roll_back
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import saved_state
 from ppoctl.tracking.health import HealthMonitor
-from store.conftest import stop_at
 
 SAVED = {"every_steps": 1, "keep_last": 9}
 

@@ -23,7 +23,7 @@ from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.driver import StepBatch
 from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.plan.memory.generator import GeneratorBytes
-from ppoctl.plan.shapes import shapes_of
+from ppoctl.plan.sizes import shapes_of
 from ppoctl.preflight.proposals import proposals_for, settings_of, toml_of
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable, Recipe

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play
+from fakes.job import Witness, open_run, play, stop_at
 from ppoctl.batch.records import Rollouts, decode
 from ppoctl.cli.app import run as app
 from ppoctl.errors import RecipeError, StorageError
@@ -14,30 +14,16 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.changed_settings import adopt, change
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RECORD, RunPaths
 from ppoctl.user_functions import digest_of
-from ppoctl.wire.outlines import as_recorded
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
-
-
-class StopError(Exception):
-    """Raised to end a run at the point that a test chose."""
-
-
-def stopped_at(root: Path, moment: str, **tables: Any) -> RunPaths:
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise StopError
-
-    with pytest.raises(StopError):
-        play(root, fake_recipe(**tables), Witness(act=act))
-    return RunPaths(root)
 
 
 def starts(paths: RunPaths) -> list[int]:
@@ -45,7 +31,7 @@ def starts(paths: RunPaths) -> list[int]:
 
 
 def test_change_applies_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
     adopt(claim(layout), faster)
     assert starts(layout) == [1, 3]
@@ -56,19 +42,19 @@ def test_change_applies_from_the_first_step_without_a_rollout(tmp_path: Path) ->
 
 
 def test_changed_recipe_applies_to_the_failed_step(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
+    layout = stop_at(tmp_path / "run", "3 actor_update starts", **REDO)
     adopt(claim(layout), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 3]
 
 
 def test_step_keeps_its_recipe_if_committed_stages_read_the_key(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
+    layout = stop_at(tmp_path / "run", "3 actor_update starts", **REDO)
     adopt(claim(layout), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 4]
 
 
 def test_changed_prompt_order_is_refused_between_checkpoints(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "3 values starts", **REDO)
+    layout = stop_at(tmp_path / "run", "3 values starts", **REDO)
     before = layout.recipe_resolved.read_bytes()
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
         adopt(claim(layout), fake_recipe(**REDO, seed=9))
@@ -84,7 +70,7 @@ def test_changed_limit_of_episodes_applies_from_the_first_step_without_a_rollout
     tmp_path: Path, moment: str, first: int
 ) -> None:
     recipes = {turns: fake_recipe(**EPISODES, environment={**SUM, "turns": turns}) for turns in (3, 1)}
-    layout = stopped_at(tmp_path / "run", moment, **EPISODES, environment=SUM)
+    layout = stop_at(tmp_path / "run", moment, **EPISODES, environment=SUM)
     adopt(claim(layout), recipes[1])
     assert starts(layout) == [1, first]
     run(open_run(layout.root, recipes[3], Witness(), recipes={1: recipes[3], first: recipes[1]}).job)
@@ -103,7 +89,7 @@ def test_changed_limit_of_episodes_applies_from_the_first_step_without_a_rollout
 )
 def test_environment_cannot_change_while_a_step_may_generate_with_it(tmp_path: Path, tables: dict[str, Any]) -> None:
     """The rest of the step, such as its evaluation, would run in the new environment under the old recipe."""
-    layout = stopped_at(tmp_path / "run", "2 values starts", **EPISODES, environment=SUM)
+    layout = stop_at(tmp_path / "run", "2 values starts", **EPISODES, environment=SUM)
     with pytest.raises(RecipeError, match=r"`environment.* cannot change now: step 2 is unfinished") as error:
         adopt(claim(layout), fake_recipe(**EPISODES, **tables))
     assert error.value.hint == f"ppoctl resume {layout.root} --back-to 1  # the step is repeated"
@@ -120,7 +106,7 @@ def test_changed_file_of_a_loss_is_refused_while_updates_would_be_replayed_with_
         named = {"kind": "python", "function": f"{file}:loss", "digest": digest_of(f"{file}:loss"), **changes}
         return fake_recipe(**REDO, ppo={**PPO, "policy_loss": named})
 
-    layout = stopped_at(tmp_path / "run", "3 values starts", ppo=recipe(1).model_dump(by_alias=True)["ppo"], **REDO)
+    layout = stop_at(tmp_path / "run", "3 values starts", ppo=recipe(1).model_dump(by_alias=True)["ppo"], **REDO)
     with pytest.raises(RecipeError, match=r"`ppo.policy_loss.digest` cannot change now: steps after the saved step"):
         adopt(claim(layout), recipe(2))
     # Another loss, or an option, may follow: the file of the recorded recipe is still there.
@@ -140,7 +126,7 @@ def test_changed_file_of_a_loss_applies_after_a_saved_step(tmp_path: Path, momen
         named = {"kind": "python", "function": f"{file}:loss", "digest": digest_of(f"{file}:loss")}
         return fake_recipe(**saved, ppo={**PPO, "policy_loss": named})
 
-    layout = stopped_at(tmp_path / "run", moment, ppo=recipe(1).model_dump(by_alias=True)["ppo"], **saved)
+    layout = stop_at(tmp_path / "run", moment, ppo=recipe(1).model_dump(by_alias=True)["ppo"], **saved)
     adopt(claim(layout), recipe(2))
     assert starts(layout) == [1, 3]
 
@@ -162,7 +148,7 @@ def test_changed_key_selects_another_step_function_from_its_step(
     redo = {"checkpoint": {"every_steps": 5}, "steps": 3}
     first = fake_recipe(**redo)
     second = fake_recipe(**redo, ppo={**PPO, "rollout_correction": {"kind": "tis"}})
-    layout = stopped_at(tmp_path / "run", moment, **redo)
+    layout = stop_at(tmp_path / "run", moment, **redo)
     adopt(claim(layout), second)
     wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
     run(wiring.job)
@@ -173,7 +159,7 @@ def test_changed_key_selects_another_step_function_from_its_step(
 
 def test_critic_only_steps_can_be_added_on_resume(tmp_path: Path) -> None:
     first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
-    layout = stopped_at(tmp_path / "run", "2 rollout starts", steps=3)
+    layout = stop_at(tmp_path / "run", "2 rollout starts", steps=3)
     adopt(claim(layout), second)
     run(open_run(layout.root, first, Witness(), recipes={1: first, 2: second}).job)
     assert [outlines_of(layout).at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
@@ -201,7 +187,7 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
         return fake_recipe(**REDO, ppo={**PPO, "critic_only_steps": steps}, actor=actor)
 
     tables = recipe(was, counted).model_dump(mode="json", by_alias=True)
-    layout = stopped_at(tmp_path / "run", "3 rollout starts", **{**REDO, "ppo": tables["ppo"], "actor": counted})
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **{**REDO, "ppo": tables["ppo"], "actor": counted})
     if fits is None:
         change(layout, recipe(new_value, counted))
         return
@@ -217,7 +203,7 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
 
 
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
+    layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
     adopt(claim(layout), fake_recipe(**REDO))
     assert starts(layout) == [1]
 
@@ -269,7 +255,7 @@ def read_from(folder: Path) -> dict[str, Any]:
 
 def test_resume_plan_shows_the_first_step_of_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = {**REDO, **read_from(tmp_path)}
-    layout = stopped_at(tmp_path / "run", "3 rollout starts", **tables)
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **tables)
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
     before = layout.recipe_toml.read_bytes()
     for key, end in [
@@ -285,7 +271,7 @@ def test_resume_plan_shows_the_first_step_of_a_change(tmp_path: Path, capsys: py
 
 
 def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
     change = adopt(claim(layout), faster)
     assert change is not None
@@ -300,7 +286,7 @@ def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:
 
 
 def test_name_and_too_few_steps_cannot_be_changed(tmp_path: Path) -> None:
-    layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
+    layout = stop_at(tmp_path / "run", "4 rollout starts", **REDO)
     before = fake_recipe(**REDO)
     with pytest.raises(RecipeError, match="`name` is `other`, but this run is `fake`: a run keeps its name"):
         adopt(claim(layout), before.model_copy(update={"name": "other"}))
@@ -323,7 +309,7 @@ def test_resume_plan_refuses_the_same_changes_as_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, code: int, says: str
 ) -> None:
     tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
-    layout = stopped_at(tmp_path / "run", "4 actor_update starts", **tables)
+    layout = stop_at(tmp_path / "run", "4 actor_update starts", **tables)
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
     assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
     assert says in capsys.readouterr().err
@@ -334,7 +320,7 @@ def test_fixed_keys_are_refused_before_libraries_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int
 ) -> None:
     tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
-    layout = stopped_at(tmp_path / "run", "4 actor_update starts", **tables)
+    layout = stop_at(tmp_path / "run", "4 actor_update starts", **tables)
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
     monkeypatch.delattr("ppoctl.cli.resume.loading")
     assert app(["resume", str(layout.root), "--set", key]) == code

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play
+from fakes.job import PPO_STEP_FUNCTIONS, StopError, open_run, play, stopping_at
 from fakes.step_functions import TWO_ROUNDS
 from ppoctl.algorithm.trace import trace
 from ppoctl.batch.sealed_json import sealed_line
@@ -30,7 +30,6 @@ from ppoctl.wire.sources import (
     weights_and_configs,
 )
 from rewards.reward_models import QUICKSTART, reward_model
-from store.conftest import StopError
 
 
 def made(root: Path, **facts: Any) -> RunPaths:
@@ -60,13 +59,9 @@ def test_run_that_never_began_is_replaceable_unless_submitted(tmp_path: Path) ->
 def test_run_with_only_untrained_rollouts_is_recognized(
     tmp_path: Path, command: str, moment: str, only: bool
 ) -> None:
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise StopError
-
     layout = made(tmp_path / "run", command=command)
     with pytest.raises(StopError):
-        run(open_run(layout.root, fake_recipe(), Witness(act=act)).job)
+        run(open_run(layout.root, fake_recipe(), stopping_at(moment)).job)
     assert holds_only_rollouts(layout) == only
 
 

@@ -12,7 +12,7 @@ from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.runs import new_run, session
-from ppoctl.runs.resource_errors import out_of_memory
+from ppoctl.runs.resources import out_of_memory
 from ppoctl.store.journal import read_lines
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths

@@ -8,10 +8,9 @@ from fakes.components import fake_recipe
 from ppoctl.errors import RecipeError
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.run_recipe import is_edited, recipe_of
+from ppoctl.runs.run_recipe import as_recorded, is_edited, recipe_of
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.outlines import as_recorded
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play
+from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play, stop_at
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
 from ppoctl.runs.new_run import is_replaceable
@@ -18,7 +18,7 @@ from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
-from store.conftest import stop_at, working
+from store.conftest import working
 
 
 def started(paths: RunPaths, pid: int, *, host: str = "", at: float | None = None) -> None:

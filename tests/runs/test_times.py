@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.clock import Clock
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Stops
 from ppoctl.batch.records import Rollouts, State
@@ -14,6 +15,7 @@ from ppoctl.clock import WORK
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import run
 from ppoctl.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
@@ -21,19 +23,10 @@ from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.run_context import RunHooks, assemble
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
 """Eight samples a step."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class SlowGenerator(BigramGenerator):

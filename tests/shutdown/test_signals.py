@@ -13,6 +13,7 @@ from textwrap import dedent
 
 import pytest
 
+from fakes.clock import Clock
 from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PpoctlError, PreemptedError
 from ppoctl.shutdown.signals import SignalGate, signal_gate
 from ppoctl.shutdown.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
@@ -171,16 +172,6 @@ except PpoctlError as error:
     sys.exit(int(error.exit_code))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 75
-
-
-class Clock:
-    """Unix seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def in_a_job(**more: object) -> TimeLeft:

@@ -24,7 +24,7 @@ from ppoctl.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, Sam
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.evaluate import EvaluateStage
-from ppoctl.stages.generation import SampleGeneration
+from ppoctl.stages.generation import OnProgress, SampleGeneration
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
 from ppoctl.stages.values import ValuesStage
@@ -112,6 +112,20 @@ def unwatched(done: int, total: int, tokens: int) -> None:
     """Do nothing."""
 
 
+def rollout_stage(
+    finished: object, *, models: object = None, fingerprint: str = "", progress: OnProgress = unwatched
+) -> RolloutStage:
+    """Return the stage with this finished-samples port, one sample per prompt."""
+    return RolloutStage(
+        models=cast(Any, models or stub_models.Models()),
+        generation=SampleGeneration(Recorder(), cast(Any, finished), Stops(), progress),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=1,
+        seed=3,
+        fingerprint=fingerprint,
+    )
+
+
 class Replayed(stub_models.Models):
     """An actor that was replayed twice, inexactly."""
 
@@ -128,16 +142,7 @@ class Replayed(stub_models.Models):
 def test_new_samples_record_state_id_of_replayed_actor(finished: tuple[str, ...], stamps: list[str]) -> None:
     """The state id is not requested if no sample is missing: the request would load the actor for nothing."""
     models, progress = Replayed(), []
-    stage = RolloutStage(
-        models=cast(Any, models),
-        generation=SampleGeneration(
-            Recorder(), cast(Any, Some(finished)), Stops(), lambda *counts: progress.append(counts)
-        ),
-        params=SamplingParams(1.0, 4),
-        samples_per_prompt=1,
-        seed=3,
-        fingerprint="",
-    )
+    stage = rollout_stage(Some(finished), models=models, progress=lambda *counts: progress.append(counts))
     assert stage.run(ACTOR, prompts()).stamps == stamps
     assert models.num_calls == 2 - len(finished)
     # Loaded samples count as done, but their tokens do not: they were not generated in this attempt.
@@ -148,15 +153,7 @@ def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
     keys = Keys()
 
     def generate(state: State, step_prompts: Prompts, fingerprint: str) -> None:
-        stage = RolloutStage(
-            models=cast(Any, stub_models.Models()),
-            generation=SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched),
-            params=SamplingParams(1.0, 4),
-            samples_per_prompt=1,
-            seed=3,
-            fingerprint=fingerprint,
-        )
-        stage.run(state, step_prompts)
+        rollout_stage(keys, fingerprint=fingerprint).run(state, step_prompts)
 
     generate(ACTOR, prompts(), "keys")
     generate(ACTOR, prompts(), "keys")
@@ -168,14 +165,7 @@ def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
 
 
 def test_rollout_of_loaded_samples_reports_zero_generation_time() -> None:
-    stage = RolloutStage(
-        models=cast(Any, stub_models.Models()),
-        generation=SampleGeneration(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
-        params=SamplingParams(1.0, 4),
-        samples_per_prompt=1,
-        seed=3,
-        fingerprint="",
-    )
+    stage = rollout_stage(Some(("a#0", "b#0")))
     assert stage.run(ACTOR, prompts()).drawing == (0, 0.0)
 
 
@@ -274,12 +264,17 @@ def advantages(**changes: Any) -> AdvantagesStage:
     return AdvantagesStage(**{**keys, **changes})
 
 
-GATHERED = (stub_models.rollouts(), stub_models.rewards(), stub_models.values(), stub_models.logprobs(), Carry(0.0))
+def gathered(value: float = 0.0, **logprobs: Any) -> tuple[Any, ...]:
+    """Return the inputs of the advantages; the critic predicts `value` everywhere."""
+    values = stub_models.values(torch.full((2, 3), value) * stub_models.MASK)
+    return stub_models.rollouts(), stub_models.rewards(), values, stub_models.logprobs(**logprobs), Carry(0.0)
+
+
+GATHERED = gathered()
 
 
 def test_discounted_returns_and_advantages_by_hand() -> None:
-    ones = torch.ones(2, 3) * stub_models.MASK
-    inputs = (*GATHERED[:2], stub_models.values(ones), *GATHERED[3:])
+    inputs = gathered(1.0)
     found = advantages(gamma=0.5).run(*inputs)
     FLOAT32.check(found.returns, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
     FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, 0.0, 1.0]]))
@@ -289,8 +284,7 @@ def test_discounted_returns_and_advantages_by_hand() -> None:
 
 
 def test_critic_returns_may_use_separate_lambda() -> None:
-    ones = torch.ones(2, 3) * stub_models.MASK
-    inputs = (*GATHERED[:2], stub_models.values(ones), *GATHERED[3:])
+    inputs = gathered(1.0)
     # Row 0, policy (lambda 0): -V + V' = 0, 1 - 1 = 0. Critic (lambda 1): all returns are the reward.
     found = advantages(estimator=Gae(1.0, 0.0, 1.0, None)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
@@ -302,8 +296,7 @@ def test_critic_returns_may_use_separate_lambda() -> None:
 
 
 def test_length_adaptive_lambda_applies_only_to_policy() -> None:
-    ones = torch.ones(2, 3) * stub_models.MASK
-    inputs = (*GATHERED[:2], stub_models.values(ones), *GATHERED[3:])
+    inputs = gathered(1.0)
     # alpha 1: lambda 1 - 1/2 and 1 - 1/3. Row 1: A2 = 2 - 1 = 1, A1 = 0 + 2/3, A0 = 4/9; row 0 has no error.
     found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [4 / 9, 2 / 3, 1.0]]))
@@ -316,8 +309,7 @@ def test_length_adaptive_lambda_applies_only_to_policy() -> None:
 
 
 def test_monte_carlo_ignores_critic_values() -> None:
-    nines = torch.full((2, 3), 9.0) * stub_models.MASK
-    inputs = (*GATHERED[:2], stub_models.values(nines), *GATHERED[3:])
+    inputs = gathered(9.0)
     found = advantages(estimator=MonteCarlo(0.5)).run(*inputs)
     for grid in (found.advantages, found.returns):
         FLOAT32.check(grid, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
@@ -365,8 +357,8 @@ def test_missing_bootstrap_values_raise() -> None:
 
 def test_filter_masks_truncated_responses_in_advantages() -> None:
     penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
-    gathered = (stub_models.rollouts(finish=CUT), *GATHERED[1:])
-    found = advantages(truncated="filter", whitened=True, penalty=penalty).run(*gathered)
+    cut = (stub_models.rollouts(finish=CUT), *GATHERED[1:])
+    found = advantages(truncated="filter", whitened=True, penalty=penalty).run(*cut)
     assert found.mask.tolist() == [[True, True, False], [False, False, False]]
     for grid in (found.advantages, found.returns, found.token_rewards):
         assert grid[0].any()
@@ -469,12 +461,7 @@ def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
 def test_trained_sequence_and_token_counts_accumulate() -> None:
     # Two tokens and three; without a score the second response is not trained on.
     for outcomes, seqs, tokens in (((0, 0), 2, 5), ((0, 2), 1, 2)):
-        inputs = (
-            stub_models.rollouts(),
-            stub_models.rewards(1.0, 0.0, outcomes=outcomes),
-            stub_models.values(),
-            stub_models.logprobs(),
-        )
+        inputs = (GATHERED[0], stub_models.rewards(1.0, 0.0, outcomes=outcomes), *GATHERED[2:-1])
         found = advantages().run(*inputs, Carry(trained_seqs=7.0, trained_tokens=90.0))
         assert (found.carry.trained_seqs, found.carry.trained_tokens) == (7 + seqs, 90 + tokens)
         assert found.metrics()["trained/seqs"] == 7 + seqs
@@ -496,17 +483,10 @@ def test_loss_penalty_is_not_in_token_rewards() -> None:
 
 
 def test_kl_penalty_without_reference_logprobs_raises() -> None:
-    gathered = (
-        stub_models.rollouts(),
-        stub_models.rewards(),
-        stub_models.values(),
-        stub_models.logprobs(reference=None),
-        Carry(0.0),
-    )
     for place in ("reward", "loss"):
         penalty = KlPenalty(place=place, estimator="k2", coef=0.1)
         with pytest.raises(AssertionError, match="the reference's log-probs, which were not computed"):
-            advantages(penalty=penalty).run(*gathered)
+            advantages(penalty=penalty).run(*gathered(reference=None))
 
 
 def test_whitening_is_optional_and_reports_raw_metrics() -> None:

@@ -10,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fakes.components import fake_recipe
-from fakes.job import PPO_STEP_FUNCTIONS, Witness, play
+from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import RunPaths
 
 Disk = Callable[[int], AbstractContextManager[None]]
-
-
-class StopError(Exception):
-    """Raised to end a run at the point that a test chose."""
 
 
 @pytest.fixture
@@ -72,18 +67,6 @@ class Stale(RunPaths):
 def working(paths: RunPaths, number: int) -> Attempt:
     """Return an attempt that was claimed earlier, as its process has it."""
     return Attempt(paths, number, next(paths.drafts(number).iterdir()).name)
-
-
-def stop_at(root: Path, moment: str, **tables: object) -> RunPaths:
-    """Run until this moment, then stop."""
-
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise StopError
-
-    with pytest.raises(StopError):
-        play(root, fake_recipe(**tables), Witness(act=act))
-    return RunPaths(root)
 
 
 def a_manifest(**changes: object) -> Manifest:

@@ -15,17 +15,13 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, play
+from fakes.job import StopError, play, stopping_at
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.run_paths import FORMAT
 
 FOLDER = Path(__file__).parent / f"format-{FORMAT}"
 STOPS = {"finished": "", "stopped in mid-step": "3 actor_update starts"}
 """Name -> the moment at which the run was stopped; "": not stopped."""
-
-
-class StopError(Exception):
-    """Raised to end a run at its moment."""
 
 
 def recipe(*, steps: int = 3) -> Recipe:
@@ -52,12 +48,8 @@ def bring(name: str, folder: Path) -> Path:
 
 
 def _make(name: str, folder: Path) -> None:
-    def act(number: int, moment: str) -> None:
-        if moment == STOPS[name]:
-            raise StopError
-
     try:
-        play(folder / "run", recipe(), Witness(act=act))
+        play(folder / "run", recipe(), stopping_at(STOPS[name]))
     except StopError:
         assert STOPS[name]
     FOLDER.mkdir(exist_ok=True)

@@ -15,8 +15,7 @@ from fakes.job import play
 from ppoctl.cli.app import run
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store import eval_samples
-from ppoctl.store.compare_evaluations import compare_evaluations
-from ppoctl.store.paired import paired
+from ppoctl.store.compare_evaluations import compare_evaluations, paired
 from ppoctl.store.run_paths import RunPaths
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import play, result, saved_checkpoints
+from fakes.job import play, result, saved_checkpoints, stop_at
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
 from ppoctl.store.discard import repair, roll_back
 from ppoctl.store.journal import REPAIRED, read_lines
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
-from store.conftest import stop_at
 
 SAVES = {
     # States of step 3 only: without them the run starts over, from the recorded stages.

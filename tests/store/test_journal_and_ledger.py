@@ -9,7 +9,7 @@ from shutil import copytree, rmtree
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play, result
+from fakes.job import Witness, open_run, play, result, stop_at
 from ppoctl.batch.records import Rewards, Rollouts
 from ppoctl.batch.scores import REWARD_OUTCOMES
 from ppoctl.batch.sealed_json import sealed_line
@@ -21,7 +21,7 @@ from ppoctl.store.journal import NEWEST, Journal, JournalEvent, events, read_lin
 from ppoctl.store.ledger import Ledger, whole_blocks
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from store.conftest import a_manifest, stop_at, working
+from store.conftest import a_manifest, working
 
 REDO = {"checkpoint": {"every_steps": 5}}
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from fakes.components import BigramGenerator, fake_components, fake_recipe
-from fakes.job import Witness, open_run, result
+from fakes.job import StopError, Witness, open_run, result, stopping_at
 from ppoctl.batch.records import Rewards
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import run
@@ -19,7 +19,6 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from store.conftest import StopError
 
 RECIPE = {"steps": 2, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 0, "at_start": False}}
 EVALUATED = 4 + 4 * 1
@@ -70,14 +69,6 @@ def go(root: Path, witness: Witness) -> tuple[TokenScorer, BigramGenerator, list
     with suppress(StopError):
         run(wiring.job)
     return scorer, generator, at_request
-
-
-def stopping_at(moment: str) -> Witness:
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise StopError
-
-    return Witness(act=act)
 
 
 def test_each_response_is_scored_once_right_after_generation(tmp_path: Path) -> None:

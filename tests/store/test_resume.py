@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fakes.components import BigramGenerator, EvenScorer, fake_components, fake_recipe
-from fakes.job import BuiltStages, Stops, Witness, open_run, play, result
+from fakes.job import BuiltStages, StopError, Stops, Witness, open_run, play, result, stop_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.cli.app import run as run_command
@@ -28,7 +28,6 @@ from ppoctl.store.discard import repair
 from ppoctl.store.finished_samples import FinishedSampleFiles, decoded
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from store.conftest import StopError, stop_at
 
 REDO = {"checkpoint": {"every_steps": 5}}
 ONE = SampleSetKey(1, "rollout", "one")

@@ -12,7 +12,7 @@ import pytest
 
 from fakes.bigram import BigramTrainer
 from fakes.components import fake_recipe
-from fakes.job import Wiring, Witness, open_run, play, result, saved_checkpoints
+from fakes.job import Wiring, Witness, open_run, play, result, saved_checkpoints, stop_at
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
@@ -24,7 +24,6 @@ from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.store.states import Recorded, saved_state
-from store.conftest import stop_at
 
 EVERY_SECOND = {"checkpoint": {"every_steps": 2, "asynchronous": False}, "steps": 4}
 WARMED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}

@@ -11,7 +11,7 @@ import pytest
 
 from fakes.bigram import BigramSaving
 from fakes.components import fake_recipe
-from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints
+from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints, stop_at
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import HealthStopError, PreemptedError, StorageError
 from ppoctl.loop.run import run
@@ -19,7 +19,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from store.conftest import a_manifest, stop_at, working
+from store.conftest import a_manifest, working
 
 STEPS = 5
 LOOKS = (1, 4, inf)

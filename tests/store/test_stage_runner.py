@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play
+from fakes.job import Witness, open_run, play, stop_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.batch.sealed_json import seal, unseal
@@ -24,25 +24,13 @@ from ppoctl.store.discard import repair
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import FORMAT, MANIFEST, RunPaths
-from store.conftest import stop_at
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
 
 
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("stopped") / "run"
-
-    class StopError(Exception):
-        pass
-
-    def act(number: int, name: str) -> None:
-        if name == "3 actor_update starts":
-            raise StopError
-
-    with pytest.raises(StopError):
-        play(root, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
-    return root
+    return stop_at(tmp_path_factory.mktemp("stopped") / "run", "3 actor_update starts", **SAVES_AT_THE_END).root
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.bigram import BigramTrainer
 from fakes.components import fake_recipe
-from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints
+from fakes.job import StopError, Stops, Witness, open_run, play, result, saved_checkpoints, stop_at, stopping_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError, StorageError
@@ -22,25 +22,12 @@ from ppoctl.store.states import largest_gap
 EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
 
 
-class StopError(Exception):
-    """Raised to end a run at the point that a test chose."""
-
-
-def stop_at(moment: str) -> Witness:
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise StopError
-
-    return Witness(act=act)
-
-
 def trainers(wiring: object) -> dict[str, BigramTrainer]:
     return cast(dict[str, BigramTrainer], wiring.job.states.engines)  # type: ignore[attr-defined]
 
 
 def test_resume_loads_the_nearest_state_and_replays_the_rest(tmp_path: Path) -> None:
-    with pytest.raises(StopError):
-        play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
+    stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
     witness = Witness()
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), witness)
     assert start_point(wiring.job)[0] == 2
@@ -61,8 +48,7 @@ def test_resident_state_is_not_loaded_again(tmp_path: Path) -> None:
 
 
 def test_replay_with_other_metrics_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StopError):
-        play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
+    stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
     actor = trainers(wiring)["actor"]
     load = actor.load
@@ -77,8 +63,7 @@ def test_replay_with_other_metrics_is_refused(tmp_path: Path) -> None:
 
 
 def test_replay_with_rounding_differences_is_counted(tmp_path: Path) -> None:
-    with pytest.raises(StopError):
-        play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
+    stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
     actor = trainers(wiring)["actor"]
     load = actor.load
@@ -184,8 +169,7 @@ def test_unchanged_actor_states_are_hard_links(tmp_path: Path, warmup: dict[str,
 def test_unchanged_actor_is_saved_again_for_another_layout(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     tables = {"steps": 3, "checkpoint": {"keep_last": 3, "asynchronous": False}, "ppo": ppo}
-    with pytest.raises(StopError):
-        play(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
+    stop_at(tmp_path / "run", "2 rollout starts", **tables)
     again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": 2}})
     play(tmp_path / "run", again)
     paths = RunPaths(tmp_path / "run")
@@ -199,7 +183,7 @@ def test_unchanged_actor_is_saved_again_for_another_layout(tmp_path: Path) -> No
 def test_state_of_an_uncommitted_update_is_not_kept(tmp_path: Path) -> None:
     """The critic is trained, but its record is not written: the next attempt trains it again."""
     tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
-    wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 critic_update writing"))
+    wiring = open_run(tmp_path / "run", fake_recipe(**tables), stopping_at("2 critic_update writing"))
     with pytest.raises(StopError):
         run(wiring.job)
     assert wiring.job.states.keep_residents() == ["actor"]
@@ -211,7 +195,7 @@ def test_state_of_an_uncommitted_update_is_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shards", "replayed"), [(1, []), (2, ["actor", "critic"])])
 def test_at_stop_states_load_only_under_the_same_layout(tmp_path: Path, shards: int, replayed: list[str]) -> None:
     tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
-    wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
+    wiring = open_run(tmp_path / "run", fake_recipe(**tables), stopping_at("2 rollout starts"))
     with pytest.raises(StopError):
         run(wiring.job)
     assert wiring.job.states.keep_residents() == ["actor", "critic"]
@@ -238,8 +222,7 @@ def test_late_saved_state_has_the_ledger_size_of_its_step(tmp_path: Path) -> Non
     ledger_sizes = []
     for lost in (False, True):
         paths = RunPaths(tmp_path / f"lost {lost}")
-        with pytest.raises(StopError):
-            play(paths.root, fake_recipe(**EVERY_SECOND), stop_at("4 reward starts"))
+        stop_at(paths.root, "4 reward starts", **EVERY_SECOND)
         for role in ("actor", "critic") if lost else ():
             shutil.rmtree(paths.state(role, 2))
         play(paths.root, fake_recipe(**EVERY_SECOND))

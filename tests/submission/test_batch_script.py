@@ -36,6 +36,14 @@ def started(text: str, folder: Path, **environ: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(["bash", str(file)], env=there, stdout=subprocess.PIPE, text=True, cwd=folder.parent)
 
 
+def ready(folder: Path) -> "subprocess.Popen[str]":
+    """Start the script, and wait until its command is ready."""
+    job = started(script(folder), folder)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    return job
+
+
 def in_queue(
     programs: Programs, folder: Path, *, restart: int = 0, now: str | None = None, reason: str = "None"
 ) -> None:
@@ -216,9 +224,7 @@ def test_signal_is_passed_to_the_command(
 ) -> None:
     programs.make("work", LISTENS.format(name=name))
     in_queue(programs, tmp_path / "run", reason=reason)
-    job = started(script(tmp_path / "run"), tmp_path / "run")
-    assert job.stdout is not None
-    assert job.stdout.readline() == "ready\n"
+    job = ready(tmp_path / "run")
     job.send_signal(getattr(signal, f"SIG{name}"))
     assert f"told {name}\n" in job.communicate(timeout=20)[0]
     assert job.returncode == 75
@@ -229,9 +235,7 @@ def test_signal_is_passed_to_the_command(
 def test_later_warning_during_shutdown_changes_nothing(tmp_path: Path, programs: Programs) -> None:
     programs.make("work", "trap : TERM USR1; echo ready; for n in {1..30}; do sleep 0.05; done; exit 75")
     in_queue(programs, tmp_path / "run")
-    job = started(script(tmp_path / "run"), tmp_path / "run")
-    assert job.stdout is not None
-    assert job.stdout.readline() == "ready\n"
+    job = ready(tmp_path / "run")
     job.send_signal(signal.SIGTERM)
     time.sleep(0.3)  # until the shell has received it: two at once arrive in any order
     job.send_signal(signal.SIGUSR1)
@@ -243,13 +247,13 @@ def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Prog
     programs.make("work", "trap 'exit 75' USR1; for n in {1..200}; do sleep 0.05; done")
     in_queue(programs, tmp_path / "run")
     text = script(tmp_path / "run")
-    ready = "trap 'forward TERM' TERM\n"
+    last_trap = "trap 'forward TERM' TERM\n"
     jobs = []
     for moment in range(20):
         after = (
             f"kill -s USR1 $$\nsleep 0.0{moment}\n" if moment < 2 else f"(sleep 0.0{moment:02d}; kill -s USR1 $$) &\n"
         )
-        jobs.append(started(text.replace(ready, ready + after), tmp_path / "run"))
+        jobs.append(started(text.replace(last_trap, last_trap + after), tmp_path / "run"))
         time.sleep(0.05)
     for job in jobs:
         job.communicate(timeout=8)
@@ -259,9 +263,7 @@ def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Prog
 def test_script_waits_for_a_command_that_finishes_after_a_signal(tmp_path: Path, programs: Programs) -> None:
     """Bash leaves its `wait` at every signal; the command's own exit code counts."""
     programs.make("work", "trap 'n=$((n+1)); [ $n -lt 2 ] || exit 0' USR1; echo ready; while :; do sleep 0.05; done")
-    job = started(script(tmp_path / "run"), tmp_path / "run")
-    assert job.stdout is not None
-    assert job.stdout.readline() == "ready\n"
+    job = ready(tmp_path / "run")
     job.send_signal(signal.SIGUSR1)
     time.sleep(0.3)  # a shell that ends on the first signal would be gone
     assert job.poll() is None
@@ -273,9 +275,7 @@ def test_script_waits_for_a_command_that_finishes_after_a_signal(tmp_path: Path,
 def test_command_ended_by_an_unhandled_signal_is_requeued(tmp_path: Path, programs: Programs) -> None:
     programs.make("work", "echo ready; exec sleep 30")
     in_queue(programs, tmp_path / "run")
-    job = started(script(tmp_path / "run"), tmp_path / "run")
-    assert job.stdout is not None
-    assert job.stdout.readline() == "ready\n"
+    job = ready(tmp_path / "run")
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)
     assert job.returncode == 75

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from fakes.clock import Clock
 from ppoctl.activity import Activities, preparing, track_items
 from ppoctl.clock import WorkClock, duration
 from ppoctl.tracking.console import RunConsole
@@ -20,14 +21,6 @@ from ppoctl.tracking.view import Progress, RunView, number, sparkline
 
 def actor_last(step: int) -> str:
     return "actor_update"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Terminal(io.StringIO):

@@ -17,8 +17,7 @@ from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
-from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
 from ppoctl.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.mlflow_run import Address, Marker, MirrorTarget
 from ppoctl.tracking.mlflow_tables import MOST_OF_TRAINING
@@ -332,9 +331,9 @@ import os, signal, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from tracking_lab import SETTINGS, Mlflow, RunDir
-from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mirror import MirrorHooks
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mirror import MirrorHooks
 from ppoctl.tracking.mirror import MlflowMirror, MirrorIntervals
 
 run = RunDir(Path({runs!r}))

@@ -24,8 +24,7 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
-from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
-from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
 from ppoctl.tracking.mlflow_run import MlflowRun, address_of
 from ppoctl.tracking.mlflow_tables import (
     MOST_OF_TRAINING,

@@ -15,11 +15,11 @@ from ppoctl.errors import CorruptArtifactError, EnvironmentProblemError, RecipeE
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run
-from ppoctl.runs.resume_checks import require_same_run
+from ppoctl.runs.changed_settings import require_same_run
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import COMPANIONS, companions_of, model_digests, require_same_sources
 
 

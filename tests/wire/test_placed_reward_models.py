@@ -13,10 +13,10 @@ from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loading.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.changed_settings import change
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import place_roles
-from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
 from rewards.reward_models import QUICKSTART, reward_model
 

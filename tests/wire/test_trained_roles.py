@@ -21,11 +21,10 @@ from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
 from ppoctl.runs import staging
 from ppoctl.runs.changed_settings import change
-from ppoctl.runs.run_recipe import recipe_of
+from ppoctl.runs.run_recipe import as_recorded, recipe_of
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import build_engines, place_roles, source_digest
-from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import COMPANIONS, model_digests
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"

@@ -38,8 +38,7 @@ class Run:
         """Recipe of the newest steps, with the value of every key."""
         from ppoctl.store import run_dir
 
-        recipes = run_dir.recipes(self.layout)
-        return recipes[max(recipes)]
+        return run_dir.newest_recipe(self.layout)
 
     @property
     def facts(self) -> dict[str, Any]:

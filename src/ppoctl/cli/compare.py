@@ -132,8 +132,7 @@ def _differences(left: "RunPaths", right: "RunPaths") -> Differences:
     from ppoctl.store.journal import read_lines
 
     facts = [run_dir.facts(paths) for paths in (left, right)]
-    recorded = [run_dir.recipes(paths) for paths in (left, right)]
-    recipes = [from_resolved(by_step[max(by_step)]) for by_step in recorded]
+    recipes = [from_resolved(run_dir.newest_recipe(paths)) for paths in (left, right)]
     series = [history(read_lines(paths.journal)) for paths in (left, right)]
     names = {name: None for each in series for name in (*key_figures(each).values(), *filter(_is_mean_of_set, each))}
     return Differences(

@@ -118,7 +118,7 @@ def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bo
 
     Raises the errors of `require_same_run` and `require_disk_space`.
     """
-    from ppoctl.runs.resume_checks import require_same_run
+    from ppoctl.runs.changed_settings import require_same_run
     from ppoctl.runs.run_recipe import recipe_of
 
     recipe = recipe_of(paths, sets)

@@ -144,7 +144,7 @@ def _result_if_done(paths: "RunPaths") -> "RunResult | None":
     Raises StorageError if artifacts of the run are missing or corrupt.
     """
     from ppoctl.loop.expectations import RunResult, check_expectations
-    from ppoctl.runs.run_recipe import is_edited, recorded_recipes
+    from ppoctl.runs.run_recipe import is_edited, newest_recorded
     from ppoctl.store.jobs import longer_command
     from ppoctl.store.journal import read_lines
     from ppoctl.store.liveness import EARLY_END, attempts
@@ -157,8 +157,7 @@ def _result_if_done(paths: "RunPaths") -> "RunResult | None":
     if is_edited(paths):
         return None
     plan_resume(paths).require_intact(paths)
-    recorded = recorded_recipes(paths)
-    recipe = recorded[max(recorded)]
+    recipe = newest_recorded(paths)
     early = newest.get(EARLY_END)
     done = "all steps are done" if early is None else f"`[until]` ended the run, {early}"
     # An unmet run ends with an error whose hint is the same command.
@@ -204,9 +203,11 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
 
     change = None
     if sets:
-        from ppoctl.runs import commands
+        from ppoctl.runs.changed_settings import change as change_of
+        from ppoctl.runs.run_recipe import recipe_of
 
-        change = commands.planned_change(run, sets)
+        resolved = RunPaths(run.resolve())
+        change = change_of(resolved, recipe_of(resolved, sets))
     to_come = _to_come(table, change.steps if change else _last_step(RunPaths(run)))
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
@@ -225,11 +226,10 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
 
 def _last_step(paths: "RunPaths") -> int:
     """Return the last step of the run with its recorded recipe."""
-    from ppoctl.runs.resume_checks import last_step
-    from ppoctl.runs.run_recipe import recorded_recipes
+    from ppoctl.runs.changed_settings import last_step
+    from ppoctl.runs.run_recipe import newest_recorded
 
-    recorded = recorded_recipes(paths)
-    return last_step(paths, recorded[max(recorded)])
+    return last_step(paths, newest_recorded(paths))
 
 
 def _to_come(table: "ResumePlan", steps: int) -> range:

@@ -105,8 +105,7 @@ def _tracking(run: Path) -> "MlflowTracking | None":
     paths = RunPaths(run)
     try:
         run_dir.facts(paths)
-        recipes = run_dir.recipes(paths)
-        tracking = from_resolved(recipes[max(recipes)]).tracking
+        tracking = from_resolved(run_dir.newest_recipe(paths)).tracking
     except PpoctlError as error:
         raise StorageError(
             f"the MLflow settings of run `{run}` cannot be read: {error.message}",

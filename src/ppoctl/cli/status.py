@@ -164,10 +164,9 @@ def _jobs(facts: "RunFacts", snapshot: "SlurmSnapshot") -> list[dict[str, Any]]:
 
 def _expectation_results(paths: "RunPaths", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
     """Return the results of `[expect]`. Call it only when all steps are done: earlier values are not final."""
-    from ppoctl.store.run_dir import recipes
+    from ppoctl.store.run_dir import newest_recipe
 
-    by_step = recipes(paths)
-    expect = by_step[max(by_step)]["expect"]
+    expect = newest_recipe(paths)["expect"]
     if not expect:
         return []
     from ppoctl.loop.expectations import check_expectations

@@ -135,10 +135,9 @@ def print_script(recipe: "Recipe", runs: Path) -> None:
 def _require_unchanged(paths: "RunPaths", recipe: "Recipe") -> None:
     from ppoctl.loading.explain import as_toml
     from ppoctl.recipe.fingerprint import differences
-    from ppoctl.runs.run_recipe import recorded_recipes
+    from ppoctl.runs.run_recipe import newest_recorded
 
-    recipes = recorded_recipes(paths)
-    if changed := differences(recipes[max(recipes)], recipe):
+    if changed := differences(newest_recorded(paths), recipe):
         key, _, value = changed[0]
         raise RecipeError(
             f"run `{paths.root}` was recorded with another `{key}`; a job continues with the recorded value",

@@ -16,8 +16,7 @@ def track(run: RunArgument, json: JsonOption = False) -> None:
 
     paths = RunPaths(run)
     run_dir.facts(paths)
-    recipes = run_dir.recipes(paths)
-    tracking = from_resolved(recipes[max(recipes)]).tracking
+    tracking = from_resolved(run_dir.newest_recipe(paths)).tracking
     if not isinstance(tracking, MlflowTracking):
         raise RecipeError(
             f'run `{run}` has `tracking.kind = "none"`',

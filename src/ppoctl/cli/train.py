@@ -1,6 +1,5 @@
 """`ppoctl train` and `ppoctl rollout`: start a run from a recipe."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,20 +50,16 @@ def train(
         return
     with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
-        _require_new_or_resumable(runs / loaded.recipe.name, or_resume=or_resume)
+        from ppoctl.runs.new_run import require_way
+        from ppoctl.store.run_paths import RunPaths
+
+        require_way(RunPaths(runs / loaded.recipe.name), or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
                 from ppoctl.runs import commands
 
             ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
-
-
-def _require_new_or_resumable(run: Path, *, or_resume: bool) -> None:
-    from ppoctl.runs.new_run import require_way
-    from ppoctl.store.run_paths import RunPaths
-
-    require_way(RunPaths(run), or_resume=or_resume)
 
 
 def rollout(

@@ -8,7 +8,7 @@ from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.model.cost import count_parameters
 from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
-from ppoctl.plan.shapes import shapes_of
+from ppoctl.plan.sizes import shapes_of
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, head_of

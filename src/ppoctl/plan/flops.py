@@ -21,8 +21,7 @@ from ppoctl.plan.memory.parameters import (
     trunk_end,
     value_head_parameters,
 )
-from ppoctl.plan.rows import stage_rows
-from ppoctl.plan.shapes import shapes_of
+from ppoctl.plan.sizes import shapes_of, stage_rows
 from ppoctl.recipe import sizes
 from ppoctl.recipe.role_model import trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE, head_of

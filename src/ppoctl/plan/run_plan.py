@@ -18,8 +18,7 @@ from ppoctl.plan.algorithm import algorithm, reward_steps
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
-from ppoctl.plan.microbatches import microbatches
-from ppoctl.plan.rows import stage_rows
+from ppoctl.plan.sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates

@@ -67,7 +67,6 @@ def _recipe_of(origin: SavedBy | None) -> Recipe | None:
     if origin is None or origin.run is None:
         return None
     try:
-        by_step = run_dir.recipes(RunPaths(Path(origin.run)))
-        return from_resolved(by_step[max(by_step)])
+        return from_resolved(run_dir.newest_recipe(RunPaths(Path(origin.run))))
     except PpoctlError:
         return None

@@ -10,7 +10,7 @@ from ppoctl.loading.rules.across_tables import violations
 from ppoctl.plan.fit.choices import changes
 from ppoctl.plan.fit.proposals import Proposals, propose
 from ppoctl.plan.memory.estimate import estimate_here
-from ppoctl.plan.shapes import shapes_of
+from ppoctl.plan.sizes import shapes_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 

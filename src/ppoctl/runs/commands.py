@@ -29,7 +29,8 @@ from ppoctl.runs.new_run import (
     create,
     generates_or_scores,
     holds_only_rollouts,
-    is_replaceable,
+    is_taken,
+    make_way,
     require_way,
 )
 from ppoctl.runs.run_recipe import recipe_of, recorded_recipes
@@ -55,18 +56,16 @@ def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, scre
     """Create the run and run it.
 
     An existing directory is an error, unless `or_resume` is set, the run contains only rollouts of `ppoctl rollout`
-    for the same recipe, or it can be replaced (`is_replaceable`).
+    for the same recipe, or it can be replaced (`new_run.is_replaceable`).
     """
     paths = RunPaths(runs / loaded.recipe.name)
-    if paths.root.exists() and not is_replaceable(paths):
-        require_way(paths, or_resume=or_resume)
-        return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths))
-    try:
-        return _begin(_new(paths, loaded, gate, screen), TRAIN, run)
-    except RunExistsError:
-        if not or_resume:
-            raise
-    # Another command created the run meanwhile.
+    require_way(paths, or_resume=or_resume)
+    if not is_taken(paths):
+        try:
+            return _begin(_new(paths, loaded, gate, screen), TRAIN, run)
+        except RunExistsError:  # another command created the run meanwhile
+            if not or_resume:
+                raise
     return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths))
 
 
@@ -90,8 +89,7 @@ def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> 
     paths, recipe = opening.paths, opening.recipe
     components, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(components):
-        if paths.root.exists() and is_replaceable(paths):
-            run_dir.remove(paths)
+        make_way(paths)
         create(paths, recipe, digests, command=command, known={"rows": components.rows, "written": opening.written})
     plan = ResumePlan(start=0, items=())
     opened = OpenedRun(paths, {1: recipe}, components, plan)
@@ -124,17 +122,10 @@ def resume(
     return _continue(Opening(paths, recipe_of(paths, sets), gate, screen), plan, do)
 
 
-def planned_change(root: Path, sets: Sequence[str]) -> changed_settings.Change | None:
-    """Return the changes that a resume with these keys would make; None: no change. Raises the errors that this
-    resume would raise."""
-    paths = RunPaths(root.resolve())
-    return changed_settings.change(paths, recipe_of(paths, sets))
-
-
 def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> RunResult:
     """Generate and score the rollouts of the next step, and stop. `train` continues from them."""
     paths = RunPaths(runs / loaded.recipe.name)
-    if not paths.root.exists() or is_replaceable(paths):
+    if not is_taken(paths):
         return _begin(_new(paths, loaded, gate, screen), ROLLOUT, _generate_and_score)
     if not holds_only_rollouts(paths):
         raise RunExistsError(

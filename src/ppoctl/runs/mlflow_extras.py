@@ -15,7 +15,7 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.liveness import ended_early
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
-from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mirror import MirrorHooks
 from ppoctl.tracking.mlflow_payloads import metric_name
 
 REPORT = "report.html"
@@ -43,8 +43,8 @@ def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
         records = StepRecords.read(paths, step, per_token=False)
     except (PpoctlError, OSError):  # retention may delete the records meanwhile
         return ()
-    recipes = run_dir.recipes(paths)
-    text, count = _text_of(recipes[max(recipes)]["model"]["path"]), min(SAMPLES_PER_STEP, records.num_seqs)
+    text = _text_of(run_dir.newest_recipe(paths)["model"]["path"])
+    count = min(SAMPLES_PER_STEP, records.num_seqs)
     rows = [number * records.num_seqs // count for number in range(count)]
     return [
         {
@@ -79,8 +79,7 @@ def contract_of(paths: RunPaths) -> dict[str, str]:
 
     The mapping is empty if the recipe has no expectations, or if the run has not ended.
     """
-    recipes = run_dir.recipes(paths)
-    recipe, lines = recipes[max(recipes)], read_lines(paths.journal)
+    recipe, lines = run_dir.newest_recipe(paths), read_lines(paths.journal)
     done = max((line["step"] for line in lines if "stage" in line), default=0)
     if done < recipe["steps"] and ended_early(lines) is None:
         return {}  # `ppoctl rollout` and a save also end without an error

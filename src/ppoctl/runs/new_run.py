@@ -14,6 +14,7 @@ from ppoctl.model.folder import model_folder
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.slurm.run_status import require_idle
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -22,7 +23,6 @@ from ppoctl.store.outline import outlines_of
 from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import saved_by
-from ppoctl.wire.outlines import as_recorded
 
 ROLLOUT = "rollout"
 TRAIN = "train"
@@ -64,11 +64,15 @@ def create(
 def make_way(paths: RunPaths) -> None:
     """Remove the directory of a run that never began. Raises RunExistsError if the name belongs to a run that must
     stay."""
-    if not paths.root.exists():
-        return
-    if not is_replaceable(paths):
+    if is_taken(paths):
         raise exists(paths)
-    run_dir.remove(paths)
+    if paths.root.exists():
+        run_dir.remove(paths)
+
+
+def is_taken(paths: RunPaths) -> bool:
+    """Whether the name belongs to a run that must stay. Raises the errors of `is_replaceable`."""
+    return paths.root.exists() and not is_replaceable(paths)
 
 
 def exists(paths: RunPaths) -> RunExistsError:
@@ -97,7 +101,7 @@ def is_replaceable(paths: RunPaths) -> bool:
 
 def require_way(paths: RunPaths, *, or_resume: bool) -> None:
     """Raise RunExistsError if `train` can neither start a run of this name nor continue it."""
-    if paths.root.exists() and not is_replaceable(paths) and not (or_resume or holds_only_rollouts(paths)):
+    if is_taken(paths) and not (or_resume or holds_only_rollouts(paths)):
         raise exists(paths)
 
 

@@ -2,13 +2,16 @@
 module does not import torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from ppoctl.algorithm.choose import StepFunctionAt, outlines, step_function_at
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.load import Loaded, examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
+from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -25,8 +28,7 @@ def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
     """
     file = paths.recipe_toml
     if not file.exists():
-        recorded = recorded_recipes(paths)
-        artifact.write_atomically(file, recipe_as_toml(recorded[max(recorded)]).encode("utf-8"))
+        artifact.write_atomically(file, recipe_as_toml(newest_recorded(paths)).encode("utf-8"))
     try:
         return load([file], sets, environ={})
     except RecipeError as error:
@@ -70,14 +72,23 @@ def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(paths).items()}
 
 
+def newest_recorded(paths: RunPaths) -> Recipe:
+    """Return the recorded recipe of the newest steps of a run."""
+    return from_resolved(run_dir.newest_recipe(paths))
+
+
+def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[str, Any]:
+    """Return the content of recipes/N.json: every key of the recipe with its value, and the outlines of the recipe's
+    steps."""
+    return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
+
+
 def is_edited(paths: RunPaths) -> bool:
     """Whether the recipe file of a run was changed since it was recorded.
 
     The texts are compared first: paths in the file may be relative, so equal recipes may have different values.
     """
-    recorded = recorded_recipes(paths)
-    newest = recorded[max(recorded)]
-    file = paths.recipe_toml
+    newest, file = newest_recorded(paths), paths.recipe_toml
     return file.exists() and file.read_text("utf-8") != recipe_as_toml(newest) and recipe_of(paths) != newest
 
 

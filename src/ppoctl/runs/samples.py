@@ -64,8 +64,7 @@ def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) 
     """Return these rows of a step's samples, in row order; without `rows`, return all samples. Raises RecipeError if
     the step has no rollouts or no such row."""
     records = StepRecords.read(paths, step)
-    recipes = run_dir.recipes(paths)
-    text = TokenText(recipes[max(recipes)]["model"]["path"])
+    text = TokenText(run_dir.newest_recipe(paths)["model"]["path"])
     wanted = range(records.num_seqs) if rows is None else list(rows)
     for row in wanted:
         require_row(row, records.num_seqs)

@@ -35,8 +35,7 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.runs import mlflow_extras
-from ppoctl.runs.resource_errors import add_what_to_do, out_of_memory
-from ppoctl.runs.resources import allotted, time_left
+from ppoctl.runs.resources import add_what_to_do, allotted, out_of_memory, time_left
 from ppoctl.shutdown.signals import SignalGate, signal_gate
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim

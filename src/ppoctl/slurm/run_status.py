@@ -13,7 +13,7 @@ from ppoctl.store import liveness
 from ppoctl.store.append import intact
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.outline import outlines_of
-from ppoctl.store.run_dir import recipes
+from ppoctl.store.run_dir import newest_recipe
 from ppoctl.store.run_paths import RunPaths
 
 ANSWER_S = 0.5
@@ -25,8 +25,7 @@ TAIL_BYTES = 16384
 
 def facts(paths: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
     """Return the facts from a run's folder; `lines` are its journal. Raises StorageError if a file cannot be read."""
-    outlines, recipe_by_start = outlines_of(paths), recipes(paths)
-    recipe = recipe_by_start[max(recipe_by_start)]
+    outlines, recipe = outlines_of(paths), newest_recipe(paths)
     attempts = liveness.attempts(lines)
     jobs = jobs_of.jobs(paths)
     stages = [line for line in lines if "stage" in line]

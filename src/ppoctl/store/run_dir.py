@@ -93,6 +93,12 @@ def recipes(paths: RunPaths) -> dict[int, dict[str, Any]]:
     }
 
 
+def newest_recipe(paths: RunPaths) -> dict[str, Any]:
+    """Return the resolved recipe of the newest steps. Raises the errors of `read_recorded`."""
+    by_start = recipes(paths)
+    return by_start[max(by_start)]
+
+
 def read_recorded(paths: RunPaths) -> dict[int, dict[str, Any]]:
     """Return the resolved recipes with their outlines, by the first step that they apply to.
 

@@ -102,13 +102,18 @@ class Before:
     score: float
 
 
-def means(rows: Iterable[SampleRow]) -> dict[Question, float]:
-    """Return the mean score of each prompt's samples; a prompt without a score is omitted."""
+def _scores(rows: Iterable[SampleRow]) -> dict[Question, list[float]]:
+    """Return the scores of each prompt's samples; a prompt without a score is omitted."""
     scores: dict[Question, list[float]] = {}
     for row in rows:
         if row.score is not None:
             scores.setdefault((row.set, row.prompt_id), []).append(row.score)
-    return {prompt: fmean(values) for prompt, values in scores.items()}
+    return scores
+
+
+def means(rows: Iterable[SampleRow]) -> dict[Question, float]:
+    """Return the mean score of each prompt's samples; a prompt without a score is omitted."""
+    return {prompt: fmean(values) for prompt, values in _scores(rows).items()}
 
 
 def flips(rows: Sequence[SampleRow], before: Mapping[Question, Before]) -> dict[Question, float]:
@@ -117,11 +122,7 @@ def flips(rows: Sequence[SampleRow], before: Mapping[Question, Before]) -> dict[
     The value is the larger of two numbers: the range of the scores of the prompt's samples, and the change of their
     mean since the earlier step.
     """
-    scores: dict[Question, list[float]] = {}
-    for row in rows:
-        if row.score is not None:
-            scores.setdefault((row.set, row.prompt_id), []).append(row.score)
-    ranges = {prompt: max(values) - min(values) for prompt, values in scores.items()}
+    ranges = {prompt: max(values) - min(values) for prompt, values in _scores(rows).items()}
     now = means(rows)
     return {
         prompt: max(value, abs(now[prompt] - before[prompt].score) if prompt in before else 0.0)

@@ -12,10 +12,11 @@ is the only source; the next try, the next attempt or `rebuild` sends them. Chil
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.machine.system_metrics import SystemMetrics
@@ -24,9 +25,32 @@ from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder, Sent
-from ppoctl.tracking.mirror_hooks import MirrorHooks
 from ppoctl.tracking.mlflow_payloads import Ending, ending
 from ppoctl.tracking.mlflow_run import Address, KeptRuns, MirrorTarget, MlflowRun, address_of
+
+
+def _silent(_: str) -> None:
+    """Ignore the message."""
+
+
+@dataclass(frozen=True)
+class MirrorHooks:
+    """Functions that a mirror calls from its own thread.
+
+    If `files` fails, the mirror reports it in one line; if `gpus` fails, the metrics are omitted.
+    """
+
+    notify: Callable[[str], None] = _silent
+    """Receives a message of one line."""
+    contract: Callable[[], Mapping[str, str]] = dict
+    """Returns the tags with the result of `[expect]`, for a run that finished all steps."""
+    files: Callable[[], Mapping[str, str]] = dict
+    """Returns the text files that are uploaded when an attempt ends, by their names in MLflow."""
+    samples: Callable[[int], Sequence[Mapping[str, Any]]] = lambda _: ()
+    """Returns a few training samples of a step, if its records still exist."""
+    gpus: Callable[[], Mapping[str, float]] = dict
+    """Returns metrics of this machine's GPUs, by the last part of their names in MLflow."""
+
 
 OpenTarget = Callable[[RunPaths, Address], MirrorTarget]
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.stage_spec import StageParts, StageSpec
 from ppoctl.algorithm.trace import StepFunction
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import State, Update
+from ppoctl.errors import StorageError, quoted
 from ppoctl.loading.rules.metrics import is_lower_better
 from ppoctl.loop.run import Health, RunContext
 from ppoctl.loop.run_stage import ReplayingStep, replay
@@ -25,14 +26,13 @@ from ppoctl.store.episode_log import EpisodeLogFiles
 from ppoctl.store.finished_samples import FinishedSampleFiles
 from ppoctl.store.journal import Journal
 from ppoctl.store.ledger import Ledger
-from ppoctl.store.outline import Outlines, outlines_of
-from ppoctl.store.retention import Retention
+from ppoctl.store.outline import Outline, Outlines, outlines_of
+from ppoctl.store.retention import Retention, saved_steps
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saves import PublishingGate, Saves
 from ppoctl.store.stage_runner import Observer, Stage, StageRunner
 from ppoctl.store.states import States
 from ppoctl.wire.components import Components
-from ppoctl.wire.outlines import require_same_steps
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def assemble(
     """
     newest = recipes[max(recipes)]
     journal, outlines = Journal(paths, attempt), outlines_of(paths)
-    require_same_steps(paths, recipes, outlines, choose)
+    _require_same_steps(paths, recipes, outlines, choose)
     states = _states(attempt, newest, outlines, components, hooks)
     gate = PublishingGate(states.saves, hooks.gate)
     generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
@@ -142,6 +142,35 @@ def assemble(
         notify=hooks.notify,
     )
     return job, generator
+
+
+def _require_same_steps(
+    paths: RunPaths, recipes: Mapping[int, Recipe], recorded: Outlines, choose: StepFunctionAt
+) -> None:
+    """Raise StorageError if this version of ppoctl would run or replay a step with other stages than the run
+    recorded.
+
+    Steps up to the newest saved states are finished and are not checked.
+    """
+    first = max(saved_steps(paths, recorded.roles), default=0) + 1
+    last = recipes[max(recipes)].steps
+    starts = {step for step in (*recorded.by_start, *recipes) if first < step <= last}
+    for step in sorted({first, *starts} if first <= last else ()):
+        start = max(start for start in recipes if start <= step)
+        now, then = trace_at(recipes[start], step, choose).outline, recorded.at(step)
+        if now != then:
+            message = (
+                f"`{paths.root}` recorded step {step} as {_words(then)}, but this version of ppoctl has another step"
+            )
+            raise StorageError(
+                f"{message}: {_words(now)}",
+                hint="continue with the version that began it, which this command prints: "
+                f"cat {quoted(paths.run_json)}",
+            )
+
+
+def _words(outline: Outline) -> str:
+    return f"`{outline.story}` ({', '.join(outline.names)})"
 
 
 def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> BestStates | None:

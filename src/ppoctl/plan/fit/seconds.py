@@ -23,8 +23,7 @@ from ppoctl.plan.fit.choices import RoleChoice, TrainedPartTable, candidate_of, 
 from ppoctl.plan.flops import pass_flops, row_work
 from ppoctl.plan.memory.driver import StepBatch, batch_of
 from ppoctl.plan.memory.generator import GeneratorBytes
-from ppoctl.plan.microbatches import microbatches
-from ppoctl.plan.rows import stage_rows
+from ppoctl.plan.sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
 from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts

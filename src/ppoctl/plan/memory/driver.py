@@ -14,7 +14,7 @@ from ppoctl.algorithm.trace import Trace
 from ppoctl.batch.fields import RecordField
 from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
-from ppoctl.plan.rows import stage_rows
+from ppoctl.plan.sizes import stage_rows
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe

@@ -22,8 +22,7 @@ from ppoctl.plan.memory.residency import schedule_of
 from ppoctl.plan.memory.scoring import ScoringBytes, scoring_bytes
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, role_bytes
-from ppoctl.plan.microbatches import microbatches, most_tokens
-from ppoctl.plan.shapes import shapes_of
+from ppoctl.plan.sizes import microbatches, most_tokens, shapes_of
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import (
     GPUS_PER_NODE,
