@@ -15,10 +15,10 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from threading import Condition, Event
-from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 from zlib import crc32
@@ -29,6 +29,7 @@ from ppoctl.errors import ServiceLostError
 from ppoctl.http_network import HttpNetwork
 
 _BUSY = frozenset((408, 425, 429))
+_FAILURES = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError)
 _LONGEST_BACKOFF_S = 60.0
 
 
@@ -115,11 +116,11 @@ class HttpClient:
         self._closing = Event()
         self._breaker = Breaker(url, retries, limits.answer_s, self._closing)
         self._network = HttpNetwork()
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
-        proxy = _proxy(parts) if may_use_proxy else None
-        self._pool = httpcore.ConnectionPool(
-            tls, proxy, max_connections=None, keepalive_expiry=None, network_backend=self._network
-        )
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._proxy = _proxy(parts) if may_use_proxy else None
+        self._idle: list[httpcore.ConnectionPool] = []
+        """Connections that no thread uses. Each has a pool of its own, because a shared pool polls all of its
+        connections at each request."""
 
     def request(self, method: str, body: bytes | None = None) -> HttpResponse:
         """Return the first final answer, or the answer to the last try. Raises NoAnswerError if there is none, and
@@ -148,14 +149,17 @@ class HttpClient:
         self._closing.set()
         self._breaker.wake()
         self._network.cut()
-        for connection in self._pool.connections:
-            if connection.is_idle():  # any other connection is closed by the thread that uses it
-                connection.close()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _tried(self, method: str, body: bytes | None) -> HttpResponse | NoAnswerError:
         deadlines = _Deadlines(self._limits)
         try:
-            answer = self._exchanged(method, body, deadlines)
+            answer = self._answered(method, body, deadlines)
         except NoAnswerError as error:
             self._breaker.failed(str(error))
             return error
@@ -165,35 +169,31 @@ class HttpClient:
             self._breaker.answered()
         return answer
 
-    def _exchanged(self, method: str, body: bytes | None, deadlines: "_Deadlines") -> HttpResponse:
-        while True:
-            connects: list[str] = []
+    def _answered(self, method: str, body: bytes | None, deadlines: "_Deadlines") -> HttpResponse:
+        try:
+            pool = self._idle.pop()
+        except IndexError:
+            pool = httpcore.ConnectionPool(self._tls, self._proxy, max_connections=1, network_backend=self._network)
+        try:
+            if pool.connections:
+                # The server may have closed the connection since the last exchange, so connect again once.
+                with suppress(httpcore.NetworkError, httpcore.RemoteProtocolError):
+                    return self._exchanged(pool, method, body, deadlines)
+            return self._exchanged(pool, method, body, deadlines)
+        except (*_FAILURES, ImportError, ValueError) as error:
+            raise deadlines.no_answer(error) from error
+        finally:
+            self._idle.append(pool)
+            if self._closing.is_set():
+                self._close_idle()
 
-            def traced(event: str, _: Any, connects: list[str] = connects) -> None:
-                if event == "connection.connect_tcp.started":
-                    connects.append(event)
-
-            try:
-                return self._exchange(method, body, {"timeout": deadlines.by_operation, "trace": traced})
-            except (httpcore.NetworkError, httpcore.RemoteProtocolError) as error:
-                # The server may have closed an open connection since its last exchange, so use another one.
-                if connects or self._closing.is_set():
-                    raise deadlines.no_answer(error) from error
-            except (
-                httpcore.TimeoutException,
-                httpcore.ProtocolError,
-                httpcore.ProxyError,
-                ImportError,
-                ValueError,
-            ) as error:
-                raise deadlines.no_answer(error) from error
-
-    def _exchange(self, method: str, body: bytes | None, extensions: dict[str, Any]) -> HttpResponse:
-        most, read = self._limits.most_bytes, bytearray()
-        with self._pool.stream(
-            method, self._url, headers=self._headers, content=body, extensions=extensions
-        ) as response:
-            extensions["timeout"]["read"] = extensions["timeout"]["write"]
+    def _exchanged(
+        self, pool: httpcore.ConnectionPool, method: str, body: bytes | None, deadlines: "_Deadlines"
+    ) -> HttpResponse:
+        most, read, until = self._limits.most_bytes, bytearray(), deadlines.by_operation
+        extensions = {"timeout": until}
+        with pool.stream(method, self._url, headers=self._headers, content=body, extensions=extensions) as response:
+            until["read"] = until["write"]
             for piece in response.iter_stream() if most else ():
                 read += piece
                 if len(read) > most:
