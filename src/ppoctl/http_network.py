@@ -41,6 +41,8 @@ class HttpNetwork(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Return a connection to the first address of the host that accepts a connection. Raises ConnectError or
         ConnectTimeout."""
+        if self.is_cut:
+            raise httpcore.ConnectError("the connection was closed")
         addresses = _addresses(host, port, _left_s(timeout, httpcore.ConnectTimeout))
         failed: Exception = httpcore.ConnectError(f"`{host}` has no address")
         for tried, address in enumerate(addresses):

@@ -10,27 +10,24 @@ will not score it (4xx, or an `error` in its answer); `error`, if the answer is 
 import json
 import os
 import time
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any
 
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import MissingAssetError, quoted
 from ppoctl.http_client import HttpClient, HttpLimits, HttpResponse, NoAnswerError, Retries
-from ppoctl.rewards.pool import not_finite
+from ppoctl.rewards.pool import WorkerPool
 
 _ANSWER_BYTES = 1 << 20
 _SHOWN_CHARS = 200
-_CLOSING_S = 2.0
-"""Seconds that threads have to end after the client is closed. A thread that waits for a name lookup or a connection
-may take longer; `close` does not wait for such a thread."""
 
 
-class ServiceScorer:
-    """Threads that send requests to a service, started by the first requests. Call `close` at the end."""
+class ServiceScorer(WorkerPool):
+    """Threads that send requests to a service."""
+
+    # A thread that waits for a name lookup or a connection may take longer; `close` does not wait for such a thread.
+    closing_s = 2.0
 
     def __init__(
         self, url: str, try_timeout_s: float, retries: Retries, *, token_env: str | None, concurrent: int
@@ -39,52 +36,19 @@ class ServiceScorer:
         `HttpScorer`, documented there."""
         headers = {"Content-Type": "application/json", **_authorization(token_env)}
         self._client = HttpClient(url, HttpLimits(try_timeout_s, _ANSWER_BYTES), retries, headers=headers)
-        self._concurrent = concurrent
-        self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
-        """Requests that no thread has taken yet; a None ends one thread."""
-        self._threads: list[Thread] = []
+        super().__init__([self._scored] * concurrent)
 
-    def submit(self, request: ScoreRequest) -> Future[Score]:
-        """Return a future for the score. The future raises NonFiniteError if a number cannot be trained on, and
-        ServiceLostError if the service stays down for `give_up_s`."""
-        future: Future[Score] = Future()
-        self._waiting.put((future, request))
-        if len(self._threads) < self._concurrent:
-            self._threads.append(Thread(target=self._serve, name="scorer", daemon=True))
-            self._threads[-1].start()
-        return future
-
-    def close(self) -> None:
-        """Cancel requests without a score, and close the connections. May be called twice."""
-        with suppress(Empty):
-            while (left := self._waiting.get_nowait()) is not None:
-                left[0].cancel()
-        for _ in self._threads:
-            self._waiting.put(None)
+    def end_work(self) -> None:
         self._client.close()
-        until = time.monotonic() + _CLOSING_S
-        for thread in self._threads:
-            thread.join(max(until - time.monotonic(), 0.0))
 
-    def _serve(self) -> None:
-        while (entry := self._waiting.get()) is not None:
-            future, request = entry
-            if not future.set_running_or_notify_cancel():
-                continue
-            began = time.monotonic()
-            try:
-                score = replace(self._scored(request), seconds=time.monotonic() - began)
-                if (fault := not_finite(score, request)) is not None:
-                    raise fault
-                future.set_result(score)
-            except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
-                future.set_exception(error)
-
-    def _scored(self, request: ScoreRequest) -> Score:
+    def _scored(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+        (request,) = requests
+        began = time.monotonic()
         try:
-            return _read(self._client.request("POST", json.dumps(request.as_json()).encode()))
+            score = _read(self._client.request("POST", json.dumps(request.as_json()).encode()))
         except NoAnswerError as error:
-            return Score(None, "timeout" if error.is_late else "unreachable", str(error))
+            score = Score(None, "timeout" if error.is_late else "unreachable", str(error))
+        return [replace(score, seconds=time.monotonic() - began)]
 
 
 def _read(response: HttpResponse) -> Score:
