@@ -1,8 +1,8 @@
 """Whether a cluster can give a recipe what it requests, checked before submission.
 
-`sbatch --test-only` judges the request. A refusal is explained with the nodes of the partition and corrected with the
-nearest possible value, and Slurm is asked again until it accepts the job: the hint is a request that Slurm takes.
-Slurm's answer alone is wrong in these cases:
+`sbatch --test-only` judges the request. ppoctl explains a refusal with the nodes of the partition, sets the nearest
+possible value, and calls `sbatch` again until Slurm accepts the job. The values in the hint are therefore accepted by
+Slurm. Its answer alone is not sufficient in these cases:
 
     Slurm accepts   GPUs that do not fit the layout; a job that is signalled at its start; a partition that is down;
                     if the site does not enforce limits, a time limit above the partition's. Such a job waits forever
