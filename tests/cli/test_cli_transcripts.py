@@ -183,13 +183,13 @@ def test_validate_refuses_a_reward_that_does_not_prefer_gold(ask: RunCli) -> Non
     words = ("validate", "r.toml", "--set", f"model.path={MODEL}", "--set", "reward.last_chars=1", "--reward")
     result = ask(*words)
     assert result.code == 4
-    assert "\nwrong  gold does not win on 100.0% of 4 rows; first `" in result.out
+    assert "\nerror  gold does not win on 100.0% of 4 rows; first `" in result.out
     assert "error: reward (gsm8k): gold does not win on 100.0% of 4 rows; first " in result.err
     answer = json.loads(ask(*words, "--json").out)
     assert (answer["error"]["exit_code"], answer["ok"]) == (4, False)
     (report,) = answer["reward"]
     assert report["responses"][0] == {**report["responses"][0], "response": "gold", "rows": 4, "mean": 0.0}
-    assert {found["level"] for found in report["findings"]} == {"wrong"}
+    assert {found["level"] for found in report["findings"]} == {"error"}
 
 
 def test_json_answers_are_single_objects(ask: RunCli) -> None:

@@ -122,7 +122,7 @@ def test_environment_reward_has_no_answers_to_try() -> None:
         require_sound(probe(scorer, reward, [PROMPT], word_ids), reward)
     assert (first.scorer, first.rows, first.tried) == ("reward.cases.2 (environment)", ("train/3",), ())
     [finding] = findings(first)
-    assert (finding.level, finding.says) == (
+    assert (finding.level, finding.what) == (
         "note", "the environment returns the score of an episode: there are no answers to try",
     )  # fmt: skip
     assert second.of("gold")

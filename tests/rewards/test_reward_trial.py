@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import pytest
 
 from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RewardError
+from ppoctl.errors import RecipeError, RewardError
+from ppoctl.finding import Finding, Level
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards import gsm8k
-from ppoctl.rewards.findings import RewardFinding, findings
+from ppoctl.rewards.findings import findings
 from ppoctl.rewards.function import RewardValue
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
@@ -25,16 +27,20 @@ from wiring.harness import with_keys
 GSM8K = Gsm8kScorer(kind="gsm8k")
 LENIENT = Gsm8kScorer(kind="gsm8k", strict=False)
 NO_GOLD = LengthScorer(kind="length", at_least=2000, fall=2000)
-WINS = RewardFinding("ok", "gold beats wrong, empty and cut answers on all 8 rows")
-OTHER_FORMS = RewardFinding(
+
+
+def said(level: str, what: str, hint: str | None = None) -> Finding:
+    return Finding(Level(level), what, hint=hint, kind="reward")
+
+
+WINS = said("ok", "gold beats wrong, empty and cut answers on all 8 rows")
+OTHER_FORMS = said(
     "note",
     "a correct answer does not get full credit as `\\boxed{7}`, `Answer: 7`, `<answer>7</answer>`, `it is 7.`, `7`: "
     "request the format in the prompt",
 )
 SENTENCES = "for 1, 4, 16 and 64 sentences without content"
-SAYS_LITTLE = RewardFinding(
-    "note", "this kind cannot build a gold answer: check the scores above, and the first rollouts"
-)
+SAYS_LITTLE = said("note", "this kind cannot build a gold answer: check the scores above, and the first rollouts")
 
 
 class Scoring:
@@ -72,9 +78,12 @@ def rows(count: int = 8, **fields: Any) -> list[Prompt]:
 
 def tried(
     function: Callable[[ScoreRequest], float | str], table: ScorerTable = GSM8K, count: int = 8
-) -> tuple[Trial, list[RewardFinding]]:
+) -> tuple[Trial, list[Finding]]:
+    """Return the trial of the reward, and its findings without the name of the scorer and the class of the error."""
     (trial,) = trials(Scoring(function), table, rows(count), word_ids)
-    return trial, findings(trial)
+    found = findings(trial)
+    assert {(finding.where, finding.error) for finding in found if finding.is_error} <= {(trial.scorer, RewardError)}
+    return trial, [replace(finding, where="", error=RecipeError) for finding in found]
 
 
 def strict(request: ScoreRequest) -> float:
@@ -101,47 +110,43 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
     [
         (
             lambda sample: float("+ 50" in sample.response) or strict(sample),
-            [RewardFinding("warning", "`question` scores as well as the gold answer on 100.0% of the rows")],
+            [said("warning", "`question` scores as well as the gold answer on 100.0% of the rows")],
         ),
         (
             lambda sample: float(sample.response == "The answer is 42.") or strict(sample),
-            [RewardFinding("warning", "`guess` scores as well as the gold answer on 100.0% of the rows")],
+            [said("warning", "`guess` scores as well as the gold answer on 100.0% of the rows")],
         ),
         (
             lambda sample: float(gsm8k.gold_number(sample.truth or "") in sample.response),
-            [
-                RewardFinding(
-                    "warning", "a response with two answers scores as well as the gold answer, whichever comes last"
-                )
-            ],
+            [said("warning", "a response with two answers scores as well as the gold answer, whichever comes last")],
         ),
         (
             lambda sample: strict(sample) - 1e-4 * len(sample.response),
             [
-                RewardFinding(
+                said(
                     "warning", "after 2,000 characters of filler a correct answer scores lower on 100.0% of the rows"
                 ),
-                RewardFinding("note", "a correct answer scores only at the end of a response"),
-                RewardFinding("note", "a correct answer scores less if it is repeated"),
+                said("note", "a correct answer scores only at the end of a response"),
+                said("note", "a correct answer scores less if it is repeated"),
             ],
         ),
         (
             lambda sample: strict(sample) + 1e-3 * len(sample.response),
             [
-                RewardFinding(
+                said(
                     "warning", "after 2,000 characters of filler a wrong answer scores as gold on 100.0% of the rows"
                 ),
-                RewardFinding("warning", "a correct answer scores more if it is repeated"),
+                said("warning", "a correct answer scores more if it is repeated"),
             ],
         ),
         (
             lambda sample: gsm8k.score(sample, last_chars=300).value,
-            [RewardFinding("note", "a correct answer scores only at the end of a response")],
+            [said("note", "a correct answer scores only at the end of a response")],
         ),
     ],
 )
 def test_trial_names_rewarded_wrong_responses(
-    function: Callable[[ScoreRequest], float], found: list[RewardFinding]
+    function: Callable[[ScoreRequest], float], found: list[Finding]
 ) -> None:
     _, shown = tried(function)
     assert shown[0] == WINS
@@ -157,28 +162,28 @@ def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: i
         lambda sample: float("+ 50" in sample.response and sample.prompt_id in bad) or strict(sample), count=20
     )
     assert [
-        finding.says.partition(" of the rows")[0] for finding in shown if finding.says.startswith("`question`")
+        finding.what.partition(" of the rows")[0] for finding in shown if finding.what.startswith("`question`")
     ] == says
 
 
-@pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
-def test_gold_losing_on_1_percent_of_rows_is_a_warning(lost: int, level: Literal["warning", "wrong"]) -> None:
+@pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "error")])
+def test_gold_losing_on_1_percent_of_rows_is_a_warning(lost: int, level: str) -> None:
     """Real data has a few wrong rows."""
     _, (first, *_) = tried(lambda sample: float(sample.prompt_id >= f"train/{9 - lost}") or strict(sample), count=9)
-    assert first.level == "wrong"
+    assert first.is_error
     bad = {f"train/{number}" for number in range(lost)}
     _, (first, *_) = tried(lambda sample: 1.0 if sample.prompt_id in bad else strict(sample), count=100)
     more = " (and 1 more)" if lost > 1 else ""
     says = f"gold does not win on {lost}.0% of 100 rows; first `train/0`: gold 1, wrong 1, empty 1, cut 1{more}"
-    assert first == RewardFinding(level, says)
+    assert first == said(level, says)
 
 
 def test_unreadable_truth_counts_as_row_lost_by_gold() -> None:
     bad = Prompt("train/x", (), "", "fifty", (Message("user", "?"),))
     (trial,) = trials(Scoring(strict), GSM8K, [*rows(), bad], word_ids)
     (first, *_) = findings(trial)
-    assert first.level == "wrong"
-    assert first.says.startswith(
+    assert first.is_error
+    assert first.what.startswith(
         "gold does not win on 11.1% of 9 rows; first `train/x`: the ground truth `fifty` is neither"
     )
 
@@ -186,22 +191,22 @@ def test_unreadable_truth_counts_as_row_lost_by_gold() -> None:
 def test_unscored_responses_are_counted_with_first_reason() -> None:
     _, shown = tried(lambda sample: "error" if sample.response == "I do not know." else strict(sample), count=8)
     says = "8 of 152 responses have no score; first `no answer` of `train/0`: error why"
-    assert RewardFinding("wrong", says, MEND) in shown
+    assert said("error", says, MEND) in shown
     _, shown = tried(
         lambda sample: "error" if sample.prompt_id == "train/0" and "I do" in sample.response else strict(sample)
     )
-    assert RewardFinding("warning", says.replace("8 of", "1 of"), MEND) in shown
+    assert said("warning", says.replace("8 of", "1 of"), MEND) in shown
 
 
 @pytest.mark.parametrize(
     ("outcome", "found"),
     [
-        ("timeout", RewardFinding("warning", "20,000 numbers: why; each such response costs that much time")),
-        ("error", RewardFinding("note", "20,000 numbers: error, why")),
-        (1.0, RewardFinding("warning", "20,000 numbers: scores 1, as much as the gold answer")),
+        ("timeout", said("warning", "20,000 numbers: why; each such response costs that much time")),
+        ("error", said("note", "20,000 numbers: error, why")),
+        (1.0, said("warning", "20,000 numbers: scores 1, as much as the gold answer")),
     ],
 )
-def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found: RewardFinding) -> None:
+def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found: Finding) -> None:
     attack = ATTACKS["20,000 numbers"]
     _, shown = tried(lambda sample: outcome if sample.response == attack else strict(sample))
     assert shown == [WINS, OTHER_FORMS, found]
@@ -212,29 +217,29 @@ def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found
     [
         (
             lambda sample: 0.5,
-            RewardFinding("warning", "all responses score 0.5: the trial does not show what would score more"),
+            said("warning", "all responses score 0.5: the trial does not show what would score more"),
         ),
-        (lambda sample: "error", RewardFinding("wrong", "no response has a score")),
+        (lambda sample: "error", said("error", "no response has a score")),
         (
             lambda sample: float(len(sample.token_ids)),
-            RewardFinding("warning", f"the score rises with length alone: 9 -> 33 -> 129 -> 513 {SENTENCES}"),
+            said("warning", f"the score rises with length alone: 9 -> 33 -> 129 -> 513 {SENTENCES}"),
         ),
         (
             lambda sample: -float(len(sample.token_ids)),
-            RewardFinding("warning", "`empty` scores highest of all responses tried, -1 on average"),
+            said("warning", "`empty` scores highest of all responses tried, -1 on average"),
         ),
         (
             lambda sample: -float(len(sample.token_ids)),
-            RewardFinding("note", f"the score falls with length alone: -9 -> -33 -> -129 -> -513 {SENTENCES}"),
+            said("note", f"the score falls with length alone: -9 -> -33 -> -129 -> -513 {SENTENCES}"),
         ),
     ],
 )  # fmt: skip
 def test_trial_without_gold_reports_limited_findings(
-    function: Callable[[ScoreRequest], float | str], found: RewardFinding
+    function: Callable[[ScoreRequest], float | str], found: Finding
 ) -> None:
     trial, shown = tried(function, NO_GOLD)
     assert found in shown
-    assert (SAYS_LITTLE in shown) == (found.level != "wrong")
+    assert (SAYS_LITTLE in shown) == (not found.is_error)
     assert "ground truth" in trial.names
     assert trial.as_gold("empty") is None
 
@@ -244,7 +249,7 @@ def test_refused_long_response_is_only_a_warning() -> None:
         return "refused" if len(request.response) > 500 else 1.0
 
     [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
-    [finding] = [reported for reported in findings(trial) if "have no score" in reported.says]
+    [finding] = [reported for reported in findings(trial) if "have no score" in reported.what]
     assert finding.level == "warning"
 
 
@@ -301,8 +306,8 @@ def test_choose_reward_has_one_trial_per_scorer() -> None:
         ("no scorer", False, 1),
     ]
     (last,) = findings(by_scorer[-1])
-    assert last.level == "wrong"
-    assert "`data_source` is `c`, and the reward has no case of that name" in last.says
+    assert last.is_error
+    assert "`data_source` is `c`, and the reward has no case of that name" in last.what
 
 
 def test_trial_rows_are_evenly_spaced_and_cover_every_scorer() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ppoctl.slurm.job_start import is_resumable
-from ppoctl.slurm.request import request_of
 from ppoctl.slurm.script import RESUMABLE_CODES, Work, batch_script
 from submission.conftest import Programs, recipe_with
 
@@ -20,7 +19,7 @@ ODD = "a b'c\"d$e\\f\ng"
 
 def script(folder: Path, *sets: str, words: tuple[str, ...] = ("resume",), is_run: bool = True) -> str:
     recipe = recipe_with(*sets)
-    return batch_script(recipe, request_of(recipe), Work(words, folder, "logs/slurm-%j.log", is_run=is_run), ["work"])
+    return batch_script(recipe, Work(words, folder, "logs/slurm-%j.log", is_run=is_run), ["work"])
 
 
 def options(text: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.loading.load import Loaded, load
-from ppoctl.slurm.request import request_of
+from ppoctl.slurm.request import nodes_of
 from ppoctl.slurm.script import Work, batch_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +25,8 @@ def with_site(site: Path, recipe: str) -> Loaded:
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.stem)
 def test_site_file_loads_with_a_recipe_and_gives_a_valid_script(site: Path, recipe: str, tmp_path: Path) -> None:
     loaded = with_site(site, recipe)
-    request = request_of(loaded.recipe)
-    assert request.nodes == NODES.get((site.stem, recipe), 1)
-    text = batch_script(loaded.recipe, request, Work(("resume", "run"), tmp_path, "%j.log", is_run=True), ["ppoctl"])
+    assert nodes_of(loaded.recipe) == NODES.get((site.stem, recipe), 1)
+    text = batch_script(loaded.recipe, Work(("resume", "run"), tmp_path, "%j.log", is_run=True), ["ppoctl"])
     read = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
     assert (read.returncode, read.stderr) == (0, "")
     for key, origin in loaded.origins.items():

@@ -41,19 +41,19 @@ def print_reports(reports: "Sequence[Report]") -> None:
             ]
             render.table(rows, ("response", "score", *(["as gold"] if has_gold else []), "no score", "slowest"))
         render.line()
-        render.table([(found.level, found.says) for found in report.findings])
+        render.table([(found.level, found.what) for found in report.findings])
         took = ", ".join(f"{name} {_seconds(report.seconds[name])}" for name in ("p50", "p99", "max"))
         render.line(f"scoring time per response: {took}; per step: about {_seconds(report.seconds['step'])}")
         render.line()
 
 
 def is_worth_training_on(reports: "Sequence[Report]") -> bool:
-    """Whether no finding has the level `wrong`."""
-    return all(found.level != "wrong" for report in reports for found in report.findings)
+    """Whether no finding has the level `error`."""
+    return all(not found.is_error for report in reports for found in report.findings)
 
 
 def require_worth_training_on(reports: "Sequence[Report]") -> None:
-    """Raise RewardError if a finding has the level `wrong`."""
+    """Raise RewardError if a finding has the level `error`."""
     if reports:
         from ppoctl.runs.reward_trial import require_worth_training_on
 

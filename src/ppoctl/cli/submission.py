@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ppoctl.loading.load import Loaded
     from ppoctl.recipe.schema import Recipe
     from ppoctl.runs.submission import Submitted
-    from ppoctl.slurm.request import Request
     from ppoctl.slurm.script import Work
     from ppoctl.store.run_paths import RunPaths
 
@@ -40,10 +39,11 @@ class Submission:
             _require_unchanged(paths, loaded.recipe)
             self.run_again(paths, ())
             return
-        submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=command == "rollout")
+        work = submission.work_of_run(paths, options)
+        submission.require_accepted(loaded, work, force=self.force)
         if self.test_only:
-            self._test_only(loaded.recipe, submission.work_of_run(paths, options))
+            self._test_only(loaded.recipe, work)
         else:
             progress = preflight.Reading().notify
             submitted = submission.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
@@ -58,11 +58,12 @@ class Submission:
         from ppoctl.runs.run_recipe import loaded_of
 
         loaded = loaded_of(paths, sets)
-        submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=rollout_only, save_only=save_only)
         options += submission.as_options(loaded, sets)
+        work = submission.work_of_run(paths, options)
+        submission.require_accepted(loaded, work, force=self.force)
         if self.test_only:
-            self._test_only(loaded.recipe, submission.work_of_run(paths, options))
+            self._test_only(loaded.recipe, work)
             return
         command = "rollout" if rollout_only else "resume"
         submitted = submission.submit_again(paths, loaded.recipe, command, options, links=self.chain)
@@ -78,7 +79,7 @@ class Submission:
         from ppoctl.runs import submission
 
         recipe = loaded.recipe
-        submission.require_accepted(loaded, force=self.force)
+        submission.require_accepted(loaded, work, force=self.force)
         if self.test_only:
             self._test_only(recipe, work)
             return
@@ -88,7 +89,7 @@ class Submission:
         if self.as_json:
             render.json({"jobs": [id], "log": str(log)})
             return
-        render.line(f"submitted: job {id} ({_nodes(submitted.request)})")
+        render.line(f"submitted: job {id} ({submitted.nodes})")
         render.table([("follow:", f"tail -F {quoted(log)}"), ("stop:", f"scancel {id}")])
 
     def _test_only(self, recipe: "Recipe", work: "Work") -> None:
@@ -111,7 +112,7 @@ class Submission:
             if len(submitted.ids) == 1
             else f"jobs {', '.join(submitted.ids)}, one after the other"
         )
-        render.line(f"submitted: {jobs} ({_nodes(submitted.request)})")
+        render.line(f"submitted: {jobs} ({submitted.nodes})")
         render.table(
             [
                 ("run:", str(run)),
@@ -161,8 +162,3 @@ def _short(path: Path) -> Path:
     """Return a path below the working directory as a relative path, and any other path as it is."""
     folder = Path.cwd()
     return path.relative_to(folder) if path.is_relative_to(folder) else path
-
-
-def _nodes(request: "Request") -> str:
-    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
-    return nodes if request.gpus_per_node is None else f"{nodes} of {request.gpus_per_node} GPUs"

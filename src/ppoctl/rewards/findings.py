@@ -2,9 +2,11 @@
 whether length alone is rewarded, and which responses the scorer fails on."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from functools import partial
 
+from ppoctl.errors import RewardError
+from ppoctl.finding import Finding, Level, note, ok, warning
 from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.trial import ATTACKS, LENGTHS, TRIVIAL, Trial
 
@@ -14,27 +16,27 @@ rows."""
 CHEAP_FRAC = 0.05
 """Largest fraction of rows on which a trivial response may score as well as the gold answer."""
 
-Level = Literal["ok", "note", "warning", "wrong"]
+_ok, _note = partial(ok, where="", kind="reward"), partial(note, kind="reward")
+_warning = partial(warning, kind="reward")
 
 
-@dataclass(frozen=True)
-class RewardFinding:
-    """One sentence about a reward. No run should start with a finding of level `wrong`."""
-
-    level: Level
-    says: str
-    hint: str | None = None
-    """Command or change that fixes the problem; None: unknown."""
+def _wrong(what: str, *, hint: str | None = None) -> Finding:
+    """Return a finding with which no run should start."""
+    return Finding(Level.ERROR, what, hint=hint, kind="reward", error=RewardError)
 
 
-def findings(trial: Trial) -> list[RewardFinding]:
+def findings(trial: Trial) -> list[Finding]:
     """Return all findings of a trial, the most serious first within each subject."""
+    return [replace(found, where=trial.scorer) for found in _findings(trial)]
+
+
+def _findings(trial: Trial) -> list[Finding]:
     if not trial.tried and not trial.faults:
-        return [RewardFinding("note", "the environment returns the score of an episode: there are no answers to try")]
+        return [_note("the environment returns the score of an episode: there are no answers to try")]
     if not trial.tried:
         return [_faulty_rows(trial)]
     about_answers = [*_of_gold(trial)] if trial.has_gold else [*_without_gold(trial)]
-    is_wrong = any(finding.level == "wrong" for finding in about_answers)
+    is_wrong = any(finding.is_error for finding in about_answers)
     return [
         *about_answers,
         *_missing(trial),
@@ -42,33 +44,30 @@ def findings(trial: Trial) -> list[RewardFinding]:
     ]
 
 
-def _of_gold(trial: Trial) -> Iterator[RewardFinding]:
+def _of_gold(trial: Trial) -> Iterator[Finding]:
     first = _gold_wins(trial)
     yield first
-    if first.level == "wrong":  # the findings below compare with the gold answer
+    if first.is_error:  # the findings below compare with the gold answer
         return
     for name in ("question", *TRIVIAL):
         share = trial.as_gold(name)
         if name != "empty" and share is not None and share > CHEAP_FRAC:
-            yield RewardFinding("warning", f"`{name}` scores as well as the gold answer on {share:.1%} of the rows")
+            yield _warning(f"`{name}` scores as well as the gold answer on {share:.1%} of the rows")
     hedged = [trial.as_gold(name) or 0.0 for name in ("gold, then wrong", "wrong, then gold")]
     if min(hedged) > 0.5:
-        yield RewardFinding(
-            "warning", "a response with two answers scores as well as the gold answer, whichever comes last"
-        )
+        yield _warning("a response with two answers scores as well as the gold answer, whichever comes last")
     yield from _lengths_of_gold(trial)
     others = {name: trial.as_gold(name) or 0.0 for name in trial.names if name.startswith("as `")}
     if missed := [name.removeprefix("as ") for name, share in others.items() if share < 0.5]:
-        yield RewardFinding(
-            "note",
+        yield _note(
             f"a correct answer does not get full credit as {', '.join(missed)}: request the format in the prompt",
         )
 
 
-def _gold_wins(trial: Trial) -> RewardFinding:
+def _gold_wins(trial: Trial) -> Finding:
     if (faulty := _losing(trial)) or trial.faults:
         return _faulty_rows(trial, faulty)
-    return RewardFinding("ok", f"gold beats wrong, empty and cut answers on all {len(trial.rows)} rows")
+    return _ok(f"gold beats wrong, empty and cut answers on all {len(trial.rows)} rows")
 
 
 def _losing(trial: Trial) -> list[str]:
@@ -89,74 +88,63 @@ def _losing(trial: Trial) -> list[str]:
     return lost
 
 
-def _faulty_rows(trial: Trial, lost: list[str] | None = None) -> RewardFinding:
+def _faulty_rows(trial: Trial, lost: list[str] | None = None) -> Finding:
     all_lost = [*(f"`{row}`: {why}" for row, why in trial.faults.items()), *(lost or ())]
     share = len(all_lost) / len(trial.rows)
     more = "" if len(all_lost) < 2 else f" (and {len(all_lost) - 1} more)"
-    level: Level = "wrong" if share > FAULTY_FRAC else "warning"
-    return RewardFinding(
-        level, f"gold does not win on {share:.1%} of {len(trial.rows)} rows; first {all_lost[0]}{more}"
-    )
+    level = _wrong if share > FAULTY_FRAC else _warning
+    return level(f"gold does not win on {share:.1%} of {len(trial.rows)} rows; first {all_lost[0]}{more}")
 
 
-def _lengths_of_gold(trial: Trial) -> Iterator[RewardFinding]:
+def _lengths_of_gold(trial: Trial) -> Iterator[Finding]:
     before, after, wrong = (trial.as_gold(name) for name in ("filler, gold", "gold, filler", "filler, wrong"))
     if before is not None and before < 1 - CHEAP_FRAC:
-        yield RewardFinding(
-            "warning",
+        yield _warning(
             f"after 2,000 characters of filler a correct answer scores lower on {1 - before:.1%} of the rows",
         )
     if wrong is not None and wrong > CHEAP_FRAC:
-        yield RewardFinding(
-            "warning", f"after 2,000 characters of filler a wrong answer scores as gold on {wrong:.1%} of the rows"
-        )
+        yield _warning(f"after 2,000 characters of filler a wrong answer scores as gold on {wrong:.1%} of the rows")
     if after is not None and after < 0.5:
-        yield RewardFinding("note", "a correct answer scores only at the end of a response")
+        yield _note("a correct answer scores only at the end of a response")
     repeated = trial.as_gold("gold repeated")
     if repeated is not None and repeated < 0.5:
-        yield RewardFinding("note", "a correct answer scores less if it is repeated")
+        yield _note("a correct answer scores less if it is repeated")
     elif repeated is not None:
         gold, again = trial.scored("gold"), trial.scored("gold repeated")
         if sum(again) / len(again) > sum(gold) / len(gold):
-            yield RewardFinding("warning", "a correct answer scores more if it is repeated")
+            yield _warning("a correct answer scores more if it is repeated")
 
 
-def _without_gold(trial: Trial) -> Iterator[RewardFinding]:
+def _without_gold(trial: Trial) -> Iterator[Finding]:
     values = {name: trial.scored(name) for name in trial.names if name not in ATTACKS}
     means = {name: sum(scores) / len(scores) for name, scores in values.items() if scores}
     if not means:
-        yield RewardFinding("wrong", "no response has a score")
+        yield _wrong("no response has a score")
         return
-    yield RewardFinding(
-        "note", "this kind cannot build a gold answer: check the scores above, and the first rollouts"
-    )
+    yield _note("this kind cannot build a gold answer: check the scores above, and the first rollouts")
     if len({value for scores in values.values() for value in scores}) == 1:
         message = f"all responses score {next(iter(means.values())):g}: the trial does not show what would score more"
-        yield RewardFinding("warning", message)
+        yield _warning(message)
         return
     best = max(means, key=lambda name: means[name])
     if best in TRIVIAL:
-        yield RewardFinding("warning", f"`{best}` scores highest of all responses tried, {means[best]:g} on average")
+        yield _warning(f"`{best}` scores highest of all responses tried, {means[best]:g} on average")
     by_length = [means.get(f"{count} x filler") for count in LENGTHS]
     if any(mean is None for mean in by_length):
         return
     numbers = [mean for mean in by_length if mean is not None]
     trend = " -> ".join(f"{number:.3g}" for number in numbers)
     if numbers == sorted(numbers) and numbers[0] < numbers[-1]:
-        yield RewardFinding(
-            "warning", f"the score rises with length alone: {trend} for {_counts()} sentences without content"
-        )
+        yield _warning(f"the score rises with length alone: {trend} for {_counts()} sentences without content")
     elif numbers == sorted(numbers, reverse=True) and numbers[0] > numbers[-1]:
-        yield RewardFinding(
-            "note", f"the score falls with length alone: {trend} for {_counts()} sentences without content"
-        )
+        yield _note(f"the score falls with length alone: {trend} for {_counts()} sentences without content")
 
 
 def _counts() -> str:
     return ", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}"
 
 
-def _missing(trial: Trial) -> Iterator[RewardFinding]:
+def _missing(trial: Trial) -> Iterator[Finding]:
     plain = [tried for tried in trial.tried if tried.name not in ATTACKS]
     missing = [tried for tried in plain if tried.score.value is None]
     if missing:
@@ -165,18 +153,18 @@ def _missing(trial: Trial) -> Iterator[RewardFinding]:
         # A scorer may refuse a response that is longer than any response of the run, so a refusal does not count as a
         # failure.
         failed = sum(tried.score.outcome != "refused" for tried in missing)
-        level: Level = "wrong" if failed / len(plain) > CHEAP_FRAC else "warning"
+        level = _wrong if failed / len(plain) > CHEAP_FRAC else _warning
         hint = MEND if any(tried.score.outcome == "error" for tried in missing) else None
-        yield RewardFinding(level, f"{counted}{first.score.outcome} {first.score.message}".rstrip(), hint)
+        yield level(f"{counted}{first.score.outcome} {first.score.message}".rstrip(), hint=hint)
 
 
-def _attacked(trial: Trial, *, best: float | None) -> Iterator[RewardFinding]:
+def _attacked(trial: Trial, *, best: float | None) -> Iterator[Finding]:
     """Yield the findings about attacks. `best` is the score of a gold answer; None: no gold answer was scored."""
     for attack in (tried for tried in trial.tried if tried.name in ATTACKS):
         score = attack.score
         if score.outcome == "timeout":
-            yield RewardFinding("warning", f"{attack.name}: {score.message}; each such response costs that much time")
+            yield _warning(f"{attack.name}: {score.message}; each such response costs that much time")
         elif score.value is None:
-            yield RewardFinding("note", f"{attack.name}: {score.outcome}, {score.message}")
+            yield _note(f"{attack.name}: {score.outcome}, {score.message}")
         elif best is not None and score.value >= best:
-            yield RewardFinding("warning", f"{attack.name}: scores {score.value:g}, as much as the gold answer")
+            yield _warning(f"{attack.name}: scores {score.value:g}, as much as the gold answer")

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppoctl.errors import RewardError
+from ppoctl.finding import Finding, as_error
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.findings import RewardFinding, findings
+from ppoctl.rewards.findings import findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from ppoctl.wire.engines import encoder, place_roles, read_prompts, tried_scorer
 from ppoctl.wire.reward_models import RewardModelsOf
@@ -35,14 +36,14 @@ class Report:
     scorer: str
     rows: int
     responses: tuple[TrialLine, ...]
-    findings: tuple[RewardFinding, ...]
+    findings: tuple[Finding, ...]
     seconds: dict[str, float]
     """`p50`, `p99` and `max`: seconds to score one response, without attacks. `step`: seconds to score one step with
     all workers, if each response takes the mean time."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for `validate --json`."""
-        return asdict(self)
+        return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
 def try_reward(recipe: Recipe, rows: int) -> list[Report]:
@@ -59,15 +60,12 @@ def try_reward(recipe: Recipe, rows: int) -> list[Report]:
 
 
 def require_worth_training_on(reports: Sequence[Report]) -> None:
-    """Raise RewardError with all findings of level `wrong`."""
-    all_findings = [(report.scorer, finding) for report in reports for finding in report.findings]
-    wrong = [
-        (f"{scorer}: {finding.says}", finding.hint) for scorer, finding in all_findings if finding.level == "wrong"
-    ]
-    if wrong:
-        hints = [hint for _, hint in wrong if hint is not None]
+    """Raise RewardError with all findings of level `error`."""
+    errors = [finding for report in reports for finding in report.findings if finding.is_error]
+    if errors:
         columns = "check that `reward.kind` and the columns of `data.train` belong together"
-        raise RewardError("\n".join(message for message, _ in wrong), hint=hints[0] if hints else columns)
+        error = as_error(errors)
+        raise RewardError(error.message, hint=error.hint or columns)
 
 
 def _report(trial: Trial, recipe: Recipe) -> Report:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ppoctl import finding
 from ppoctl.batch.digest_cache import OnDigestProgress, kept_digest
 from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
@@ -23,9 +24,9 @@ from ppoctl.runs.new_run import create, make_way
 from ppoctl.runs.staging import job_faults
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm, SlurmAwayError
-from ppoctl.slurm.request import Request, request_of, require_request
+from ppoctl.slurm.request import request_findings
 from ppoctl.slurm.run_status import require_idle
-from ppoctl.slurm.script import Work, batch_script
+from ppoctl.slurm.script import Work, batch_script, described_nodes
 from ppoctl.store import run_dir
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.jobs import JobRecord, record
@@ -42,27 +43,28 @@ class Submitted:
 
     ids: tuple[str, ...]
     """Ids of the jobs; each job after the first waits for the previous one."""
-    request: Request
+    nodes: str
+    """The requested nodes in words."""
     folder: Path
     log: str
 
 
-def require_accepted(loaded: Loaded, *, force: bool) -> None:
+def require_accepted(loaded: Loaded, work: Work, *, force: bool) -> None:
     """Raise an error if the recipe cannot run as a job.
 
     RecipeError: the cluster can never provide what the recipe requests (not checked with `force`). SlurmError: Slurm
-    is not available. EnvironmentProblemError: a job could not start.
+    is not available, or refuses the job for another reason. EnvironmentProblemError: a job could not start.
     """
     slurm = outside()
-    if not force:
-        require_request(loaded, slurm)
+    if not force and (findings := request_findings(loaded, slurm, partial(script_of, work=work))):
+        raise finding.as_error(findings)
     if problems := job_faults(loaded):
         raise as_error(problems)
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
     """Return the batch script that is submitted."""
-    return batch_script(recipe, request_of(recipe), work, program())
+    return batch_script(recipe, work, program())
 
 
 def program() -> list[str]:
@@ -128,7 +130,7 @@ def submit_again(
 def submit_other(recipe: Recipe, work: Work) -> Submitted:
     """Submit work that is not a run. Raises SlurmError."""
     id = outside().submit(script_of(recipe, work), folder=work.folder)
-    return Submitted((id,), request_of(recipe), work.folder, work.log)
+    return Submitted((id,), described_nodes(recipe), work.folder, work.log)
 
 
 def would_accept(recipe: Recipe, work: Work) -> str:
@@ -171,7 +173,7 @@ def _submit_run(
         if not _all_cancelled(slurm, ids):
             raise _unknown_submission(error, recipe, paths) from error
         raise
-    return Submitted(tuple(ids), request_of(recipe), paths.root, work.log)
+    return Submitted(tuple(ids), described_nodes(recipe), paths.root, work.log)
 
 
 def _all_cancelled(slurm: Slurm, ids: Sequence[str]) -> bool:

@@ -5,7 +5,6 @@ the state of the job is then unknown.
 """
 
 import os
-import pwd
 import re
 import subprocess
 import time
@@ -175,22 +174,6 @@ class Slurm:
         """Return the cluster's partitions with their nodes, including hidden ones. Raises SlurmError."""
         return partitions_in(self._output(SINFO), self._output(SHOWN).split())
 
-    def configuration(self) -> dict[str, str]:
-        """Return the controller's settings by name, as the controller prints them; empty if it does not answer."""
-        try:
-            return dict(re.findall(r"^(\w+) *= (.*)$", self._output(["scontrol", "show", "config"]), re.M))
-        except SlurmError:
-            return {}
-
-    def accounts(self) -> list[str]:
-        """Return the accounts that the user may charge; empty: accounting has none, or there is no accounting."""
-        try:
-            user = f"user={pwd.getpwuid(os.geteuid()).pw_name}"
-            words = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", user, "format=account"]
-            return sorted(set(self._output(words).split()))
-        except (KeyError, SlurmError):
-            return []
-
     def _from_controller(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
         if not ids:
             return {}
@@ -273,7 +256,8 @@ def _absent(why: str) -> SlurmAbsentError:
 
 def _without_program(text: str) -> str:
     """Return Slurm's message on one line, without the names of its programs."""
-    lines = [re.sub(r"^(s\w+: )?(error: )?", "", line).strip() for line in text.strip().splitlines()]
+    words = re.compile(r"^(s\w+: )?(error: |allocation failure: )?")
+    lines = [words.sub("", line).strip() for line in text.strip().splitlines()]
     return "; ".join(line for line in lines if line)
 
 

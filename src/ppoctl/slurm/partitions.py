@@ -26,6 +26,12 @@ class NodeKind:
     """GPUs of one node by type. The type is empty if the cluster defines no type."""
     features: frozenset[str]
 
+    @property
+    def is_available(self) -> bool:
+        """Whether jobs can start on these nodes now or after the jobs that use them. Slurm prints a letter behind the
+        state of a node that does not answer (`*`) or is reserved (`$`)."""
+        return bool(re.fullmatch(r"(idle|mixed|allocated|completing|planned)[^*$]?", self.state))
+
     def gpus_of(self, type: str | None) -> int:
         """Return how many GPUs of this type a job can get on one node; None: GPUs of any type."""
         return sum(self.gpus.values()) if type is None else self.gpus.get(type, 0)
@@ -49,15 +55,6 @@ class Partition:
     """Largest number of nodes of one job; None: all nodes."""
     kinds: tuple[NodeKind, ...]
     """Kinds of its nodes; empty: no nodes, or Slurm does not show them (private, or cloud nodes not yet created)."""
-
-    @property
-    def is_up(self) -> bool:
-        return self.state == "up"
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes of the partition, including nodes that are down, since they may return."""
-        return sum(kind.count for kind in self.kinds)
 
 
 def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:

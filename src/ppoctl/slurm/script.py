@@ -13,7 +13,7 @@ from pathlib import Path
 from ppoctl.errors import quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import Apptainer, BareNodes, Pyxis
-from ppoctl.slurm.request import Request
+from ppoctl.slurm.request import nodes_of
 
 PASSED_ON = ("HOME", "PATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
 """Variables of the submitting shell that every job gets if they are set: locations of programs and models."""
@@ -38,15 +38,15 @@ class Work:
     """Whether the job works on a run directory, so that a requeued job can resume it."""
 
 
-def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence[str]) -> str:
+def batch_script(recipe: Recipe, work: Work, program: Sequence[str]) -> str:
     """Return the script that Slurm runs on the first node.
 
     `program` is the submitting shell's command for `ppoctl`.
     """
     table = recipe.slurm
     return _template().substitute(
-        title=f"Run `{recipe.name}` of ppoctl: {_described(request)}.",
-        options="\n".join(f"#SBATCH {option}" for option in _options(recipe, request, work)),
+        title=f"Run `{recipe.name}` of ppoctl: {described_nodes(recipe)}.",
+        options="\n".join(f"#SBATCH {option}" for option in _options(recipe, work)),
         folder=quoted(work.folder),
         setup="\n".join(f"    {line}" for line in _setup(recipe)),
         command=" ".join(map(quoted, _words(recipe, work, program))),
@@ -83,14 +83,14 @@ def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
     return [*step, *before, *([recipe.slurm.command] if recipe.slurm.command else program), *work.words]
 
 
-def _options(recipe: Recipe, request: Request, work: Work) -> Iterator[str]:
+def _options(recipe: Recipe, work: Work) -> Iterator[str]:
     table = recipe.slurm
     options = {
         "job-name": recipe.name,
         "partition": table.partition,
         "account": table.account,
         "qos": table.qos,
-        "nodes": request.nodes,
+        "nodes": nodes_of(recipe),
         "ntasks-per-node": 1,
         "gpus-per-node": ":".join(str(part) for part in (table.gpu_type, table.gpus_per_node) if part) or None,
         "cpus-per-task": table.cpus_per_node,
@@ -123,9 +123,11 @@ def _setup(recipe: Recipe) -> Iterator[str]:
     yield from (line for text in recipe.slurm.setup for line in text.splitlines())
 
 
-def _described(request: Request) -> str:
-    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
-    return nodes if not request.gpus_per_node else f"{nodes} of {request.gpus_per_node} GPUs"
+def described_nodes(recipe: Recipe) -> str:
+    """Return the requested nodes in words, such as `2 nodes of 8 GPUs`."""
+    count, gpus = nodes_of(recipe), recipe.slurm.gpus_per_node
+    nodes = "1 node" if count == 1 else f"{count} nodes"
+    return f"{nodes} of {gpus} GPUs" if gpus else nodes
 
 
 class _Template(string.Template):
