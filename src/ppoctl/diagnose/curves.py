@@ -37,6 +37,8 @@ class Curves:
     """Run directory, for commands in hints."""
     recipe: Mapping[str, Any]
     series: Mapping[str, Points]
+    saved: Sequence[int] = ()
+    """Steps with saved states, which a resume can return to."""
 
     @property
     def steps(self) -> int:
@@ -82,6 +84,13 @@ class Curves:
         """Return the option that multiplies a number by a factor, rounded to one digit; None if the key is absent."""
         value = self.key(key)
         return None if value is None else self.set(key, float(f"{value * factor:.1g}"))
+
+    def back_to(self, step: int) -> str:
+        """Return the second half of a hint: how to continue from a state before a step that broke the run."""
+        saved = max((each for each in self.saved if each < step), default=None)
+        if saved is None:
+            return "; start again: a broken run does not recover"
+        return f"; continue from before: ppoctl resume {self.run} --back-to {saved}"
 
     def _averaged(self, metric: Metric | str) -> int:
         return min(max(len(self.of(metric)) // 3, 1), AVERAGED)

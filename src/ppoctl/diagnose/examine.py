@@ -10,6 +10,7 @@ from ppoctl.errors import quoted
 from ppoctl.finding import Finding, Level, note, ok
 from ppoctl.metric_registry import REWARD_SCORE_MEAN
 from ppoctl.report.run_reader import read_runs
+from ppoctl.store.retention import saved_steps
 
 RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.scorer_errors,
@@ -39,23 +40,23 @@ FEWEST = 5
 def read(run: Path) -> Curves:
     """Read a run. Raises the errors of `read_runs`."""
     read = read_runs([run])[0]
-    return Curves(quoted(str(run)), read.recipe, read.series)
+    return Curves(quoted(run), read.recipe, read.series, saved_steps(read.paths, read.outlines.roles))
 
 
 def examine(run: Curves) -> list[Symptom]:
-    """Return the symptoms of a run: causes first, the most likely one at the top; then their consequences, as
-    notes."""
+    """Return the symptoms of a run: what broke the run first, then other causes in the order of `RULES`, then the
+    consequences, as notes."""
+    found = [symptom for rule in RULES if (symptom := rule(run)) is not None]
+    breaking = sorted(filter(_is_breaking, found), key=lambda each: each.step)
     causes: list[Symptom] = []
     consequences: list[Symptom] = []
-    for found in filter(None, (rule(run) for rule in RULES)):
-        root = next((cause for cause in causes if _explains(cause, found)), None)
+    for each in [*breaking, *(each for each in found if not _is_breaking(each))]:
+        root = next((cause for cause in causes if _is_breaking(cause) and each.step >= cause.step), None)
         if root is None:
-            causes.append(found)
+            causes.append(each)
         else:
-            text = f"{found.finding.what}; a consequence of `{root.finding.kind}`"
-            consequences.append(
-                replace(found, finding=replace(found.finding, level=Level.NOTE, what=text, hint=None))
-            )
+            text = f"{each.finding.what}; a consequence of `{root.finding.kind}`"
+            consequences.append(replace(each, finding=replace(each.finding, level=Level.NOTE, what=text, hint=None)))
     return [*causes, *consequences]
 
 
@@ -72,6 +73,5 @@ def summary(run: Curves, found: Sequence[Symptom]) -> list[Finding]:
     return findings
 
 
-def _explains(cause: Symptom, other: Symptom) -> bool:
-    is_breaking = cause.finding.is_error and cause.finding.kind in BREAKING
-    return is_breaking and other.step >= cause.step
+def _is_breaking(found: Symptom) -> bool:
+    return found.finding.is_error and found.finding.kind in BREAKING

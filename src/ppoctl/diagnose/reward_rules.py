@@ -5,11 +5,10 @@ Each rule returns a symptom, or None. Bounds are from docs/reading-curves.md and
 
 from ppoctl import metric_registry as registry
 from ppoctl.diagnose.curves import Curves, Points, Symptom, symptom
+from ppoctl.diagnose.update_rules import EQUAL
 from ppoctl.finding import Level
 
 SCORE, SPREAD = registry.REWARD_SCORE_MEAN, registry.REWARD_SCORE_STD
-EQUAL = 1e-6
-"""Standard deviation of equal scores (bound of `health.reward_spread`)."""
 
 
 def scorer_errors(run: Curves) -> Symptom | None:
@@ -31,17 +30,18 @@ def scorer_errors(run: Curves) -> Symptom | None:
 
 def template(run: Curves) -> Symptom | None:
     """Nine in ten responses of step 1 do not end, and their scores are near 0: the model does not recognize the form
-    of the prompt. The page's truncated run, with a right template, had 0.58 truncated responses at a score of 0.24."""
+    of the prompt. The page's truncated run, whose template was right, had 0.58 at a score of 0.24."""
     score, truncated = run.of(SCORE), run.of(registry.ROLLOUT_TRUNCATED_FRAC)
     if not score or not truncated or truncated[0][1] < 0.9 or abs(score[0][1]) > 0.05:
         return None
+    longer = run.set("rollout.max_new_tokens", 4 * run.key("rollout.max_new_tokens"))
     return symptom(
         Level.ERROR,
         "template",
         truncated[0][0],
         f"before any update, `{truncated[0][1]:.2g}` of the responses do not end, and the mean score is "
         f"{score[0][1]:.2g}: the chat template or the prompt is wrong, or the limit of tokens is far too low",
-        f"ppoctl preview {run.run}/recipe.toml --rows 1; then {run.set('rollout.max_new_tokens', 4 * run.key('rollout.max_new_tokens'))}",
+        f"ppoctl preview {run.run}/recipe.toml --rows 1; if the prompt is right: {longer}",
         "longest",
     )
 
@@ -126,38 +126,34 @@ def truncation(run: Curves) -> Symptom | None:
 
 
 def gamed(run: Curves) -> Symptom | None:
-    """The score rises, and a further metric of the scorer falls below 0.7 of its first values (page: 0.37), or the KL
-    from the reference is above 0.5 (page). If responses have grown by half first, length is what the scorer rewards.
+    """The score rises, and a further metric of the scorer falls below 0.7 of its first value (page: 0.37), or the KL
+    from the reference is above 0.5 (page). If responses have grown by half before, length is what the scorer rewards.
     """
-    rise = run.recent(SCORE) - run.early(SCORE)
-    if run.steps < 5 or not rise > run.early(SPREAD) / 4:
+    early, recent = run.early(SCORE), run.recent(SCORE)
+    if run.steps < 5 or not recent - early > run.early(SPREAD) / 4:
         return None
-    falls = [step for name in run.series if registry.reward_part(name) and (step := _fall(run, name)) is not None]
-    far = run.since(registry.KL_REFERENCE_MEAN, 0.5) if run.recent(registry.KL_REFERENCE_MEAN) > 0.5 else None
-    if not falls and far is None:
+    signs = {
+        f"reward/{name}_mean falls": step
+        for name in map(registry.reward_part, run.series)
+        if name and (step := _fall(run, f"reward/{name}_mean")) is not None
+    }
+    distance = run.recent(registry.KL_REFERENCE_MEAN)
+    if distance > 0.5 and (far := run.since(registry.KL_REFERENCE_MEAN, 0.5)) is not None:
+        signs[f"kl/reference_mean is `{distance:.2g}`, above 0.5"] = far
+    if not signs:
         return None
-    step = min([*falls, *([] if far is None else [far])])
-    tokens = registry.ROLLOUT_RESPONSE_TOKENS_MEAN
-    longer = (
-        run.since(tokens, 1.5 * run.of(tokens)[0][1]) if run.recent(tokens) > 1.5 * run.of(tokens)[0][1] else None
-    )
-    is_length = longer is not None and longer <= step + 1
-    shown = (
-        f"kl/reference_mean is `{run.recent(registry.KL_REFERENCE_MEAN):.2g}`"
-        if not falls
-        else "another metric of the scorer falls"
-    )
+    sign = min(signs, key=lambda each: signs[each])
+    tokens = run.of(registry.ROLLOUT_RESPONSE_TOKENS_MEAN)
+    longer = run.since(registry.ROLLOUT_RESPONSE_TOKENS_MEAN, 1.5 * tokens[0][1])
+    is_length = longer is not None and longer <= signs[sign] + 1
+    growth = f"responses grow from {tokens[0][1]:.3g} to {tokens[-1][1]:.3g} tokens, and " if is_length else ""
+    stop = run.set("health.reference_kl", '{max=0.5, action="stop"}')
     return symptom(
         Level.ERROR,
         "length" if is_length else "scorer",
-        step,
-        f"the score rises from {run.early(SCORE):.3g} to `{run.recent(SCORE):.3g}`, but "
-        + (f"responses grow to {run.recent(tokens):.3g} tokens and " if is_length else "")
-        + shown
-        + ": the scorer rewards the wrong thing",
-        run.set("reward.length_penalty", "{per_token=0.01}")
-        if is_length
-        else "fix the scorer; stop such a run: " + run.set("health.reference_kl", '{max=0.5, action="stop"}'),
+        signs[sign],
+        f"the scorer rewards the wrong thing: the score rises from {early:.3g} to `{recent:.3g}`, but {growth}{sign}",
+        run.set("reward.length_penalty", "{per_token=0.01}") if is_length else f"the scorer; to stop early: {stop}",
         "longest" if is_length else "best",
     )
 
@@ -196,14 +192,14 @@ def score_falls(run: Curves) -> Symptom | None:
     window = min(max(len(points) // 3, 1), 10)
     means = [(points[at][0], _mean(points[at : at + window])) for at in range(len(points) - window + 1)]
     step, best = max(means, key=lambda point: point[1], default=(0, 0.0))
-    if len(points) < 6 or best - run.recent(SCORE) <= max(run.early(SPREAD), run.recent(SPREAD)) / 4:
+    if len(points) < 6 or best - run.recent(SCORE) <= max(value for _, value in run.of(SPREAD)) / 4:
         return None
     return symptom(
         Level.WARNING,
         "score-falls",
         step,
         f"the mean score of {window} steps fell from {best:.3g} to `{run.recent(SCORE):.3g}`",
-        f"{run.scaled('actor.optimizer.lr', 0.3)}; return: ppoctl resume {run.run} --back-to {step}",
+        f"{run.scaled('actor.optimizer.lr', 0.3)}{run.back_to(step + 1)}",
         "worst",
     )
 

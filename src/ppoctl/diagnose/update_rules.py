@@ -13,33 +13,31 @@ HEALTHY_KL = 1e-3
 """`policy/approx_kl` of a step that learns well (page: 0.0005 to 0.003)."""
 LARGE_KL, BREAKING_KL = 0.05, 0.5
 """Upper bound of a healthy step (registry), and bound of `health.kl` by default."""
+EQUAL = 1e-6
+"""Standard deviation of equal scores (bound of `health.reward_spread`)."""
 ABSENT_KL = 1e-5
 """`policy/approx_kl` below which the actor does not change (page)."""
 
 
 def learning_rate_high(run: Curves) -> Symptom | None:
-    """KL of two steps above 0.05, or of one above 0.1. The page's broken runs had 0.17 and 3.57 at step 1.
+    """KL of a step above 0.05. The page's broken runs had 0.17 and 3.57 at step 1. A healthy run can recover from one
+    large first step (0.11): the rule is silent if the newest steps are small and the score has risen.
 
     The KL of a small step grows with the square of the learning rate, which gives the suggested value.
     """
     large = [(step, kl) for step, kl in run.of(registry.POLICY_APPROX_KL) if kl > LARGE_KL]
-    peak = max((kl for _, kl in large), default=0.0)
-    if len(large) < 2 and peak <= 2 * LARGE_KL:
+    rise = run.recent(registry.REWARD_SCORE_MEAN) - run.early(registry.REWARD_SCORE_MEAN)
+    if not large or (rise > 0 and run.recent(registry.POLICY_APPROX_KL) <= LARGE_KL):
         return None
-    step, first = large[0]
-    is_broken = (
-        peak > BREAKING_KL or run.recent(registry.REWARD_SCORE_MEAN) < run.of(registry.REWARD_SCORE_MEAN)[0][1]
-    )
-    lower = run.scaled("actor.optimizer.lr", math.sqrt(HEALTHY_KL / first))
+    step, kl = large[0]
+    is_broken = max(kl for _, kl in large) > BREAKING_KL or rise < 0
     return symptom(
         Level.ERROR if is_broken else Level.WARNING,
         "learning-rate-high",
         step,
-        f"the actor changes too much: policy/approx_kl is `{first:.3g}`, above {LARGE_KL} "
+        f"the actor changes too much: policy/approx_kl is `{kl:.3g}`, above {LARGE_KL} "
         f"(actor.optimizer.lr is {run.key('actor.optimizer.lr'):g})",
-        f"{lower}; a broken run does not recover: ppoctl resume {run.run} --back-to {step - 1}"
-        if is_broken and step > 1
-        else lower,
+        f"{run.scaled('actor.optimizer.lr', math.sqrt(HEALTHY_KL / kl))}{run.back_to(step) if is_broken else ''}",
         "worst",
     )
 
@@ -49,7 +47,7 @@ def learning_rate_low(run: Curves) -> Symptom | None:
     rate, and the KL from the reference is read instead."""
     metric = registry.POLICY_APPROX_KL if _updates_per_step(run) > 1 else registry.KL_REFERENCE_MEAN
     points = [point for point in run.of(metric) if metric is registry.POLICY_APPROX_KL or point[0] > 2]
-    if not points or run.recent(registry.REWARD_SCORE_STD) <= 1e-6:
+    if not points or run.recent(registry.REWARD_SCORE_STD) <= EQUAL:
         return None
     peak = max(value for _, value in points)
     if peak >= ABSENT_KL or _is_warming_up(run):
@@ -82,25 +80,20 @@ def kl_penalty(run: Curves) -> Symptom | None:
     reference stays below 0.02 (page: 0.007 instead of 0.064), and the score hardly rises."""
     reference, score = run.of(registry.KL_REFERENCE_MEAN), registry.REWARD_SCORE_MEAN
     coef = run.recent(registry.KL_COEF) if run.of(registry.KL_COEF) else run.key("ppo.kl.coef")
-    if len(reference) < 5 or coef is None:
+    if len(reference) < 5 or coef is None or max(kl for _, kl in reference) > 0.02:
         return None
     distance, spread = run.recent(registry.KL_REFERENCE_MEAN), run.recent(registry.REWARD_SCORE_STD)
     penalty = coef * distance * run.recent(registry.ROLLOUT_RESPONSE_TOKENS_MEAN)
-    if (
-        penalty < spread / 10
-        or max(kl for _, kl in reference) > 0.02
-        or run.recent(score) - run.early(score) > spread / 4
-    ):
+    if penalty < spread / 10 or run.recent(score) - run.early(score) > spread / 4:
         return None
-    adaptive = run.key("ppo.kl.adaptive") or {}
-    key = next((f"ppo.kl.adaptive.{name}" for name in adaptive if name.startswith("target") and adaptive[name]), None)
+    targets = [name for name, value in (run.key("ppo.kl.adaptive") or {}).items() if "target" in name and value]
     return symptom(
         Level.WARNING,
         "kl-penalty",
-        reference[-1][0] if len(reference) == 1 else reference[1][0],
+        reference[1][0],
         f"the KL penalty holds the actor at the reference: kl/reference_mean is `{distance:.2g}`, a penalty of "
         f"{penalty:.2g} per response at scores with a standard deviation of {spread:.2g} (ppo.kl.coef is {coef:g})",
-        run.scaled(key, 10) if key else run.scaled("ppo.kl.coef", 0.1),
+        run.scaled(f"ppo.kl.adaptive.{targets[0]}", 10) if targets else run.scaled("ppo.kl.coef", 0.1),
     )
 
 
@@ -108,47 +101,43 @@ def critic(run: Curves) -> Symptom | None:
     """Explained variance within 0.01 of 0 in five steps or more (page: -0.00007 instead of 0.1 to 0.2), and values
     that differ from the returns by half; or an explained variance below -0.1: the critic's errors are then greater
     than the differences between returns."""
-    points = run.of(registry.VALUE_EXPLAINED_VARIANCE)[1:]
-    recent = run.recent(registry.VALUE_EXPLAINED_VARIANCE)
-    value, returned = run.recent(registry.VALUE_MEAN), run.recent(registry.VALUE_RETURN_MEAN)
-    is_frozen = (
-        max((abs(each) for _, each in points), default=1.0) < 0.01 and abs(value - returned) > abs(returned) / 2
-    )
-    if len(points) < 5 or run.recent(registry.REWARD_SCORE_STD) <= 1e-6 or not (is_frozen or recent < -0.1):
+    explained = run.of(registry.VALUE_EXPLAINED_VARIANCE)[1:]
+    if len(explained) < 5 or run.recent(registry.REWARD_SCORE_STD) <= EQUAL:
         return None
-    own = "critic.optimizer.lr" if run.key("critic.optimizer") else None
+    recent, value = run.recent(registry.VALUE_EXPLAINED_VARIANCE), run.recent(registry.VALUE_MEAN)
+    returned = run.recent(registry.VALUE_RETURN_MEAN)
+    is_frozen = max(abs(each) for _, each in explained) < 0.01 and abs(value - returned) > abs(returned) / 2
+    if not is_frozen and recent >= -0.1:
+        return None
+    epochs = run.key("ppo.critic_epochs") or run.key("ppo.epochs")
     return symptom(
         Level.WARNING,
         "critic",
-        points[0][0],
+        explained[0][0],
         f"the critic explains nothing: value/explained_variance is `{recent:.2g}`, the mean value is {value:.2g} "
         f"at a mean return of {returned:.2g}",
-        (run.set(own, 10 * run.key("actor.optimizer.lr")) if own and is_frozen else None)
-        or run.set("ppo.critic_epochs", 2 * (run.key("ppo.critic_epochs") or run.key("ppo.epochs"))),
+        run.set("critic.optimizer.lr", 10 * run.key("actor.optimizer.lr"))
+        if is_frozen and run.key("critic.optimizer")
+        else run.set("ppo.critic_epochs", 2 * epochs),
     )
 
 
 def entropy(run: Curves) -> Symptom | None:
-    """Entropy below a tenth of its first value (the page's healthy run: a fifth after 40 steps), while the score has
-    stopped to rise below its highest mean."""
-    step = run.since(registry.POLICY_ENTROPY_MEAN, run.early(registry.POLICY_ENTROPY_MEAN) / 10, below=True)
-    score = [value for _, value in run.of(registry.REWARD_SCORE_MEAN)]
-    if (
-        step is None
-        or run.steps < 6
-        or run.recent(registry.REWARD_SCORE_MEAN) > max(score) - run.recent(registry.REWARD_SCORE_STD) / 10
-    ):
+    """Entropy below a tenth of its first values (the page's healthy run: a fifth after 40 steps), and a score that is
+    below the highest by more than a tenth of its standard deviation."""
+    first, score = run.early(registry.POLICY_ENTROPY_MEAN), registry.REWARD_SCORE_MEAN
+    step = run.since(registry.POLICY_ENTROPY_MEAN, first / 10, below=True)
+    best = max((value for _, value in run.of(score)), default=0.0)
+    if step is None or run.steps < 6 or run.recent(score) > best - run.recent(registry.REWARD_SCORE_STD) / 10:
         return None
-    loss = run.key("ppo.policy_loss") or {}
+    is_clip = run.key("ppo.policy_loss.kind") == "clip" and run.key("ppo.policy_loss.clip_high") < 0.28
     return symptom(
         Level.WARNING,
         "entropy",
         step,
-        f"entropy collapses: policy/entropy_mean fell from `{run.early(registry.POLICY_ENTROPY_MEAN):.2g}` to "
+        f"entropy collapses: policy/entropy_mean fell from `{first:.2g}` to "
         f"`{run.recent(registry.POLICY_ENTROPY_MEAN):.2g}`",
-        run.set("ppo.policy_loss.clip_high", 0.28)
-        if loss.get("kind") == "clip" and loss["clip_high"] < 0.28
-        else run.scaled("actor.optimizer.lr", 0.3),
+        run.set("ppo.policy_loss.clip_high", 0.28) if is_clip else run.scaled("actor.optimizer.lr", 0.3),
         "best",
     )
 
