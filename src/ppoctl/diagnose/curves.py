@@ -86,11 +86,10 @@ class Curves:
         return None if value is None else self.set(key, float(f"{value * factor:.1g}"))
 
     def back_to(self, step: int) -> str:
-        """Return the second half of a hint: how to continue from a state before a step that broke the run."""
+        """Return the second half of a hint: the command that continues from the newest saved state before a step;
+        empty if there is none."""
         saved = max((each for each in self.saved if each < step), default=None)
-        if saved is None:
-            return "; start again: a broken run does not recover"
-        return f"; continue from before: ppoctl resume {self.run} --back-to {saved}"
+        return "" if saved is None else f"; continue from before: ppoctl resume {self.run} --back-to {saved}"
 
     def _averaged(self, metric: Metric | str) -> int:
         return min(max(len(self.of(metric)) // 3, 1), AVERAGED)

@@ -20,6 +20,7 @@ RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.reward_dead,
     reward_rules.gamed,
     update_rules.learning_rate_low,
+    reward_rules.reward_noise,
     update_rules.kl_penalty,
     reward_rules.groups,
     reward_rules.truncation,
@@ -31,7 +32,7 @@ RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.score_falls,
 )
 """Rules; a cause comes before its consequences."""
-BREAKING = ("temperature", "template", "learning-rate-high", "reward-dead", "scorer", "length")
+BREAKING = ("temperature", "template", "learning-rate-high", "reward-dead", "reward-noise", "scorer", "length")
 """Kinds of errors that change everything later in the run: other symptoms that begin no earlier are consequences."""
 FEWEST = 5
 """Number of steps below which trends are not judged."""

@@ -91,6 +91,27 @@ def reward_dead(run: Curves) -> Symptom | None:
     )
 
 
+def reward_noise(run: Curves) -> Symptom | None:
+    """For ten steps or more, the critic has learned the mean of the returns (within a half) but none of their
+    differences (explained variance within 0.01 of 0; a healthy run leaves it within five steps), and the score has
+    not risen. The runs with shuffled scores of `benchmarks/learning.py` have this form."""
+    explained, returned = run.of(registry.VALUE_EXPLAINED_VARIANCE), run.recent(registry.VALUE_RETURN_MEAN)
+    is_mean_known = abs(run.recent(registry.VALUE_MEAN) - returned) <= abs(returned) / 2
+    is_risen = run.recent(SCORE) - run.early(SCORE) > run.recent(SPREAD) / 4
+    recent = run.recent(registry.VALUE_EXPLAINED_VARIANCE)
+    if len(explained) < 10 or abs(recent) >= 0.01 or not is_mean_known or is_risen or run.recent(SPREAD) <= EQUAL:
+        return None
+    return symptom(
+        Level.ERROR,
+        "reward-noise",
+        explained[0][0],
+        "scores do not depend on the responses: the critic predicts their mean, but value/explained_variance is "
+        f"`{recent:.1g}`, and the score does not rise",
+        f"ppoctl validate {run.run}/recipe.toml --reward",
+        "best",
+    )
+
+
 def groups(run: Curves) -> Symptom | None:
     """Over nine in ten prompts have equal scores (registry: a healthy run is below a half, until the task is
     learned), so that their responses have advantage 0."""

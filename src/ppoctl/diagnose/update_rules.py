@@ -117,7 +117,7 @@ def critic(run: Curves) -> Symptom | None:
         f"the critic explains nothing: value/explained_variance is `{recent:.2g}`, the mean value is {value:.2g} "
         f"at a mean return of {returned:.2g}",
         run.set("critic.optimizer.lr", 10 * run.key("actor.optimizer.lr"))
-        if is_frozen and run.key("critic.optimizer")
+        if is_frozen and run.key("critic.optimizer.lr")
         else run.set("ppo.critic_epochs", 2 * epochs),
     )
 
