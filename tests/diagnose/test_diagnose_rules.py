@@ -73,7 +73,8 @@ CASES: Sequence[tuple[str, str, Curves, Curves]] = (
      changed(PPO, {SCORE: steps(1, 4), REFERENCE: steps(0.1, 0.7), TOKENS: steps(10, 14)}),
      changed(PPO, {SCORE: steps(1, 4), REFERENCE: steps(0.1, 0.5), TOKENS: steps(10, 16)})),
     ("reward-dead", "ppoctl validate runs/ppo/recipe.toml --reward",
-     changed(PPO, {SCORE: steps(1), SPREAD: steps(0)}), changed(PPO, {SCORE: steps(0.5), SPREAD: [0.3] * 10 + [0, 0]})),
+     changed(PPO, {SCORE: steps(1), SPREAD: steps(0)}),
+     changed(PPO, {SCORE: steps(0.5), SPREAD: [0.3] * 10 + [0, 0]})),
     ("temperature", "--set rollout.temperature=1.0",
      changed(PPO, {SCORE: [0.2, 0.3]}, rollout__temperature=1.5),
      changed(PPO, {SCORE: [0.22, 0.3]}, rollout__temperature=1.5)),
@@ -81,7 +82,8 @@ CASES: Sequence[tuple[str, str, Curves, Curves]] = (
      changed(PPO, {SCORE: steps(0.5, 0.6), SPREAD: steps(0.5), "value/explained_variance": steps(0.3, 0.1, -0.009)}),
      changed(PPO, {SCORE: steps(0.5, 0.6), SPREAD: steps(0.5), "value/explained_variance": steps(0.3, 0.1, -0.011)})),
     ("template", "ppoctl preview runs/ppo/recipe.toml --rows 1",
-     changed(PPO, {SCORE: [0.04] * 12, TRUNCATED: [0.95] * 12}), changed(PPO, {SCORE: [0.06] * 12, TRUNCATED: steps(0)})),
+     changed(PPO, {SCORE: [0.04] * 12, TRUNCATED: [0.95] * 12}),
+     changed(PPO, {SCORE: [0.06] * 12, TRUNCATED: [0.95] * 12})),
 )  # fmt: skip
 
 

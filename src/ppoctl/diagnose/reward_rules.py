@@ -30,19 +30,31 @@ def scorer_errors(run: Curves) -> Symptom | None:
 
 def template(run: Curves) -> Symptom | None:
     """Nine in ten responses of step 1 do not end, and their scores are near 0: the model does not recognize the form
-    of the prompt. The page's truncated run, whose template was right, had 0.58 at a score of 0.24."""
-    score, truncated = run.of(SCORE), run.of(registry.ROLLOUT_TRUNCATED_FRAC)
-    if not score or not truncated or truncated[0][1] < 0.9 or abs(score[0][1]) > 0.05:
+    of the prompt. The page's truncated run, whose template was right, had 0.58 at a score of 0.24.
+
+    If responses end, but under a tenth of them is right (scores of 0 and 1 have the variance m (1 - m)), the task may
+    also be hard, and the finding is a note.
+    """
+    score, spread, truncated = run.of(SCORE), run.of(SPREAD), run.of(registry.ROLLOUT_TRUNCATED_FRAC)
+    if not score or not spread or not truncated:
+        return None
+    (step, mean), (_, deviation), (_, cut) = score[0], spread[0], truncated[0]
+    is_endless = cut >= 0.9 and abs(mean) <= 0.05
+    if not is_endless and not (0 < mean < 0.1 and abs(deviation**2 - mean * (1 - mean)) < 0.01):
         return None
     longer = run.set("rollout.max_new_tokens", 4 * run.key("rollout.max_new_tokens"))
     return symptom(
-        Level.ERROR,
+        Level.ERROR if is_endless else Level.NOTE,
         "template",
-        truncated[0][0],
-        f"before any update, `{truncated[0][1]:.2g}` of the responses do not end, and the mean score is "
-        f"{score[0][1]:.2g}: the chat template or the prompt is wrong, or the limit of tokens is far too low",
-        f"ppoctl preview {run.run}/recipe.toml --rows 1; if the prompt is right: {longer}",
-        "longest",
+        step,
+        f"before any update, `{cut:.2g}` of the responses do not end, and the mean score is {mean:.2g}: the chat "
+        "template or the prompt is wrong, or the limit of tokens is far too low"
+        if is_endless
+        else f"before any update, the mean score is `{mean:.2g}`: the chat template or the prompt is wrong, or the "
+        "task is hard",
+        f"ppoctl preview {run.run}/recipe.toml --rows 1"
+        + (f"; if the prompt is right: {longer}" if is_endless else ""),
+        "longest" if is_endless else "worst",
     )
 
 
