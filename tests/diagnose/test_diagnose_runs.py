@@ -13,12 +13,19 @@ from ppoctl.finding import Level
 
 PLANTED = {
     "lr-2e-2": ("learning-rate-high", 1, "--set actor.optimizer.lr=3e-4"),
+    "lr-4e-3": ("learning-rate-high", 1, "--set actor.optimizer.lr="),
+    "grpo-lr-4e-7": ("learning-rate-low", 1, "--set actor.optimizer.lr=8e-5"),
     "kl-3": ("kl-penalty", 2, "--set ppo.kl.coef=0.3"),
+    "digit-1": ("scorer", 8, "the scorer; to stop early"),
     "no-tool": ("reward-dead", 9, "ppoctl validate runs/no-tool/recipe.toml --reward"),
     "shuffled": ("reward-noise", 1, "ppoctl validate runs/shuffled/recipe.toml --reward"),
+    "shuffled-3": ("reward-noise", 1, "ppoctl validate runs/shuffled-3/recipe.toml --reward"),
     "untrained": ("template", 1, "ppoctl preview runs/untrained/recipe.toml --rows 1"),
+    "wrong-role": ("template", 1, "ppoctl preview runs/wrong-role/recipe.toml --rows 1"),
 }
 """Run -> kind of the first finding, first step, and the beginning of its hint."""
+NOTES = ("wrong-role",)
+"""Runs whose metrics are also those of a hard task, so that the finding is a note."""
 HEALTHY = ("ppo", "grpo", "lora", "environment", "tool")
 
 
@@ -27,7 +34,7 @@ def test_planted_cause_is_the_first_finding(name: str, kind: str, step: int, hin
     first, *others = examine(recorded(name))
     assert (first.finding.kind, first.finding.where) == (kind, f"step {step}")
     assert (first.finding.hint or "").startswith(hint), first.finding.hint
-    assert first.finding.level in (Level.WARNING, Level.ERROR)
+    assert (first.finding.level is Level.NOTE) == (name in NOTES)
     assert all(each.finding.level is Level.NOTE for each in others), others
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ppoctl.errors import quoted
 from ppoctl.finding import Finding, Level
-from ppoctl.metric import Metric
+from ppoctl.metric_registry import Metric
 
 Points = Sequence[tuple[int, float]]
 Shown = Literal["worst", "best", "longest"]
@@ -39,6 +39,11 @@ class Curves:
     series: Mapping[str, Points]
     saved: Sequence[int] = ()
     """Steps with saved states, which a resume can return to."""
+
+    @property
+    def toml(self) -> str:
+        """The recipe file of the run, for commands in hints."""
+        return f"{self.run}/recipe.toml"
 
     @property
     def steps(self) -> int:
@@ -88,8 +93,8 @@ class Curves:
     def back_to(self, step: int) -> str:
         """Return the second half of a hint: the command that continues from the newest saved state before a step;
         empty if there is none."""
-        saved = max((each for each in self.saved if each < step), default=None)
-        return "" if saved is None else f"; continue from before: ppoctl resume {self.run} --back-to {saved}"
+        step = max((saved for saved in self.saved if saved < step), default=-1)
+        return "" if step < 0 else f"; continue from before: ppoctl resume {quoted(self.run)} --back-to {step}"
 
     def _averaged(self, metric: Metric | str) -> int:
         return min(max(len(self.of(metric)) // 3, 1), AVERAGED)

@@ -39,9 +39,9 @@ def evidence(paths: RunPaths, found: Symptom) -> Evidence | None:
     if step is None:
         return None
     try:
-        row = max(source.rows(step), key=_ORDER[found.sample])
+        found_row = max(source.rows(step), key=_ORDER[found.sample])
     except PpoctlError:  # the records are being written or removed
         return None
-    return Evidence(
-        step, row.row, row.prompt_id, f"ppoctl show {quoted(paths.root)} --step {step} --sample {row.row}"
-    )
+    row = found_row.row
+    command = f"ppoctl show {quoted(paths.root)} --step {step} --sample {row}"
+    return Evidence(step, row, found_row.prompt_id, command)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ppoctl.diagnose import reward_rules, update_rules
 from ppoctl.diagnose.curves import Curves, Symptom
-from ppoctl.errors import quoted
 from ppoctl.finding import Finding, Level, note, ok
 from ppoctl.metric_registry import REWARD_SCORE_MEAN
 from ppoctl.report.run_reader import read_runs
@@ -41,7 +40,7 @@ FEWEST = 5
 def read(run: Path) -> Curves:
     """Read a run. Raises the errors of `read_runs`."""
     read = read_runs([run])[0]
-    return Curves(quoted(run), read.recipe, read.series, saved_steps(read.paths, read.outlines.roles))
+    return Curves(str(run), read.recipe, read.series, saved_steps(read.paths, read.outlines.roles))
 
 
 def examine(run: Curves) -> list[Symptom]:

@@ -6,6 +6,7 @@ Each rule returns a symptom, or None. Bounds are from docs/reading-curves.md and
 from ppoctl import metric_registry as registry
 from ppoctl.diagnose.curves import Curves, Points, Symptom, symptom
 from ppoctl.diagnose.update_rules import EQUAL
+from ppoctl.errors import quoted
 from ppoctl.finding import Level
 
 SCORE, SPREAD = registry.REWARD_SCORE_MEAN, registry.REWARD_SCORE_STD
@@ -24,7 +25,7 @@ def scorer_errors(run: Curves) -> Symptom | None:
         f"the scorer fails: {metric.name} is `{max(failed, slow):.2g}`, above 0.01",
         run.scaled("reward.timeout_s", 2)
         if metric is registry.REWARD_TIMEOUT_FRAC
-        else f"ppoctl show {run.run} --list --outcome error",
+        else f"ppoctl show {quoted(run.run)} --list --outcome error",
     )
 
 
@@ -52,8 +53,7 @@ def template(run: Curves) -> Symptom | None:
         if is_endless
         else f"before any update, the mean score is `{mean:.2g}`: the chat template or the prompt is wrong, or the "
         "task is hard",
-        f"ppoctl preview {run.run}/recipe.toml --rows 1"
-        + (f"; if the prompt is right: {longer}" if is_endless else ""),
+        f"ppoctl preview {quoted(run.toml)} --rows 1" + (f"; if the prompt is right: {longer}" if is_endless else ""),
         "longest" if is_endless else "worst",
     )
 
@@ -98,7 +98,7 @@ def reward_dead(run: Curves) -> Symptom | None:
         + (": the task is learned" if is_learned else ""),
         None
         if is_learned
-        else f"ppoctl validate {run.run}/recipe.toml --reward; if the scorer is right, use other rows",
+        else f"ppoctl validate {quoted(run.toml)} --reward; if the scorer is right, use other rows",
         None if is_learned else "worst",
     )
 
@@ -119,7 +119,7 @@ def reward_noise(run: Curves) -> Symptom | None:
         explained[0][0],
         "scores do not depend on the responses: the critic predicts their mean, but value/explained_variance is "
         f"`{recent:.1g}`, and the score does not rise",
-        f"ppoctl validate {run.run}/recipe.toml --reward",
+        f"ppoctl validate {quoted(run.toml)} --reward",
         "best",
     )
 

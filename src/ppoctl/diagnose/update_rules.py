@@ -112,7 +112,7 @@ def critic(run: Curves) -> Symptom | None:
     epochs = run.key("ppo.critic_epochs") or run.key("ppo.epochs")
     return symptom(
         Level.WARNING,
-        "critic",
+        "explained-variance",
         explained[0][0],
         f"the critic explains nothing: value/explained_variance is `{recent:.2g}`, the mean value is {value:.2g} "
         f"at a mean return of {returned:.2g}",
