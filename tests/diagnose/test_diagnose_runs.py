@@ -13,8 +13,9 @@ from ppoctl.finding import Level
 
 PLANTED = {
     "lr-2e-2": ("learning-rate-high", 1, "--set actor.optimizer.lr=3e-4"),
-    "lr-4e-3": ("learning-rate-high", 1, "--set actor.optimizer.lr="),
+    "lr-4e-3": ("learning-rate-high", 1, "--set actor.optimizer.lr=2e-4"),
     "grpo-lr-4e-7": ("learning-rate-low", 1, "--set actor.optimizer.lr=8e-5"),
+    "critic-lr-1e-6": ("explained-variance", 2, "--set critic.optimizer.lr=0.004"),
     "kl-3": ("kl-penalty", 2, "--set ppo.kl.coef=0.3"),
     "digit-1": ("scorer", 8, "the scorer; to stop early"),
     "no-tool": ("reward-dead", 9, "ppoctl validate runs/no-tool/recipe.toml --reward"),
