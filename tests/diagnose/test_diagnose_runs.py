@@ -18,9 +18,11 @@ PLANTED = {
     "critic-lr-1e-6": ("explained-variance", 2, "--set critic.optimizer.lr=0.004"),
     "kl-3": ("kl-penalty", 2, "--set ppo.kl.coef=0.3"),
     "digit-1": ("scorer", 8, "the scorer; to stop early"),
+    "never-right": ("reward-dead", 1, "ppoctl validate runs/never-right/recipe.toml --reward"),
     "no-tool": ("reward-dead", 9, "ppoctl validate runs/no-tool/recipe.toml --reward"),
     "shuffled": ("reward-noise", 1, "ppoctl validate runs/shuffled/recipe.toml --reward"),
     "shuffled-3": ("reward-noise", 1, "ppoctl validate runs/shuffled-3/recipe.toml --reward"),
+    "temperature-2": ("temperature", 1, "--set rollout.temperature=1.0"),
     "untrained": ("template", 1, "ppoctl preview runs/untrained/recipe.toml --rows 1"),
     "wrong-role": ("template", 1, "ppoctl preview runs/wrong-role/recipe.toml --rows 1"),
 }
