@@ -1,14 +1,18 @@
 """Rules of `diagnose` at their bounds: a healthy recorded run in which the metrics of one rule are replaced."""
 
+import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
+from conventions.conftest import ROOT
 from diagnose.recorded import changed, recorded
 from for_each import for_each
 from ppoctl.diagnose.curves import Curves
 from ppoctl.diagnose.examine import RULES, examine, summary
 from ppoctl.finding import Level
+from ppoctl.loading.load import load
 
 GRPO, PPO = recorded("grpo"), recorded("ppo")
 KL, SCORE, SPREAD, EQUAL = "policy/approx_kl", "reward/score_mean", "reward/score_std", "advantage/equal_groups_frac"
@@ -135,6 +139,12 @@ def test_clipped_sequences_and_bounded_weights_are_not_judged_as_clipped_tokens(
     assert kinds(changed(GRPO, {"policy/clip_frac": steps(0.6)}, ppo__policy_loss__kind=loss)) == []
 
 
+def test_value_head_on_the_actor_is_changed_by_its_coefficient() -> None:
+    values = {"value/explained_variance": steps(-0.009), "value/value_mean": steps(0.3)}
+    run = changed(PPO, values, critic__on="actor", ppo__value_loss={"coef": 0.5})
+    assert examine(run)[0].finding.hint == "--set ppo.value_loss.coef=2.0"
+
+
 def test_actor_in_warmup_is_not_judged() -> None:
     slow = {KL: [1e-7, 2e-7], "policy/lr": [1e-5, 2e-5]}
     assert kinds(changed(GRPO, slow)) == []
@@ -146,3 +156,11 @@ def test_one_step_is_judged_by_what_one_step_shows() -> None:
     assert kinds(run) == []
     assert [(each.level, each.what[:3]) for each in summary(run, [])] == [(Level.NOTE, "`1`"), (Level.OK, "17 ")]
     assert kinds(changed(run, {KL: [0.17]})) == ["learning-rate-high"]
+
+
+@for_each((kind, broken) for kind, _, broken, _ in CASES)
+def test_suggested_setting_is_valid_in_the_recipe_of_the_run(kind: str, broken: Curves) -> None:
+    hint = examine(broken)[0].finding.hint or ""
+    settings = [word.rstrip(";") for option, word in pairwise(shlex.split(hint)) if option == "--set"]
+    assert settings or hint.startswith("ppoctl "), f"{kind}: {hint}"
+    load([ROOT / "recipes" / f"quickstart{'-grpo' if broken.run == GRPO.run else ''}.toml"], settings)

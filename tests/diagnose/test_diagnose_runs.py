@@ -18,6 +18,7 @@ PLANTED = {
     "critic-lr-1e-6": ("explained-variance", 2, "--set critic.optimizer.lr=0.004"),
     "kl-3": ("kl-penalty", 2, "--set ppo.kl.coef=0.3"),
     "digit-1": ("scorer", 8, "the scorer; to stop early"),
+    "max-tokens-12": ("truncation", 1, "--set rollout.max_new_tokens=24"),
     "never-right": ("reward-dead", 1, "ppoctl validate runs/never-right/recipe.toml --reward"),
     "no-tool": ("reward-dead", 9, "ppoctl validate runs/no-tool/recipe.toml --reward"),
     "shuffled": ("reward-noise", 1, "ppoctl validate runs/shuffled/recipe.toml --reward"),

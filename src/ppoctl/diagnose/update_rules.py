@@ -110,15 +110,19 @@ def critic(run: Curves) -> Symptom | None:
     if not is_frozen and recent >= -0.1:
         return None
     epochs = run.key("ppo.critic_epochs") or run.key("ppo.epochs")
+    if run.key("critic.on"):  # a value head on the actor's model has no update of its own
+        hint = run.scaled("ppo.value_loss.coef", 3)
+    elif is_frozen:
+        hint = run.set("critic.optimizer.lr", 10 * run.key("actor.optimizer.lr"))
+    else:
+        hint = run.set("ppo.critic_epochs", 2 * epochs)
     return symptom(
         Level.WARNING,
         "explained-variance",
         explained[0][0],
         f"the critic explains nothing: value/explained_variance is `{recent:.2g}`, the mean value is {value:.2g} "
         f"at a mean return of {returned:.2g}",
-        run.set("critic.optimizer.lr", 10 * run.key("actor.optimizer.lr"))
-        if is_frozen and run.key("critic.optimizer.lr")
-        else run.set("ppo.critic_epochs", 2 * epochs),
+        hint,
     )
 
 
