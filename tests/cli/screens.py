@@ -51,6 +51,7 @@ SCREENS = {
     "prompt": Screen("show seed-42 --prompt train/003562-5641199a", columns=100),
     "eval-samples": Screen("show seed-42 --eval --limit 8"),
     "gone": Screen("show seed-42 --step 1"),
+    "diagnose": Screen("diagnose seed-42"),
     "plot": Screen("plot seed-42 --metric reward/score_mean"),
     "compare": Screen("compare seed-42 seed-7", columns=100),
     "report": Screen("report seed-42 seed-7 -o both.html"),

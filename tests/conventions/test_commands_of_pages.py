@@ -27,7 +27,10 @@ PAGES = [
 COMMANDS = typer.main.get_command(app)
 NAMES = set(COMMANDS.commands)  # type: ignore[attr-defined]
 
-RUN = ("--version", "recipes", "validate", "plan", "preview", "status", "logs", "compare", "resume", "runs", "plot")
+RUN = (
+    "--version", "recipes", "validate", "plan", "preview", "status", "logs", "compare", "resume", "runs", "plot",
+    "diagnose",
+)  # fmt: skip
 """Commands that only read, except with the options below; `resume` with `--plan`."""
 NOT_RUN = {
     "train": "minutes",

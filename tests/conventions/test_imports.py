@@ -76,9 +76,7 @@ ARROWS: dict[str, set[str]] = {
         "engines.vllm", "environments", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports",
         "batch", "recipe", "model", "activity", "machine", "errors",
     },
-    "diagnose": {
-        "finding", "batch", "loading", "metric_registry", "recipe", "report", "store", "errors",
-    },
+    "diagnose": {"finding", "metric_registry", "report", "store", "errors"},
     "report": {
         "chart", "loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors",
     },

@@ -66,6 +66,7 @@ COMMANDS: list[tuple[tuple[str, ...], int | None]] = [
     (("runs", "/"), 0),
     (("stop", "/nowhere"), 2),
     (("report", "/nowhere"), 2),
+    (("diagnose", "/nowhere"), 2),
     (("doctor",), None),
     (("recipes", "list"), 0),
     (("recipes", "algorithms"), 0),

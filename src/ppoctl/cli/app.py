@@ -23,6 +23,7 @@ import typer
 from ppoctl.cli import (
     compare,
     convert,
+    diagnose,
     doctor,
     evaluate,
     logs,
@@ -71,6 +72,7 @@ app.command(cls=Command)(stop.stop)
 app.command(cls=Command)(rm.rm)
 app.command(cls=Command)(show.show)
 app.command(cls=Command)(plot.plot)
+app.command(cls=Command)(diagnose.diagnose)
 app.command(cls=Command)(compare.compare)
 app.command(cls=Command)(report.report)
 app.command("convert-ckpt", cls=Command)(convert.convert_ckpt)

@@ -45,6 +45,7 @@ EXAMPLES: dict[str, str] = {
     "plot": """
         ppoctl plot my other --metric reward/score_mean
         ppoctl plot my --out curves.svg""",
+    "diagnose": "ppoctl diagnose my",
     "report": "ppoctl report my other -o both.html",
     "compare": """
         ppoctl compare my other          # differences, and where samples differ
@@ -74,7 +75,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
     "Run": ("train", "resume", "stop", "rollout", "eval"),
     "Monitor": ("runs", "status", "logs"),
-    "Inspect": ("show", "plot", "compare", "report"),
+    "Inspect": ("diagnose", "show", "plot", "compare", "report"),
     "Export and clean up": ("convert-ckpt", "track", "rm"),
 }
 """The commands of `ppoctl` in the order in which a person needs them."""

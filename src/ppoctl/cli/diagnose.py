@@ -1,0 +1,48 @@
+"""`ppoctl diagnose`: why a run does not learn."""
+
+from typing import TYPE_CHECKING, Any
+
+from ppoctl.cli import render
+from ppoctl.cli.options import JsonOption, RunArgument
+from ppoctl.errors import ExitCode, RecipeError, quoted
+
+if TYPE_CHECKING:
+    from ppoctl.diagnose.evidence import Evidence
+    from ppoctl.finding import Finding
+
+
+def diagnose(run: RunArgument, json: JsonOption = False) -> int | None:
+    """Find out why a run does not learn. Prints the most likely cause first: since which step, a sample that shows
+    it, and the key to change. Exits with code 5 if the run has failed to learn, with 0 if it is healthy or has only
+    warnings."""
+    from ppoctl.diagnose import examine
+    from ppoctl.diagnose.evidence import evidence
+    from ppoctl.store.run_paths import RunPaths
+
+    curves = examine.read(run)
+    if not curves.series:
+        raise RecipeError(f"run `{run}` has no metrics yet", hint=f"ppoctl status {quoted(run)}")
+    symptoms = examine.examine(curves)
+    found: list[tuple[Finding, Evidence | None]] = [
+        (each.finding, evidence(RunPaths(run), each)) for each in symptoms
+    ]
+    found += [(each, None) for each in examine.summary(curves, symptoms)]
+    is_failed = any(finding.is_error for finding, _ in found)
+    if json:
+        render.json({"ok": not is_failed, "findings": [_as_json(*pair) for pair in found]})
+    else:
+        for finding, sample in found:
+            _print(finding, sample)
+    return int(ExitCode.HEALTH) if is_failed else None
+
+
+def _as_json(finding: "Finding", sample: "Evidence | None") -> dict[str, Any]:
+    return {**finding.as_json(), "sample": None if sample is None else vars(sample)}
+
+
+def _print(finding: "Finding", sample: "Evidence | None") -> None:
+    render.prose(f"{finding.level.value}: {finding}")
+    if finding.hint is not None:
+        render.prose(f"    change: {finding.hint}")
+    if sample is not None:
+        render.prose(f"    sample: {render.printable(sample.command)}  (prompt {render.printable(sample.prompt)})")

@@ -1,0 +1,77 @@
+"""The rules in the order of causes, and which symptoms follow from others."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ppoctl.diagnose import reward_rules, update_rules
+from ppoctl.diagnose.curves import Curves, Symptom
+from ppoctl.finding import Finding, Level, note, ok
+from ppoctl.metric_registry import REWARD_SCORE_MEAN
+from ppoctl.report.run_reader import read_runs
+from ppoctl.store.retention import saved_steps
+
+RULES: Sequence[Callable[[Curves], Symptom | None]] = (
+    reward_rules.scorer_errors,
+    reward_rules.temperature,
+    reward_rules.template,
+    update_rules.learning_rate_high,
+    reward_rules.reward_dead,
+    reward_rules.gamed,
+    update_rules.learning_rate_low,
+    reward_rules.reward_noise,
+    update_rules.kl_penalty,
+    reward_rules.groups,
+    reward_rules.truncation,
+    update_rules.critic,
+    update_rules.mismatch,
+    reward_rules.overfitting,
+    update_rules.entropy,
+    update_rules.clip,
+    reward_rules.score_falls,
+)
+"""Rules; a cause comes before its consequences."""
+BREAKING = ("temperature", "template", "learning-rate-high", "reward-dead", "reward-noise", "scorer", "length")
+"""Kinds of errors that change everything later in the run: other symptoms that begin no earlier are consequences."""
+FEWEST = 5
+"""Number of steps below which trends are not judged."""
+
+
+def read(run: Path) -> Curves:
+    """Read a run. Raises the errors of `read_runs`."""
+    read = read_runs([run])[0]
+    return Curves(str(run), read.recipe, read.series, saved_steps(read.paths, read.outlines.roles))
+
+
+def examine(run: Curves) -> list[Symptom]:
+    """Return the symptoms of a run: what broke the run first, then other causes in the order of `RULES`, then the
+    consequences, as notes."""
+    found = [symptom for rule in RULES if (symptom := rule(run)) is not None]
+    breaking = sorted(filter(_is_breaking, found), key=lambda each: each.step)
+    causes: list[Symptom] = []
+    consequences: list[Symptom] = []
+    for each in [*breaking, *(each for each in found if not _is_breaking(each))]:
+        root = next((cause for cause in causes if _is_breaking(cause) and each.step >= cause.step), None)
+        if root is None:
+            causes.append(each)
+        else:
+            text = f"{each.finding.what}; a consequence of `{root.finding.kind}`"
+            consequences.append(replace(each, finding=replace(each.finding, level=Level.NOTE, what=text, hint=None)))
+    return [*causes, *consequences]
+
+
+def summary(run: Curves, found: Sequence[Symptom]) -> list[Finding]:
+    """Return what the symptoms do not say: that there are none, or that the run is too short to show all."""
+    findings = []
+    if 0 < run.steps < FEWEST:
+        findings.append(note(f"`{run.steps}` steps are too few to judge trends", kind="run"))
+    if run.steps and not any(each.finding.level in (Level.WARNING, Level.ERROR) for each in found):
+        score = f"{run.early(REWARD_SCORE_MEAN):.3g} -> {run.recent(REWARD_SCORE_MEAN):.3g}"
+        findings.append(
+            ok(f"{len(RULES)} rules found no problem; reward/score_mean {score}", f"{run.steps} steps", kind="run")
+        )
+    return findings
+
+
+def _is_breaking(found: Symptom) -> bool:
+    return found.finding.is_error and found.finding.kind in BREAKING

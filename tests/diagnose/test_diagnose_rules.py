@@ -1,0 +1,166 @@
+"""Rules of `diagnose` at their bounds: a healthy recorded run in which the metrics of one rule are replaced."""
+
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from conventions.conftest import ROOT
+from diagnose.recorded import changed, recorded
+from for_each import for_each
+from ppoctl.diagnose.curves import Curves
+from ppoctl.diagnose.examine import RULES, examine, summary
+from ppoctl.finding import Level
+from ppoctl.loading.load import load
+
+GRPO, PPO = recorded("grpo"), recorded("ppo")
+KL, SCORE, SPREAD, EQUAL = "policy/approx_kl", "reward/score_mean", "reward/score_std", "advantage/equal_groups_frac"
+TRUNCATED, TOKENS, REFERENCE = "rollout/truncated_frac", "rollout/response_tokens_mean", "kl/reference_mean"
+
+
+def kinds(run: Curves) -> list[str]:
+    return [each.finding.kind for each in examine(run)]
+
+
+def steps(*values: float) -> list[float]:
+    """Return twelve values: each value is repeated, as often as fits."""
+    return [value for value in values for _ in range(12 // len(values))]
+
+
+CASES: Sequence[tuple[str, str, Curves, Curves]] = (
+    # name, hint of the finding, run with the problem, run that is just within the bound
+    ("scorer-errors", "--set reward.timeout_s=20",
+     changed(PPO, {"reward/timeout_frac": steps(0, 0.02)}), changed(PPO, {"reward/timeout_frac": steps(0, 0.01)})),
+    ("learning-rate-high", "--set actor.optimizer.lr=4e-5",
+     changed(PPO, {KL: steps(0.001, 0.09)}), changed(PPO, {KL: steps(0.001, 0.05)})),
+    ("learning-rate-low", "--set actor.optimizer.lr=0.002",
+     changed(GRPO, {KL: steps(9e-6, 1e-9)}), changed(GRPO, {KL: steps(9e-6, 2e-5)})),
+    ("learning-rate-low", "--set actor.optimizer.lr=0.2",
+     changed(GRPO, {KL: steps(0), REFERENCE: steps(0)}, ppo__minibatch_seqs=128),
+     changed(GRPO, {KL: steps(0)}, ppo__minibatch_seqs=128)),
+    ("kl-penalty", "--set ppo.kl.adaptive.target_per_token=0.02",
+     changed(PPO, {REFERENCE: steps(0.01), "kl/coef": steps(0.6), SCORE: steps(0.4, 0.5)},
+             ppo__kl__adaptive={"target_per_token": 0.002, "target_per_sequence": None}),
+     changed(PPO, {REFERENCE: steps(0.01), "kl/coef": steps(0.2), SCORE: steps(0.4, 0.5)})),
+    ("groups", "--set rollout.temperature=1.0",
+     changed(GRPO, {EQUAL: steps(0.8, 0.95)}, rollout__temperature=0.3), changed(GRPO, {EQUAL: steps(0.95, 0.9)})),
+    ("groups", "--set 'rollout.groups={keep=\"mixed\"}'", changed(GRPO, {EQUAL: steps(0.95)}), GRPO),
+    ("truncation", "--set rollout.max_new_tokens=64",
+     changed(PPO, {TRUNCATED: steps(0, 0.3)}), changed(PPO, {TRUNCATED: steps(0.3, 0.1)})),
+    ("explained-variance", "--set critic.optimizer.lr=0.004",
+     changed(PPO, {"value/explained_variance": steps(-0.009), "value/value_mean": steps(0.3)}),
+     changed(PPO, {"value/explained_variance": steps(-0.009), "value/value_mean": steps(0.5)})),
+    ("explained-variance", "--set ppo.critic_epochs=6",
+     changed(PPO, {"value/explained_variance": steps(0.2, -0.2)}, ppo__epochs=3),
+     changed(PPO, {"value/explained_variance": steps(-0.2, -0.1)})),
+    ("mismatch", "--set 'ppo.rollout_correction={kind=\"tis\"}'",
+     changed(PPO, {"mismatch/gap_k3": steps(0.001, 0.02)}), changed(PPO, {"mismatch/gap_k3": steps(0.02, 0.01)})),
+    ("mismatch", "--set model.dtype=float32",
+     changed(PPO, {"mismatch/gap_mean_abs": steps(0.06)}, ppo__rollout_correction__kind="tis"),
+     changed(PPO, {"mismatch/gap_mean_abs": steps(0.05)})),
+    ("entropy", "--set ppo.policy_loss.clip_high=0.28",
+     changed(PPO, {"policy/entropy_mean": steps(0.5, 0.04), SCORE: steps(0.5, 0.8, 0.74), SPREAD: steps(0.5)}),
+     changed(PPO, {"policy/entropy_mean": steps(0.5, 0.04), SCORE: steps(0.5, 0.8, 0.76), SPREAD: steps(0.5)})),
+    ("clip", "--set actor.optimizer.lr=6e-5",
+     changed(GRPO, {"policy/clip_frac": steps(0.2, 0.31)}), changed(GRPO, {"policy/clip_frac": steps(0.4, 0.3)})),
+    ("overfitting", "--set ppo.kl.coef=0.003",
+     changed(GRPO, {"eval/heldout/pass_at_1": [0.7, 0.5, 0.4], "eval/heldout/pass_at_1_stderr": [0.07] * 3}),
+     changed(GRPO, {"eval/heldout/pass_at_1": [0.7, 0.5, 0.41], "eval/heldout/pass_at_1_stderr": [0.07] * 3})),
+    ("score-falls", "--set actor.optimizer.lr=6e-5",
+     changed(GRPO, {SCORE: steps(0.5, 0.8, 0.6), SPREAD: steps(0.4, 0.6)}),
+     changed(GRPO, {SCORE: steps(0.5, 0.8, 0.66), SPREAD: steps(0.4, 0.6)})),
+    ("length", "--set 'reward.length_penalty={per_token=0.01}'",
+     changed(PPO, {SCORE: steps(1, 4), "reward/right_mean": steps(0.5, 0.5, 0.35), TOKENS: steps(10, 10, 16)}),
+     changed(PPO, {SCORE: steps(1, 4), "reward/right_mean": steps(0.5, 0.5, 0.4), TOKENS: steps(10, 10, 16)})),
+    ("scorer", "the scorer; to stop early",
+     changed(PPO, {SCORE: steps(1, 4), REFERENCE: steps(0.1, 0.7), TOKENS: steps(10, 14)}),
+     changed(PPO, {SCORE: steps(1, 4), REFERENCE: steps(0.1, 0.5), TOKENS: steps(10, 16)})),
+    ("reward-dead", "ppoctl validate runs/ppo/recipe.toml --reward",
+     changed(PPO, {SCORE: steps(1), SPREAD: steps(0)}),
+     changed(PPO, {SCORE: steps(0.5), SPREAD: [0.3] * 10 + [0, 0]})),
+    ("temperature", "--set rollout.temperature=1.0",
+     changed(PPO, {SCORE: [0.2, 0.3]}, rollout__temperature=1.5),
+     changed(PPO, {SCORE: [0.22, 0.3]}, rollout__temperature=1.5)),
+    ("reward-noise", "ppoctl validate runs/ppo/recipe.toml --reward",
+     changed(PPO, {SCORE: steps(0.5, 0.6), SPREAD: steps(0.5), "value/explained_variance": steps(0.3, 0.1, -0.009)}),
+     changed(PPO, {SCORE: steps(0.5, 0.6), SPREAD: steps(0.5), "value/explained_variance": steps(0.3, 0.1, -0.011)})),
+    ("template", "ppoctl preview runs/ppo/recipe.toml --rows 1",
+     changed(PPO, {SCORE: [0.04] * 12, TRUNCATED: [0.95] * 12}),
+     changed(PPO, {SCORE: [0.06] * 12, TRUNCATED: [0.95] * 12})),
+)  # fmt: skip
+
+
+@for_each(CASES)
+def test_rule_finds_the_problem_and_not_its_neighbour(kind: str, hint: str, broken: Curves, within: Curves) -> None:
+    first = examine(broken)[0]
+    assert (first.finding.kind, (first.finding.hint or "")[: len(hint)]) == (kind, hint)
+    assert kind not in kinds(within)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert len({kind for kind, *_ in CASES}) == len(RULES) + 1  # `gamed` has two kinds
+
+
+def test_what_a_broken_run_shows_later_is_a_consequence() -> None:
+    run = changed(PPO, {SCORE: steps(0.5, 0), KL: steps(0.1), SPREAD: steps(0.5, 0), TRUNCATED: steps(0.2, 0.9)})
+    root, *others = examine(run)
+    assert (root.finding.kind, root.finding.level) == ("learning-rate-high", Level.ERROR)
+    assert [(each.finding.kind, each.finding.where) for each in others] == [
+        ("reward-dead", "step 7"),
+        ("truncation", "step 1"),
+        ("score-falls", "step 1"),
+    ]
+    assert all(each.finding.level is Level.NOTE and each.finding.hint is None for each in others)
+    assert others[0].finding.what.endswith("; a consequence of `learning-rate-high`")
+
+
+def test_earlier_of_two_causes_is_first() -> None:
+    dead = {SCORE: steps(0), SPREAD: steps(0), KL: [0.0] * 11 + [0.7]}
+    assert kinds(changed(PPO, dead)) == ["reward-dead", "learning-rate-high"]
+
+
+def test_learned_task_is_not_a_problem() -> None:
+    run = changed(PPO, {SCORE: steps(0.5, 1), SPREAD: steps(0.5, 0)})
+    assert [(each.finding.kind, each.finding.level) for each in examine(run)] == [("reward-dead", Level.NOTE)]
+    assert [each.level for each in summary(run, examine(run))] == [Level.OK]
+
+
+def test_broken_run_returns_to_the_newest_state_before_the_damage() -> None:
+    values = {KL: [0.001] * 7 + [0.9] * 5, SCORE: steps(0.6, 0.1)}
+    run = Curves(PPO.run, changed(PPO, values).recipe, changed(PPO, values).series, saved=(3, 6, 9))
+    assert examine(run)[0].finding.hint == (
+        "--set actor.optimizer.lr=1e-5; continue from before: ppoctl resume runs/ppo --back-to 6"
+    )
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_clipped_sequences_and_bounded_weights_are_not_judged_as_clipped_tokens(loss: str) -> None:
+    assert kinds(changed(GRPO, {"policy/clip_frac": steps(0.6)}, ppo__policy_loss__kind=loss)) == []
+
+
+def test_value_head_on_the_actor_is_changed_by_its_coefficient() -> None:
+    values = {"value/explained_variance": steps(-0.009), "value/value_mean": steps(0.3)}
+    run = changed(PPO, values, critic__on="actor", ppo__value_loss={"coef": 0.5})
+    assert examine(run)[0].finding.hint == "--set ppo.value_loss.coef=2.0"
+
+
+def test_actor_in_warmup_is_not_judged() -> None:
+    slow = {KL: [1e-7, 2e-7], "policy/lr": [1e-5, 2e-5]}
+    assert kinds(changed(GRPO, slow)) == []
+    assert kinds(changed(GRPO, {**slow, "policy/lr": [1e-4, 1.1e-4]})) == ["learning-rate-low"]
+
+
+def test_one_step_is_judged_by_what_one_step_shows() -> None:
+    run = Curves(PPO.run, PPO.recipe, {name: points[:1] for name, points in PPO.series.items()})
+    assert kinds(run) == []
+    assert [(each.level, each.what[:3]) for each in summary(run, [])] == [(Level.NOTE, "`1`"), (Level.OK, "17 ")]
+    assert kinds(changed(run, {KL: [0.17]})) == ["learning-rate-high"]
+
+
+@for_each((kind, broken) for kind, _, broken, _ in CASES)
+def test_suggested_setting_is_valid_in_the_recipe_of_the_run(kind: str, broken: Curves) -> None:
+    hint = examine(broken)[0].finding.hint or ""
+    settings = [word.rstrip(";") for option, word in pairwise(shlex.split(hint)) if option == "--set"]
+    assert settings or hint.startswith("ppoctl "), f"{kind}: {hint}"
+    load([ROOT / "recipes" / f"quickstart{'-grpo' if broken.run == GRPO.run else ''}.toml"], settings)
