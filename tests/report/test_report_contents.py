@@ -99,6 +99,16 @@ def test_band_is_one_standard_deviation_around_the_mean() -> None:
     assert (chart["healthy"], chart["unit"]) == ("rising", "score")
 
 
+def test_values_with_a_small_range_keep_their_differences() -> None:
+    run = by_hand()
+    name, values = "throughput/generated_tokens_per_s", [100000.0, 100000.3, float("nan"), 100000.12345678]
+    lines = [line(1, step, "rollout", 1.0, **{name: value}) for step, value in enumerate(values, start=1)]
+    run = ReadRun(run.label, run.paths, run.facts, run.recipes, lines, history(lines), STORY)
+    chart = curves.chart(name, [run], curves.Steps())["data"]
+    assert chart["series"][0]["values"] == [100000.0, 100000.3, None, 100000.1235]
+    assert (chart["axis"]["low"], chart["axis"]["high"]) == (100000.0, 100000.3)
+
+
 # --- time and events -----------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 The module imports no torch, vLLM or Megatron.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any
 
 from ppoctl import metric_registry
 from ppoctl.chart.axis import value_axis
-from ppoctl.report.formatting import figure, rounded
+from ppoctl.report.formatting import DIGITS, figure, rounded
 from ppoctl.report.run_reader import History, ReadRun
 
 Json = dict[str, Any]
@@ -134,7 +135,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
     metric, band = metric_registry.find(name), band_of(name)
     limit = max(POINTS // len(runs), fewest)
     summaries, data, is_thinned, has_band = [], [], False, False
-    drawn: list[float | None] = []
+    drawn: list[float | None] = []  # all values and edges, which the axis contains
     for number, run in enumerate(runs):
         points = run.series.get(name)
         if not points:
@@ -143,12 +144,21 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         is_thinned |= len(shown) < len(points)
         low, high = _around(run.series, band, shown)
         has_band |= bool(low)
-        drawn += [*(value for _, value in shown), *low, *high]
-        values = [rounded(value) for _, value in shown]
-        data.append({"run": number, "steps": steps.at([step for step, _ in shown]), "values": values})
-        if low:
-            data[-1] |= {"low": low, "high": high}
+        lines: dict[str, Sequence[float | None]] = {"values": [value for _, value in shown]}
+        lines |= {"low": low, "high": high} if low else {}
+        drawn += [value for line in lines.values() for value in line]
+        data.append((number, steps.at([step for step, _ in shown]), lines))
         summaries.append((run.label if len(runs) > 1 else "", summary(points)))
+    axis = value_axis(drawn)
+    digits = DIGITS + max(0, int(math.log10(max(abs(axis.low), abs(axis.high)) / (axis.high - axis.low))))
+    series = [
+        {
+            "run": number,
+            "steps": at,
+            **{key: [rounded(value, digits) for value in line] for key, line in lines.items()},
+        }
+        for number, at, lines in data
+    ]
     return {
         "name": name,
         "unit": "" if metric is None else metric.unit,
@@ -160,8 +170,8 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         "data": {
             "name": name,
             "dots": metric_registry.eval_set(name) is not None,
-            "axis": asdict(value_axis(drawn)),
-            "series": data,
+            "axis": asdict(axis),
+            "series": series,
         },
     }
 
@@ -175,8 +185,8 @@ def _around(series: History, band: Band | None, shown: Points) -> tuple[list[flo
     def edges(table: Mapping[int, float], sign: int) -> list[float | None]:
         pairs = [(value, table.get(step)) for step, value in shown]
         if band.is_spread:
-            return [None if distance is None else rounded(value + sign * distance) for value, distance in pairs]
-        return [rounded(edge) for _, edge in pairs]
+            return [None if distance is None else value + sign * distance for value, distance in pairs]
+        return [edge for _, edge in pairs]
 
     return edges(low, -1), edges(high, 1)
 

@@ -16,9 +16,9 @@ def figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def rounded(value: float | None) -> float | None:
+def rounded(value: float | None, digits: int = DIGITS) -> float | None:
     """Return the number rounded for the page's JSON. None, nan and infinities give None: JSON cannot contain them."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def moment(unix_s: float) -> str:
