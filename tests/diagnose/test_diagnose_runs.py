@@ -30,7 +30,7 @@ PLANTED = {
 """Run -> kind of the first finding, first step, and the beginning of its hint."""
 NOTES = ("wrong-role",)
 """Runs whose metrics are also those of a hard task, so that the finding is a note."""
-HEALTHY = ("ppo", "grpo", "lora", "environment", "tool")
+HEALTHY = ("ppo", "grpo", "rloo", "lora", "environment", "tool")
 
 
 @for_each((name, *expected) for name, expected in PLANTED.items())
