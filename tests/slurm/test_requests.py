@@ -262,6 +262,7 @@ def test_limits_are_those_of_the_partition_that_a_plugin_chooses(tmp_path: Path)
 def test_request_needs_only_one_of_several_partitions(tmp_path: Path) -> None:
     both = recipe("slurm={partition='debug,gpu', gpus_per_node=4, time='60'}", data=12)
     assert found(tmp_path, both) == []
+    assert found(tmp_path, recipe("slurm={partition='cpu,gpu', warn_s=4000}")) == []  # the default of `cpu`: 3600 s
     (finding,) = found(tmp_path, recipe("slurm={partition='debug,gpu', time='3-00'}"))
     assert "that of partition `gpu`" in finding.what
 
