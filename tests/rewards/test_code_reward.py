@@ -1,7 +1,6 @@
 """Code reward: a program is scored by the tests that it passes, even if it reads, prints or breaks other things."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -246,16 +245,14 @@ def test_temporary_failure_of_fusion_endpoint_is_retried(status: int) -> None:
         assert run(SandboxJob("1")).output == "2\n"
 
 
-def test_fusion_endpoint_that_is_down_fails_at_once_and_is_tried_again() -> None:
-    retries = Retries(tries=1, backoff_s=0.01, breaker_failures=2, breaker_pause_s=0.5, give_up_s=0.4)
-    answers = [*[(500, {})] * 3, (200, ended("2\n"))]
-    with endpoint(answers) as (url, received), fusion(url, retries) as run:
-        # Two tries open the breaker. The third is made after a pause; then the endpoint has been down for too long.
-        for why in (*["answers 500"] * 2, *[r"has not answered for 0\.4 s; last error: it answered 500"] * 2):
+def test_fusion_endpoint_that_is_down_loses_responses_until_it_answers() -> None:
+    # The pause before the next try is longer than the breaker's, so only the limit of the downtime ends the tries.
+    retries = Retries(tries=1, backoff_s=0.8, breaker_failures=2, breaker_pause_s=0.3, give_up_s=0.2)
+    with endpoint([*[(500, {})] * 3, (200, ended("2\n"))]) as (url, received), fusion(url, retries) as run:
+        for why in ("answers 500", "answers 500", r"has not answered for 0\.2 s; last error: it answered 500"):
             with pytest.raises(UnreachableError, match=why):
                 run(SandboxJob("1"))
         assert len(received) == 3
-        time.sleep(0.55)
         assert run(SandboxJob("1")).output == "2\n"
 
 
