@@ -1,5 +1,5 @@
-"""What a resume must not change in a run, and the first step that a changed recipe holds for. This module does not
-import torch, so an impossible change fails before slow imports.
+"""Settings that a resume must not change in a run, and the first step that a changed recipe holds for. This module
+does not import torch, so an impossible change fails before slow imports.
 
 A changed recipe holds from the first step without a committed rollout. If the step before that is unfinished and none
 of its committed stages read a changed key, the recipe holds from that earlier step. A failed step can therefore be
