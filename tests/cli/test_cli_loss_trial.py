@@ -14,7 +14,7 @@ FAULTY = """
 def loss(batch):
     return -(batch.advantages - batch.advantages[batch.mask].mean()) * batch.logprobs
 """
-NOTE = "note: `model.path` is `org/base`: it has not been fetched; not checked\n"
+NOTE = "note: r.toml:4: `model.path` is `org/base`: it has not been fetched; not checked\n"
 HINT = "\nhint: ppoctl recipes keys ppo.policy_loss.function\n"
 
 

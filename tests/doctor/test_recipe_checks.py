@@ -16,8 +16,8 @@ from doctor.machines import driver, node
 from fakes.hostile import BROKEN, SLOW, hostile
 from fakes.nvml import FakeNvml
 from ppoctl.doctor import recipe_checks
-from ppoctl.doctor.finding import Verdict
 from ppoctl.doctor.recipe_checks import IntendedRun
+from ppoctl.finding import Level
 from ppoctl.loading.load import load
 from ppoctl.machine import nvml
 from preflight.conftest import MODEL, ROWS
@@ -34,7 +34,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     shutil.copytree(MODEL, "base")
     Path("r.toml").write_text(SMALLEST, "utf-8")
     Path("train.jsonl").write_text("\n".join(ROWS) + "\n", "utf-8")
-    return lambda *sets: IntendedRun(load([Path("r.toml")], sets).recipe)
+    return lambda *sets: IntendedRun(load([Path("r.toml")], sets))
 
 
 @pytest.fixture
@@ -53,65 +53,65 @@ def closed() -> str:
 
 def test_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
     [found] = recipe_checks.model(ask(), LAPTOP)
-    assert found.verdict == Verdict.OK
+    assert found.level == Level.OK
     for file in Path("base").glob("tokenizer*"):
         file.unlink()
     [found] = recipe_checks.model(ask(), LAPTOP)
-    assert found.verdict == Verdict.WRONG
-    assert "has no tokenizer" in found.seen
+    assert found.level == Level.ERROR
+    assert "has no tokenizer" in found.what
 
 
 def test_layout_with_more_gpus_than_the_machine_is_wrong(ask: Ask) -> None:
     wanted = ask("generator.engines=4")
     found = recipe_checks.layout(wanted, node())
-    assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, but this machine offers 2")
-    assert recipe_checks.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).seen == "4 of 8 GPUs"
+    assert (found.level, found.what) == (Level.ERROR, "the recipe needs 4 GPUs, but this machine offers 2")
+    assert recipe_checks.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).what == "4 of 8 GPUs"
     hidden = replace(node(), driver=driver(FakeNvml(count=8)), environ={"CUDA_VISIBLE_DEVICES": "5,6,7"})
-    assert recipe_checks.layout(wanted, hidden).seen.endswith("this machine offers 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
-    assert recipe_checks.layout(wanted, LAPTOP).seen == "4 processes on CPUs"
+    assert recipe_checks.layout(wanted, hidden).what.endswith("this machine offers 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
+    assert recipe_checks.layout(wanted, LAPTOP).what == "4 processes on CPUs"
     joined = ask("generator.engines=4", "cluster.ray_address='head:6379'")
-    assert recipe_checks.layout(joined, node()).verdict == Verdict.OK
+    assert recipe_checks.layout(joined, node()).level == Level.OK
 
 
 def test_memory_and_disk_findings_match_the_start_checks(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert recipe_checks.memory(ask(), LAPTOP).verdict == Verdict.OK
+    assert recipe_checks.memory(ask(), LAPTOP).level == Level.OK
     tiny = replace(node(), driver=driver(FakeNvml(memory=(64 << 20, 0))))
-    assert "needs" in recipe_checks.memory(ask(), tiny).seen
-    assert recipe_checks.saves(ask(), tmp_path / "runs").verdict == Verdict.OK
+    assert "needs" in recipe_checks.memory(ask(), tiny).what
+    assert recipe_checks.saves(ask(), tmp_path / "runs").level == Level.OK
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 10))
     found = recipe_checks.saves(ask(), tmp_path / "runs")
-    assert found.verdict == Verdict.WRONG
-    assert "has 1 KiB free, and the run needs" in found.seen
+    assert found.level == Level.ERROR
+    assert "has 1 KiB free, and the run needs" in found.what
 
 
 def test_unreachable_ray_address_is_wrong(ask: Ask, listening: str) -> None:
     several = "generator.engines=2"
     address = closed()
-    assert recipe_checks.joined_ray(ask(f"cluster.ray_address='{address}'")).verdict == Verdict.OK, (
+    assert recipe_checks.joined_ray(ask(f"cluster.ray_address='{address}'")).level == Level.OK, (
         "one process needs none"
     )
     found = recipe_checks.joined_ray(ask(several, f"cluster.ray_address='{address}'"))
-    assert (found.verdict, found.mend) == (Verdict.WRONG, f"ray status --address {address}")
-    assert recipe_checks.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).verdict == Verdict.OK
+    assert (found.level, found.hint) == (Level.ERROR, f"ray status --address {address}")
+    assert recipe_checks.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).level == Level.OK
 
 
 def test_unreachable_mlflow_is_only_a_warning(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     def at(uri: str) -> IntendedRun:
         return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
 
-    assert recipe_checks.mlflow(ask()).seen == "a sqlite file in the runs folder"
+    assert recipe_checks.mlflow(ask()).what == "a sqlite file in the runs folder"
     address = closed()
     found = recipe_checks.mlflow(at(f"http://{address}"))
-    assert (found.verdict, found.mend) == (Verdict.WARNING, f"curl -sS -o /dev/null http://{address}")
-    assert recipe_checks.mlflow(at("sqlite:////nowhere/at/all.db")).verdict == Verdict.WARNING
+    assert (found.level, found.hint) == (Level.WARNING, f"curl -sS -o /dev/null http://{address}")
+    assert recipe_checks.mlflow(at("sqlite:////nowhere/at/all.db")).level == Level.WARNING
     monkeypatch.setenv("WHERE", f"postgresql://me:secret@{address}")
     found = recipe_checks.mlflow(at("$WHERE/db"))
-    assert found.verdict == Verdict.WARNING
-    assert "secret" not in found.seen
+    assert found.level == Level.WARNING
+    assert "secret" not in found.what
     monkeypatch.delenv("WHERE")
-    assert recipe_checks.mlflow(at("$WHERE/db")).verdict == Verdict.WRONG, "a start refuses that"
+    assert recipe_checks.mlflow(at("$WHERE/db")).level == Level.ERROR, "a start refuses that"
 
 
 @contextmanager
@@ -136,12 +136,12 @@ def test_mlflow_check_sends_and_hides_the_uri_password(ask: Ask, monkeypatch: py
     tracked = ask("tracking={kind='mlflow', uri='$WHERE'}")
     with server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv("WHERE", f"http://me:gehe%40im@{address}/base/")
-        assert recipe_checks.mlflow(tracked).verdict == Verdict.OK
+        assert recipe_checks.mlflow(tracked).level == Level.OK
     assert heard[0].startswith(b"GET /base/health ")
     assert f"Authorization: Basic {base64.b64encode(b'me:gehe@im').decode()}".encode() in heard[0]
     with server(b"220 mail.example ready\r\n") as (address, _):
         monkeypatch.setenv("WHERE", f"http://{address}")
-        assert "the response is not HTTP" in recipe_checks.mlflow(tracked).seen
+        assert "the response is not HTTP" in recipe_checks.mlflow(tracked).what
 
 
 @pytest.mark.timeout(60)
@@ -153,16 +153,16 @@ def test_misbehaving_http_server_is_a_warning_within_the_timeout(ask: Ask, name:
     assert time.monotonic() - began < recipe_checks.ANSWER_S + 2
     only_body = {"less than its length", "a chunk of less than its length"}
     in_time = {name for name in (SLOW | BROKEN) if "body" in name or "chunk" in name or "trailers" in name}
-    assert found.verdict == (Verdict.OK if name in only_body | in_time else Verdict.WARNING)
+    assert found.level == (Level.OK if name in only_body | in_time else Level.WARNING)
 
 
 @pytest.mark.parametrize(
     ("scheme", "line"),
     [("http", b"GET http://mlflow.example:5000/base/health HTTP/1.1"), ("https", b"CONNECT mlflow.example:5000 ")],
 )
-@pytest.mark.parametrize(("status", "verdict"), [(b"200", Verdict.OK), (b"403", None)])
+@pytest.mark.parametrize(("status", "level"), [(b"200", Level.OK), (b"403", None)])
 def test_mlflow_server_is_reached_through_a_proxy(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, scheme: str, line: bytes, status: bytes, verdict: Verdict | None
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, scheme: str, line: bytes, status: bytes, level: Level | None
 ) -> None:
     with server(b"HTTP/1.1 " + status + b" So\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv(f"{scheme}_proxy", f"http://us:er@{address}")
@@ -170,17 +170,17 @@ def test_mlflow_server_is_reached_through_a_proxy(
     assert heard[0].startswith(line)
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"us:er") in heard[0]
     # Any answer of the server is enough, and a proxy forwards it; a rejected tunnel does not reach a server.
-    assert found.verdict == (verdict or (Verdict.OK if scheme == "http" else Verdict.WARNING))
+    assert found.level == (level or (Level.OK if scheme == "http" else Level.WARNING))
 
 
 @pytest.mark.parametrize("uri", ["http://me:geheim@h:p", "http://me:geheim@[x", "postgresql://me@h:geheim/db"])
 def test_invalid_uri_is_a_warning_without_its_text(ask: Ask, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     monkeypatch.setenv("WHERE", uri)
     found = recipe_checks.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
-    assert found.verdict == Verdict.WARNING
-    assert found.seen.endswith("is not reachable: it cannot be read as a URI; training continues without it")
+    assert found.level == Level.WARNING
+    assert found.what.endswith("is not reachable: it cannot be read as a URI; training continues without it")
 
 
 def test_listening_database_is_reached(ask: Ask, listening: str) -> None:
     found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
-    assert (found.verdict, found.seen) == (Verdict.OK, f"`postgresql+psycopg2://{listening}/db`")
+    assert (found.level, found.what) == (Level.OK, f"`postgresql+psycopg2://{listening}/db`")

@@ -25,6 +25,7 @@ from ppoctl.errors import (
     RewardError,
     StorageError,
 )
+from ppoctl.finding import Level, note, without_missing
 from ppoctl.loading.load import load
 from ppoctl.machine import memory
 from ppoctl.preflight import space
@@ -61,9 +62,9 @@ def test_wrong_row_error_names_its_line(folder: Path, case: str) -> None:
     content, says = WRONG_ROWS[case]
     file = folder / "train.jsonl"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    [found] = check(load([Path("r.toml")]).recipe).problems
-    assert says.format(file=file) in found.message
-    assert (found.kind, bool(found.hint)) == (DataError, True)
+    [found] = check(load([Path("r.toml")]).recipe)
+    assert says.format(file=file) in found.what
+    assert (found.error, bool(found.hint)) == (DataError, True)
 
 
 def test_rows_without_scorer_are_counted(folder: Path) -> None:
@@ -71,11 +72,11 @@ def test_rows_without_scorer_are_counted(folder: Path) -> None:
     rows = [{**json.loads(row), "of": "a" if number else "b"} for number, row in enumerate(ROWS)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets = [columns, "reward={kind='choose', by='of', cases={b={kind='gsm8k'}}}"]
-    [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert "of [data.train]: 4 rows, first `train/000001-" in found.message
-    assert "`of` is `a`, and the reward has no case of that name (cases: `b`)" in found.message
-    assert found.kind is RewardError
-    assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe).problems
+    [found] = check(load([Path("r.toml")], sets).recipe)
+    assert "of [data.train]: 4 rows, first `train/000001-" in found.what
+    assert "`of` is `a`, and the reward has no case of that name (cases: `b`)" in found.what
+    assert found.error is RewardError
+    assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe)
 
 
 def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
@@ -90,54 +91,52 @@ def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
     sets = [f"reward={{kind='choose', by='of', {cases}}}"]
     some = check(load([Path("r.toml")], [*sets, "data.eval.x={format='python', function='rows.py:rows'}"]).recipe)
     lacks = "rows are not scored: their reward requires a ground truth, and the rows have none"
-    assert not some.problems
-    assert f"`data.eval.x`: responses to 1 of 4 {lacks}" in some.notes
+    assert some[-1] == note(f"`data.eval.x`: responses to 1 of 4 {lacks}", kind="data")
+    assert {found.level for found in some} == {Level.NOTE}
     columns = "data.eval.x={format='columns', path='held.jsonl', prompt='q', fields=['of']}"
-    none = check(load([Path("r.toml")], [*sets, columns]).recipe).notes
+    none = check(load([Path("r.toml")], [*sets, columns]).recipe)
     hint = "if there is a column: --set data.eval.x.answer=COLUMN"
-    assert f"`data.eval.x`: responses to 2 of 4 {lacks}; {hint}" in none
+    assert none[-1] == note(f"`data.eval.x`: responses to 2 of 4 {lacks}; {hint}", kind="data")
 
 
 def test_reward_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["reward={kind='python', function='mine.py:score'}"]
-    [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"the file `{folder}/mine.py` does not exist" in found.message
+    [found] = check(load([Path("r.toml")], sets).recipe)
+    assert f"the file `{folder}/mine.py` does not exist" in found.what
     (folder / "mine.py").write_text("def score(sample): return 1.0\n")
     recipe = load([Path("r.toml")], sets).recipe
-    assert not check(recipe).problems
+    assert not check(recipe)
     (folder / "mine.py").write_text("def score(sample): return 2.0\n")
-    [found] = check(recipe).problems
-    assert "the reward's function has changed" in found.message
+    [found] = check(recipe)
+    assert "the reward's function has changed" in found.what
     parts = load([Path("r.toml")], ["reward={kind='sum', parts={mine={kind='python', function='mine.py:score'}}}"])
     (folder / "mine.py").write_text("def score(sample): return 3.0\n")
-    [found] = check(parts.recipe).problems
+    [found] = check(parts.recipe)
     assert f"--set reward.parts.mine.function={folder}/mine.py:score`" in (found.hint or "")
 
 
 def test_metric_function_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["eval.metrics=mine.py:measure"]
-    [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"the evaluation's function is `{folder}/mine.py:measure`, but the file" in found.message
+    [found] = check(load([Path("r.toml")], sets).recipe)
+    assert f"the evaluation's function is `{folder}/mine.py:measure`, but the file" in found.what
     (folder / "mine.py").write_text("def measure(samples): return {}\n")
     recipe = load([Path("r.toml")], [*sets, "eval.metrics.timeout_s=5"]).recipe
     assert recipe.eval.metrics is not None
     assert (len(recipe.eval.metrics.digest), recipe.eval.metrics.timeout_s) == (64, 5.0)
-    assert not check(recipe).problems
+    assert not check(recipe)
     (folder / "mine.py").write_text("def measure(samples): return {'n': 1}\n")
-    [found] = check(recipe, lambda path: ".".join(path)).problems
-    assert (found.where, "has changed" in found.message) == ("eval.metrics.function", True)
+    [found] = check(recipe, lambda path: ".".join(path))
+    assert (found.where, "has changed" in found.what) == ("eval.metrics.function", True)
     assert f"--set eval.metrics.function={folder}/mine.py:measure`" in (found.hint or "")
 
 
 def test_missing_sandbox_is_noted_and_is_an_error_if_strict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     code = ["data.train={format='columns', path='rows.jsonl', prompt='q', answer='a'}", "reward.kind=code"]
-    found = check(load([Path("r.toml")], code).recipe, rows=False)
-    errors, [note] = found.judged(strict=False)
-    assert not errors
-    assert "has no safe sandbox for programs (`reward.sandbox` is `namespaces`)" in note
-    [error], _ = found.judged(strict=True)
-    assert error.kind is MissingAssetError
+    [found] = check(load([Path("r.toml")], code).recipe, rows=False)
+    assert "has no safe sandbox for programs (`reward.sandbox` is `namespaces`)" in found.what
+    assert (found.error, found.kind) == (MissingAssetError, "reward")
+    assert without_missing([found]) == [note(f"{found.what}; not checked", kind="reward")]
 
 
 def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
@@ -385,7 +384,7 @@ def test_tracking_uri_variable_is_optional_for_validate_not_train(
     monkeypatch.delenv("WHERE_MLFLOW_IS", raising=False)
     says = "`tracking.uri` is `$WHERE_MLFLOW_IS/one`, but `WHERE_MLFLOW_IS` is not set in the environment"
     assert run(["validate", "r.toml", *sets]) == 0
-    assert f"note: {says}; not checked\n" in capsys.readouterr().err
+    assert f"note: --set: {says}; not checked\n" in capsys.readouterr().err
     assert run(["validate", "r.toml", *sets, "--assets"]) == 3
     assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=VALUE" in capsys.readouterr().err
     assert run(["train", "r.toml", *sets]) == 3

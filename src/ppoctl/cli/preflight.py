@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from ppoctl import units
 from ppoctl.activity import ACTIVITIES, Activity
 from ppoctl.cli import render
+from ppoctl.cli.findings import print_notes
 
 if TYPE_CHECKING:
+    from ppoctl.finding import Finding
     from ppoctl.loading.load import Loaded
-    from ppoctl.loading.problems import Problem
     from ppoctl.preflight.check import OriginOf
     from ppoctl.recipe.schema import Recipe
     from ppoctl.store.run_paths import RunPaths
@@ -19,41 +20,37 @@ if TYPE_CHECKING:
 
 def examined(
     files: Sequence[Path], sets: Sequence[str], *, strict: bool, device: str | None = None
-) -> "tuple[Loaded, list[str]]":
-    """Return the recipe, and notes on its model and data.
+) -> "tuple[Loaded, list[Finding]]":
+    """Return the recipe, and the findings on it, its model and its data.
 
     Raises one error that lists all problems. Unless `strict` is True, an asset that is missing only on this machine
     is a note and not a problem. `device` is the device of the generator (vLLM): `cpu` or `gpu`.
     """
+    from ppoctl.finding import as_error, require_none, without_missing
     from ppoctl.loading.load import examine
-    from ppoctl.loading.problems import as_error
     from ppoctl.loading.rules.across_tables import violations
-    from ppoctl.preflight.check import Findings, check
+    from ppoctl.preflight.check import check
 
-    notes: list[str] = []
     activity = Activity("")
 
     def counted(name: str, rows: int) -> None:
         activity.what = f"reading `data.{name}`: {rows:,} rows"
         render.passing(activity.what)
 
-    def assets(recipe: "Recipe", place: "OriginOf") -> "list[Problem]":
-        findings = check(recipe, place, device=device, counted=counted)
-        notes.extend(findings.notes)
-        return findings.problems
+    def assets(recipe: "Recipe", place: "OriginOf") -> "list[Finding]":
+        return check(recipe, place, device=device, counted=counted)
 
     try:
         with ACTIVITIES.track("checking the recipe, the model and the data") as activity:
-            loaded, problems = examine(files, sets, judges=(violations, assets))
+            loaded, found = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
-    notes += () if loaded is None else loaded.notes
-    errors, all_notes = Findings(problems, notes).judged(strict=strict)
-    for note in all_notes:
-        render.print_stderr(f"note: {note}")
-    if errors or loaded is None:
-        raise as_error(errors or problems)
-    return loaded, all_notes
+    findings = found if strict else without_missing(found)
+    print_notes(findings)
+    require_none(findings)
+    if loaded is None:
+        raise as_error(found)
+    return loaded, findings
 
 
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":

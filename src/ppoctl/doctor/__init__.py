@@ -1,7 +1,6 @@
 """Checks of whether this machine can run ppoctl. Each check returns findings: one for each requirement of a run.
 
     examine         the list of checks, and all their findings
-    finding         result of a check: ok, a warning, or wrong with the command that fixes it
     gpus            driver, build of torch, GPUs, compute mode, peer access, NCCL, compiler
     host            packages, shared memory, limits, ports, Ray, Slurm
     folders         the file system of the runs folder

@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from ppoctl.doctor import folders, gpus, host, recipe_checks
-from ppoctl.doctor.finding import Finding, Verdict
-from ppoctl.errors import without_secrets
+from ppoctl.finding import Finding, wrong
 from ppoctl.machine.host_info import HostInfo
 
 RunCheck = Callable[[], Finding | Iterable[Finding]]
@@ -62,5 +61,4 @@ def findings(
             result = check()
             yield from [result] if isinstance(result, Finding) else result
         except Exception as error:  # noqa: BLE001 - on a broken machine any check may fail; the others must still run
-            message = without_secrets(f"the check failed: {type(error).__name__}: {error}")
-            yield Finding(name, Verdict.WRONG, message)
+            yield wrong(f"the check failed: {type(error).__name__}: {error}", name, kind="doctor")

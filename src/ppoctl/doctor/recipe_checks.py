@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
 from ppoctl.errors import PpoctlError, quoted, without_secrets
+from ppoctl.finding import Finding, from_error, ok, warning, wrong
 from ppoctl.http_client import Connection, connected, time_limit
-from ppoctl.loading.problems import Problem
+from ppoctl.loading.load import Loaded
 from ppoctl.machine.device import VISIBLE
 from ppoctl.machine.host_info import HostInfo
 from ppoctl.preflight.check import check
@@ -31,9 +31,13 @@ _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 class IntendedRun:
     """A recipe that is to run on this machine."""
 
-    recipe: Recipe
-    missing: tuple[Problem, ...] = ()
-    """Models and data that the recipe names and that are missing on this machine."""
+    loaded: Loaded
+    found: tuple[Finding, ...] = ()
+    """Findings of loading, such as data that the recipe names and that are missing on this machine."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.loaded.recipe
 
     @property
     def joins(self) -> str | None:
@@ -46,38 +50,38 @@ def model(run: IntendedRun, machine: HostInfo) -> Iterator[Finding]:
 
     Rows are not checked, because that takes long; `validate` reads all rows.
     """
-    device = "gpu" if machine.gpus else "cpu"
-    problems = [*run.missing, *check(run.recipe, rows=False, device=device).problems]
-    for problem in problems:
-        yield wrong("model", problem.message, problem.hint or "ppoctl recipes keys")
-    if not problems:
-        yield ok("model", f"`{run.recipe.model.path}`, with its tokenizer")
+    found = [*run.found, *check(run.recipe, run.loaded.place, rows=False, device="gpu" if machine.gpus else "cpu")]
+    yield from found
+    if not any(finding.is_error for finding in found):
+        yield ok(f"`{run.recipe.model.path}`, with its tokenizer", "model", kind="model")
 
 
 def layout(run: IntendedRun, machine: HostInfo) -> Finding:
     """Check that there are enough GPUs for the layout."""
     needed, count = devices(run.recipe), len(machine.gpus)
     if run.joins is not None:
-        return ok("layout", f"{needed} devices of the Ray at `{run.joins}`")
+        return ok(f"{needed} devices of the Ray at `{run.joins}`", "layout", kind="gpu")
     if not machine.gpus:
-        return ok("layout", f"{needed} processes on CPUs" if needed > 1 else "one process on CPUs")
+        return ok(f"{needed} processes on CPUs" if needed > 1 else "one process on CPUs", "layout", kind="gpu")
     if needed > count:
         shown = "" if count == machine.gpu_count else f" of {machine.gpu_count} (`{VISIBLE}`)"
         message = f"the recipe needs {needed} GPUs, but this machine offers {count}{shown}"
-        return wrong("layout", message, "ray start --head --port=6379  # on more nodes: docs/many-nodes.md")
-    return ok("layout", f"{needed} of {count} GPUs")
+        return wrong(
+            message, "layout", "ray start --head --port=6379  # on more nodes: docs/many-nodes.md", kind="gpu"
+        )
+    return ok(f"{needed} of {count} GPUs", "layout", kind="gpu")
 
 
 def memory(run: IntendedRun, machine: HostInfo) -> Finding:
     """Check that the run fits in memory, as `plan --here` estimates. The nodes of a running Ray are not checked."""
     if run.joins is not None:
-        return ok("memory", f"not checked: ppoctl train queries the Ray at `{run.joins}`")
+        return ok(f"not checked: ppoctl train queries the Ray at `{run.joins}`", "memory", kind="memory")
     sizes = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
     try:
         require_fit(run.recipe, min(sizes) / 2**30 if sizes else None)
     except PpoctlError as error:
-        return refused("memory", error)
-    return ok("memory", "every stage fits, as estimated by `ppoctl plan --here`")
+        return from_error(error, "memory", kind="memory")
+    return ok("every stage fits, as estimated by `ppoctl plan --here`", "memory", kind="memory")
 
 
 def saves(run: IntendedRun, runs: Path) -> Finding:
@@ -85,41 +89,43 @@ def saves(run: IntendedRun, runs: Path) -> Finding:
     try:
         require_space(run.recipe, runs / run.recipe.name)
     except PpoctlError as error:
-        return refused("saves", error)
-    return ok("saves", "the disk has space for the run")
+        return from_error(error, "saves", kind="disk")
+    return ok("the disk has space for the run", "saves", kind="disk")
 
 
 def joined_ray(run: IntendedRun) -> Finding:
     """Check that a process listens at `cluster.ray_address`. The check does not join Ray, because that takes long."""
     if run.joins is None:
-        return ok("Ray's address", "not used")
+        return ok("not used", "Ray's address", kind="ray")
     host, _, port = run.joins.rpartition(":")
     try:
         connected(host, int(port), time_limit(ANSWER_S)).close()
     except (OSError, ValueError) as error:
         message = f"no response at `cluster.ray_address` `{run.joins}`: {error}"
-        return wrong("Ray's address", message, f"ray status --address {quoted(run.joins)}")
-    return ok("Ray's address", f"`{run.joins}` responds")
+        return wrong(message, "Ray's address", f"ray status --address {quoted(run.joins)}", kind="ray")
+    return ok(f"`{run.joins}` responds", "Ray's address", kind="ray")
 
 
 def mlflow(run: IntendedRun) -> Finding:
     """Check that MLflow is reachable. If it is not, training continues and uploads the missing parts later."""
     tracking = run.recipe.tracking
     if not isinstance(tracking, MlflowTracking):
-        return ok("MLflow", "not used")
+        return ok("not used", "MLflow", kind="mlflow")
     try:
         uri = resolved_uri(tracking.uri)
     except PpoctlError as error:
-        return refused("MLflow", error)
+        return from_error(error, "MLflow", kind="mlflow")
     if uri is None:
-        return ok("MLflow", "a sqlite file in the runs folder")
+        return ok("a sqlite file in the runs folder", "MLflow", kind="mlflow")
     shown = without_secrets(uri)
     try:
         _reach(uri)
     except (OSError, ValueError, HTTPException) as error:
         message = f"`tracking.uri` `{shown}` is not reachable: {_words(error)}; training continues without it"
-        return warning("MLflow", message, f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None)
-    return ok("MLflow", f"`{shown}`")
+        return warning(
+            message, "MLflow", f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None, kind="mlflow"
+        )
+    return ok(f"`{shown}`", "MLflow", kind="mlflow")
 
 
 def _reach(uri: str) -> None:

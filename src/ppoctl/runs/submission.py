@@ -13,11 +13,11 @@ from typing import Any
 from ppoctl.batch.digest_cache import OnDigestProgress, kept_digest
 from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
+from ppoctl.finding import require_none
 from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.layers import path_of
 from ppoctl.loading.load import Loaded
-from ppoctl.loading.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.new_run import create, make_way
 from ppoctl.runs.staging import job_faults
@@ -56,8 +56,7 @@ def require_accepted(loaded: Loaded, *, force: bool) -> None:
     slurm = outside()
     if not force:
         require_request(loaded, slurm)
-    if problems := job_faults(loaded):
-        raise as_error(problems)
+    require_none(job_faults(loaded))
 
 
 def script_of(recipe: Recipe, work: Work) -> str:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ppoctl.errors import RecipeError, quoted
+from ppoctl.finding import problem
 from ppoctl.loading.load import Loaded
-from ppoctl.loading.problems import Problem
 from ppoctl.recipe.parallel import devices, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import limit_s, memory_mib
@@ -98,7 +98,7 @@ def _as_error(faults: Sequence[_RequestFault], loaded: Loaded) -> RecipeError:
     for fault in faults:
         words = _sets(fault.nearest)
         text = f"{fault.message}; nearest: `{words}`" if words else fault.message
-        lines.append(str(Problem(loaded.origins[f"slurm.{fault.key}"], text)))
+        lines.append(str(problem(text, loaded.origins[f"slurm.{fault.key}"])))
         sets |= fault.nearest
     return RecipeError("\n".join(lines), hint=f"change the recipe, or add `{_sets(sets)}`" if sets else "sinfo")
 
