@@ -1,27 +1,66 @@
-"""HTTP client with one time limit for a complete exchange, whatever the server sends. It imports only the standard
-library.
+"""HTTP client of reward services, Sandbox Fusion and the checks of servers: limits of each try, retries, and one
+circuit breaker for all threads that use the client.
 
-    Connection.exchange: name lookup, connection, TLS, request, status, headers, body: together within `limit_s`
+    request: wait for the breaker --> try, over `http_network` --> pause --> next try
 
-The time limit of a socket restarts with each byte, so `http.client` waits forever for a server that sends a byte now
-and then. Here each call on the socket gets the remaining time of the exchange.
+The client is built on httpcore, the transport below httpx. The time limits of httpx restart with each byte, so a
+server that sends a byte now and then is never too late. aiohttp has a limit for the complete exchange, but requires
+an event loop next to the threads of its users. httpcore accepts a network backend: here, each operation gets the
+remaining time of its try. Connections that stay open, TLS, proxies and tunnels come from httpcore. It follows no
+redirects.
 """
 
-import io
-import socket
+import math
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
-from threading import Thread
-from typing import Any, cast
-from urllib.parse import urlsplit
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from threading import Condition, Event
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+from zlib import crc32
 
-LeftS = Callable[[], float]
-"""Function that returns the remaining seconds, or raises TimeoutError if no time is left."""
+import httpcore
+
+from ppoctl.errors import ServiceLostError
+from ppoctl.http_network import HttpNetwork
+
+_BUSY = frozenset((408, 425, 429))
+_LONGEST_BACKOFF_S = 60.0
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """Limits of one try."""
+
+    answer_s: float
+    """Seconds from the name lookup to the last byte of the body."""
+    most_bytes: int
+    """Maximum length of the body; 0: the body is not read."""
+    connect_s: float = 10.0
+    """Seconds until the connection, with TLS, is established."""
+    first_byte_s: float = math.inf
+    """Seconds from the name lookup to the first byte of the body."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """Number of tries of a request, and pauses between them. A try fails if there is no answer, or if the status is
+    408, 425, 429 or 5xx. All other answers are final."""
+
+    tries: int = 1
+    backoff_s: float = 1.0
+    """Pause before the second try. It doubles before each further try, and a random factor from 0.5 to 1.5 applies. A
+    `Retry-After` header of the server replaces the pause."""
+    breaker_failures: int = 16
+    """Number of consecutive tries without an answer, or with status 5xx, after which the server counts as down."""
+    breaker_pause_s: float = 5.0
+    """Pause between two tries while the server is down. Other requests wait, without losing tries."""
+    give_up_s: float = 30.0
+    """Seconds of downtime after which requests fail at once, except one every `breaker_pause_s`."""
 
 
 @dataclass(frozen=True)
@@ -33,171 +72,258 @@ class HttpResponse:
     """Header values by lowercase name."""
     body: bytes
     is_whole: bool
-    """Whether `body` is complete. False: the server's body is longer than the client reads, and `body` contains only
-    the first bytes."""
+    """Whether `body` is complete. False: it contains only the first `most_bytes` bytes."""
+    tries: int = 1
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the server may answer otherwise at the next try."""
+        return self.status in _BUSY or self.status >= 500
 
 
-class Connection:
-    """Connection to a server, which stays open between exchanges. One thread calls `exchange`; any thread may call
-    `cut`."""
+class NoAnswerError(Exception):
+    """The server did not answer, or its answer is not valid HTTP. The message does not contain the URL, which may
+    contain a password."""
 
-    def __init__(self, url: str, *, limit_s: float, most_bytes: int) -> None:
-        """Set the limits: read at most `most_bytes` of a body; 0: do not wait for the body. Raises ValueError or
-        HTTPException if the URL is not valid."""
-        address = urlsplit(url)
-        host = address.netloc.rpartition("@")[2]
-        self._tls = ssl.create_default_context() if address.scheme == "https" else None
-        self._http = HTTPConnection(host) if self._tls is None else HTTPSConnection(host, context=self._tls)
-        self._target = (address.path or "/") + (f"?{address.query}" if address.query else "")
-        self._limit_s, self._most_bytes = limit_s, most_bytes
-        self._left_s: LeftS = time_limit(limit_s)
-        self._socket: socket.socket | None = None
-        self._is_cut = False
+    def __init__(self, why: str, *, is_late: bool = False) -> None:
+        super().__init__(why)
+        self.is_late = is_late
 
-    def exchange(
-        self, method: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, target: str = ""
-    ) -> HttpResponse:
-        """Send a request and read the response. Raises TimeoutError if the exchange exceeds the time limit, and
-        OSError or HTTPException if the response is not valid. The connection is then closed."""
-        was_open, self._left_s = self._socket is not None, time_limit(self._limit_s)
-        request = (method, target or self._target, body, dict(headers or {}))
+
+class HttpClient:
+    """Client of one URL. Any thread may send a request; connections stay open for later requests."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: HttpLimits,
+        retries: Retries = Retries(),
+        *,
+        headers: Mapping[str, str] | None = None,
+        may_use_proxy: bool = False,
+    ) -> None:
+        """Raises ValueError if the URL is not valid. A user in the URL is sent to the server. With `may_use_proxy`,
+        the proxy in the environment, if any, is used."""
+        parts = urlsplit(url)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        host = (parts.hostname or "").encode("idna")
+        self._url = httpcore.URL(scheme=parts.scheme, host=host, port=parts.port, target=target.encode())
+        name = f"[{host.decode()}]" if b":" in host else host.decode()
+        own = {"Host": name if parts.port is None else f"{name}:{parts.port}", "Accept-Encoding": "identity"}
+        self._headers = _encoded({**own, **_user(parts, "Authorization"), **(headers or {})})
+        self._limits, self._retries = limits, retries
+        self._closing = Event()
+        self._breaker = Breaker(url, retries, limits.answer_s, self._closing)
+        self._network = HttpNetwork()
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        proxy = _proxy(parts) if may_use_proxy else None
+        self._pool = httpcore.ConnectionPool(
+            tls, proxy, max_connections=None, keepalive_expiry=None, network_backend=self._network
+        )
+
+    def request(self, method: str, body: bytes | None = None) -> HttpResponse:
+        """Return the first final answer, or the answer to the last try. Raises NoAnswerError if there is none, and
+        ServiceLostError if the server has been down for `give_up_s`."""
+        chance = Random(crc32(body or b""))  # distributes tries over time, equally in every run
+        tried, has_failed = 0, False
+        while not self._closing.is_set():
+            is_only_try = self._breaker.enter(has_failed=has_failed)
+            answer = self._tried(method, body)
+            if isinstance(answer, HttpResponse) and not answer.is_temporary:
+                return replace(answer, tries=tried + 1)
+            # The single try while the server is down is made for all requests, so it does not count as a try of this
+            # request.
+            tried, has_failed = tried + (not is_only_try), True
+            if tried >= self._retries.tries:
+                if isinstance(answer, HttpResponse):
+                    return replace(answer, tries=tried)
+                after = f" (after {tried} tries)" if tried > 1 else ""
+                raise NoAnswerError(f"{answer}{after}", is_late=answer.is_late) from answer
+            self._closing.wait(backoff_s(self._retries, tried, answer, chance))
+        raise NoAnswerError("the client was closed")
+
+    def close(self) -> None:
+        """End running requests, and close the connections. May be called twice. A request that waits for a name
+        lookup or a connection ends at its time limit."""
+        self._closing.set()
+        self._breaker.wake()
+        self._network.cut()
+        for connection in self._pool.connections:
+            if connection.is_idle():  # any other connection is closed by the thread that uses it
+                connection.close()
+
+    def _tried(self, method: str, body: bytes | None) -> HttpResponse | NoAnswerError:
+        deadlines = _Deadlines(self._limits)
         try:
+            answer = self._exchanged(method, body, deadlines)
+        except NoAnswerError as error:
+            self._breaker.failed(str(error))
+            return error
+        if answer.status >= 500:
+            self._breaker.failed(f"it answered {answer.status}")
+        else:
+            self._breaker.answered()
+        return answer
+
+    def _exchanged(self, method: str, body: bytes | None, deadlines: "_Deadlines") -> HttpResponse:
+        while True:
+            connects: list[str] = []
+
+            def traced(event: str, _: Any, connects: list[str] = connects) -> None:
+                if event == "connection.connect_tcp.started":
+                    connects.append(event)
+
             try:
-                return self._exchanged(*request)
-            except (HTTPException, OSError):
-                # The server may have closed the connection since the last exchange, so connect again once.
-                if not was_open or self._is_cut:
-                    raise
-                self.close()
-                return self._exchanged(*request)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, ValueError):  # the length is not a number, or the TLS connection was closed early
-                raise HTTPException(str(error)) from error
-            raise
+                return self._exchange(method, body, {"timeout": deadlines.by_operation, "trace": traced})
+            except (httpcore.NetworkError, httpcore.RemoteProtocolError) as error:
+                # The server may have closed an open connection since its last exchange, so use another one.
+                if connects or self._closing.is_set():
+                    raise deadlines.no_answer(error) from error
+            except (
+                httpcore.TimeoutException,
+                httpcore.ProtocolError,
+                httpcore.ProxyError,
+                ImportError,
+                ValueError,
+            ) as error:
+                raise deadlines.no_answer(error) from error
 
-    def _exchanged(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> HttpResponse:
-        if self._socket is None:
-            self._connect()
-        self._http.request(method, target, body, headers)
-        response = self._http.getresponse()
-        read = response.read(self._most_bytes + 1) if self._most_bytes else b""
-        if self._is_cut:  # the body may then be incomplete
-            raise ConnectionAbortedError("the connection was cut")
-        is_whole = len(read) <= self._most_bytes
-        if self._most_bytes and is_whole and response.length:
-            raise IncompleteRead(read, response.length)
-        if not response.isclosed() or self._http.sock is None:
-            self.close()
-        names = {name.lower(): value for name, value in response.getheaders()}
-        return HttpResponse(response.status, names, read[: self._most_bytes], is_whole)
-
-    def _connect(self) -> None:
-        self._hold(connected(self._http.host, self._http.port, self._left_s, self._hold))
-        assert self._socket is not None
-        if self._tls is not None:
-            self._socket.settimeout(self._left_s())
-            host = self._http.host
-            tls = self._tls.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
-            self._hold(tls)
-            tls.do_handshake()
-        self._http.sock = cast(socket.socket, _Limited(self._socket, lambda: self._left_s()))
-
-    def _hold(self, new_socket: socket.socket) -> None:
-        """Store the socket, so that `cut` can shut it down."""
-        self._socket = new_socket
-        if self._is_cut:
-            raise ConnectionAbortedError("the connection was cut")
-
-    def close(self) -> None:
-        """Close the connection; the next exchange opens it again. Only the thread that calls `exchange` may call
-        this."""
-        self._http.close()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def cut(self) -> None:
-        """End the connection permanently. A running exchange fails at once."""
-        self._is_cut = True
-        if (held := self._socket) is not None:
-            with suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)
+    def _exchange(self, method: str, body: bytes | None, extensions: dict[str, Any]) -> HttpResponse:
+        most, read = self._limits.most_bytes, bytearray()
+        with self._pool.stream(
+            method, self._url, headers=self._headers, content=body, extensions=extensions
+        ) as response:
+            extensions["timeout"]["read"] = extensions["timeout"]["write"]
+            for piece in response.iter_stream() if most else ():
+                read += piece
+                if len(read) > most:
+                    break
+        if self._network.is_cut:  # the body may then be incomplete
+            raise httpcore.ReadError("the connection was closed")
+        names = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
+        return HttpResponse(response.status, names, bytes(read[:most]), len(read) <= most)
 
 
-def time_limit(limit_s: float) -> LeftS:
-    """Return a function that returns the remaining time; the time limit starts now."""
-    until = time.monotonic() + limit_s
-
-    def left_s() -> float:
-        if (left_s := until - time.monotonic()) <= 0:
-            raise TimeoutError(f"no answer within {limit_s:g} s")
-        return left_s
-
-    return left_s
+def require_listener(host: str, port: int, limit_s: float) -> None:
+    """Connect to a server that need not speak HTTP. Raises NoAnswerError if it does not accept the connection."""
+    deadlines = _Deadlines(HttpLimits(limit_s, 0))
+    try:
+        HttpNetwork().connect_tcp(host, port, deadlines.by_operation["connect"]).close()
+    except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+        raise deadlines.no_answer(error) from error
 
 
-def connected(
-    host: str, port: int, left_s: LeftS, hold: Callable[[socket.socket], None] = lambda _: None
-) -> socket.socket:
-    """Return a connection to the first address of the host that accepts a connection. `hold` receives each socket
-    before it connects. Raises OSError."""
-    addresses = _addresses(host, port, left_s())
-    failed: OSError | None = None
-    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-        new_socket = socket.socket(family, kind, protocol)
-        try:
-            hold(new_socket)
-            new_socket.settimeout(left_s() / (len(addresses) - tried))
-            new_socket.connect(address)
-            new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return new_socket
-        except OSError as error:
-            new_socket.close()
-            failed = error
-    raise failed or OSError(f"`{host}` has no address")
+def backoff_s(retries: Retries, tried: int, answer: HttpResponse | NoAnswerError, chance: Random) -> float:
+    """Return the seconds before the next try."""
+    spread = 0.5 + chance.random()
+    asked_for = answer.headers.get("retry-after", "") if isinstance(answer, HttpResponse) else ""
+    if asked_for.isdecimal():
+        return min(float(asked_for), retries.give_up_s)
+    return min(retries.backoff_s * 2.0 ** max(tried - 1, 0), _LONGEST_BACKOFF_S) * spread
 
 
-def _addresses(host: str, port: int, limit_s: float) -> list[Any]:
-    """Return the addresses of a host. The system's name lookup has no time limit, so it runs in a thread."""
-    addresses: Future[list[Any]] = Future()
+class Breaker:
+    """Circuit breaker: whether the server answers, shared by all threads."""
 
-    def look_up() -> None:
-        try:
-            addresses.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except Exception as error:  # noqa: BLE001 - raised by `result`
-            addresses.set_exception(error)
+    def __init__(self, url: str, retries: Retries, answer_s: float, closing: Event) -> None:
+        self._url, self._retries, self._answer_s, self._closing = url, retries, answer_s, closing
+        self._changed = Condition()
+        self._failures = 0
+        """Number of consecutive tries without an answer, or with status 5xx."""
+        self._down_s = 0.0
+        """Seconds of downtime, counted only while tries were made."""
+        self._failed_s = 0.0
+        """Time of the last failed try, on the monotonic clock."""
+        self._is_tried = False
+        """Whether a thread is making the single try."""
+        self._why = ""
 
-    Thread(target=look_up, name="name lookup", daemon=True).start()
-    return addresses.result(limit_s)
+    def enter(self, *, has_failed: bool) -> bool:
+        """Wait until a try may be made or the client is closed. Return whether the try is the single one while the
+        server is down. Raises ServiceLostError if the server has been down for `give_up_s`; then only a request that
+        has not failed yet may make the single try. `has_failed`: whether a try of the request has failed."""
+        retries = self._retries
+        with self._changed:
+            while self._failures >= retries.breaker_failures and not self._closing.is_set():
+                left_s = self._failed_s + retries.breaker_pause_s - time.monotonic()
+                is_lost = self._down_s > retries.give_up_s
+                if not self._is_tried and left_s <= 0 and not (is_lost and has_failed):
+                    self._is_tried = True
+                    return True
+                if is_lost:
+                    raise ServiceLostError(
+                        f"the service `{self._url}` has not answered for {retries.give_up_s:g} s; last error: "
+                        f"{self._why}",
+                        hint="restart the service, then run `ppoctl resume RUN`; the rollouts are saved",
+                    )
+                self._changed.wait(None if self._is_tried else left_s)
+        return False
+
+    def failed(self, why: str) -> None:
+        """Record a try without an answer, or with status 5xx."""
+        now, longest_s = time.monotonic(), self._retries.breaker_pause_s + self._answer_s
+        with self._changed:
+            # No tries are made between two steps, so that time must not count as downtime.
+            self._down_s = min(now - self._failed_s, longest_s) + self._down_s if self._failures else 0.0
+            self._failures += 1
+            self._failed_s, self._why, self._is_tried = now, why, False
+            self._changed.notify_all()
+
+    def answered(self) -> None:
+        """Record that the server answered."""
+        with self._changed:
+            self._failures, self._is_tried = 0, False
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Wake all waiting threads, so that they see that the client is closed."""
+        with self._changed:
+            self._changed.notify_all()
 
 
-class _Limited:
-    """Socket for `http.client` whose calls never exceed the remaining time. `Connection` closes it."""
+@dataclass
+class _Deadlines:
+    """Times on the monotonic clock at which the operations of one try must have ended."""
 
-    def __init__(self, inner: socket.socket, left_s: LeftS) -> None:
-        self._inner, self._left_s = inner, left_s
+    limits: HttpLimits
+    by_operation: dict[str, float] = field(init=False)
+    """Time by operation. httpcore passes these numbers unchanged to the network backend, which is `HttpNetwork`."""
 
-    def sendall(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            self._inner.settimeout(self._left_s())
-            view = view[self._inner.send(view) :]
+    def __post_init__(self) -> None:
+        now, limits = time.monotonic(), self.limits
+        end = now + limits.answer_s
+        connect, read = min(end, now + limits.connect_s), min(end, now + limits.first_byte_s)
+        self.by_operation = {"connect": connect, "write": end, "read": read}
 
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_ResponseReader(self._inner, self._left_s))
+    def no_answer(self, error: Exception) -> NoAnswerError:
+        """Return the error of a failed try."""
+        limits = self.limits
+        if isinstance(error, httpcore.ConnectTimeout):
+            return NoAnswerError(f"no connection within {min(limits.connect_s, limits.answer_s):g} s", is_late=True)
+        if isinstance(error, httpcore.TimeoutException):
+            has_begun = self.by_operation["read"] == self.by_operation["write"]
+            return NoAnswerError(
+                f"no answer within {limits.answer_s if has_begun else limits.first_byte_s:g} s", is_late=True
+            )
+        return NoAnswerError(f"{type(error).__name__}: {error}")
 
-    def close(self) -> None:
-        """Do nothing: a response may still be read from the socket."""
+
+def _proxy(parts: SplitResult) -> httpcore.Proxy | None:
+    """Return the proxy that the environment names for a URL. Raises ValueError if its address is not valid."""
+    address = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+    if address is None:
+        return None
+    proxy = urlsplit(address if "://" in address else f"http://{address}")
+    url = httpcore.URL(scheme=proxy.scheme, host=proxy.hostname or "", port=proxy.port, target="/")
+    tls = ssl.create_default_context() if proxy.scheme == "https" else None
+    return httpcore.Proxy(url, headers=_encoded(_user(proxy, "Proxy-Authorization")), ssl_context=tls)
 
 
-class _ResponseReader(io.RawIOBase):
-    def __init__(self, inner: socket.socket, left_s: LeftS) -> None:
-        self._inner, self._left_s = inner, left_s
+def _user(parts: SplitResult, header: str) -> dict[str, str]:
+    """Return the HTTP header with the user and password of a URL; empty: the URL has no user."""
+    user, _, _ = parts.netloc.rpartition("@")
+    return {header: f"Basic {b64encode(unquote(user).encode()).decode()}"} if user else {}
 
-    def readable(self) -> bool:
-        return True
 
-    def readinto(self, buffer: Any) -> int:
-        self._inner.settimeout(self._left_s())
-        return self._inner.recv_into(buffer)
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes | str, bytes | str]]:
+    return [(name, value.encode("latin-1")) for name, value in headers.items()]

@@ -19,7 +19,8 @@ ARROWS: dict[str, set[str]] = {
     "evaluation_metrics": {"metric"},
     "metric_registry": {"metric", "evaluation_metrics"},
     "recipe_table": set(),
-    "http_client": set(),
+    "http_network": set(),
+    "http_client": {"http_network", "errors"},
     "chart": set(),
     "ppo": set(),
     "user_functions": {"errors"},
@@ -68,7 +69,7 @@ ARROWS: dict[str, set[str]] = {
         "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine",
         "units", "errors",
     },
-    "doctor": {"finding", "preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
+    "doctor": {"finding", "preflight", "loading", "recipe", "store", "machine", "errors"},
     "wire": {
         "algorithm", "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray",
         "engines.device_sharing",
@@ -105,6 +106,7 @@ LATE: dict[str, set[str]] = {
         "metric_registry", "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store",
         "tracking", "wire",
     },
+    "doctor": {"http_client"},
     "report": {"runs"},
     "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip
@@ -120,6 +122,8 @@ FOREIGN: dict[str, set[str]] = {
     "preflight": set(),
     "machine": {"torch", "pynvml", "psutil"},
     "doctor": {"packaging"},
+    "http_network": {"httpcore"},
+    "http_client": {"httpcore"},
     "estimators": {"pydantic", "torch"},
     "recipe": {"pydantic", "pyarrow"},
     "loading": {"pydantic", "pydantic_core", "pydantic_settings", "pyarrow"},
@@ -146,6 +150,7 @@ HOMES = {
     "typer": {"cli"},
     "pynvml": {"machine"},
     "math_verify": {"rewards"},
+    "httpcore": {"http_network", "http_client"},
 }
 
 

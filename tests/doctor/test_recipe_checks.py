@@ -4,7 +4,6 @@ import base64
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from doctor.machines import driver, node
-from fakes.hostile import BROKEN, SLOW, hostile
+from fakes.hostile import closed_port
 from fakes.nvml import FakeNvml
 from ppoctl.doctor import recipe_checks
 from ppoctl.doctor.recipe_checks import IntendedRun
@@ -42,13 +41,6 @@ def listening() -> Iterator[str]:
     """Yield the address of a local port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def closed() -> str:
-    """Return the address of a port without a listener."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
@@ -88,7 +80,7 @@ def test_memory_and_disk_findings_match_the_start_checks(
 
 def test_unreachable_ray_address_is_wrong(ask: Ask, listening: str) -> None:
     several = "generator.engines=2"
-    address = closed()
+    address = closed_port()
     assert recipe_checks.joined_ray(ask(f"cluster.ray_address='{address}'")).level == Level.OK, (
         "one process needs none"
     )
@@ -102,7 +94,7 @@ def test_unreachable_mlflow_is_only_a_warning(ask: Ask, monkeypatch: pytest.Monk
         return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
 
     assert recipe_checks.mlflow(ask()).what == "a sqlite file in the runs folder"
-    address = closed()
+    address = closed_port()
     found = recipe_checks.mlflow(at(f"http://{address}"))
     assert (found.level, found.hint) == (Level.WARNING, f"curl -sS -o /dev/null http://{address}")
     assert recipe_checks.mlflow(at("sqlite:////nowhere/at/all.db")).level == Level.WARNING
@@ -141,36 +133,19 @@ def test_mlflow_check_sends_and_hides_the_uri_password(ask: Ask, monkeypatch: py
     assert f"Authorization: Basic {base64.b64encode(b'me:gehe@im').decode()}".encode() in heard[0]
     with server(b"220 mail.example ready\r\n") as (address, _):
         monkeypatch.setenv("WHERE", f"http://{address}")
-        assert "the response is not HTTP" in recipe_checks.mlflow(tracked).what
+        assert "RemoteProtocolError: " in recipe_checks.mlflow(tracked).what
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", [*SLOW, *BROKEN])
-def test_misbehaving_http_server_is_a_warning_within_the_timeout(ask: Ask, name: str) -> None:
-    began = time.monotonic()
-    with hostile((SLOW | BROKEN)[name]) as url:
-        found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='{url}'}}"))
-    assert time.monotonic() - began < recipe_checks.ANSWER_S + 2
-    only_body = {"less than its length", "a chunk of less than its length"}
-    in_time = {name for name in (SLOW | BROKEN) if "body" in name or "chunk" in name or "trailers" in name}
-    assert found.level == (Level.OK if name in only_body | in_time else Level.WARNING)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "line"),
-    [("http", b"GET http://mlflow.example:5000/base/health HTTP/1.1"), ("https", b"CONNECT mlflow.example:5000 ")],
-)
-@pytest.mark.parametrize(("status", "level"), [(b"200", Level.OK), (b"403", None)])
+@pytest.mark.parametrize(("status", "level"), [(b"200", Level.OK), (b"403", Level.OK)])
 def test_mlflow_server_is_reached_through_a_proxy(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, scheme: str, line: bytes, status: bytes, level: Level | None
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, status: bytes, level: Level
 ) -> None:
     with server(b"HTTP/1.1 " + status + b" So\r\nContent-Length: 0\r\n\r\n") as (address, heard):
-        monkeypatch.setenv(f"{scheme}_proxy", f"http://us:er@{address}")
-        found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='{scheme}://mlflow.example:5000/base'}}"))
-    assert heard[0].startswith(line)
+        monkeypatch.setenv("http_proxy", f"http://us:er@{address}")
+        found = recipe_checks.mlflow(ask("tracking={kind='mlflow', uri='http://mlflow.example:5000/base'}"))
+    assert heard[0].startswith(b"GET http://mlflow.example:5000/base/health HTTP/1.1")
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"us:er") in heard[0]
-    # Any answer of the server is enough, and a proxy forwards it; a rejected tunnel does not reach a server.
-    assert found.level == (level or (Level.OK if scheme == "http" else Level.WARNING))
+    assert found.level == level, "any answer of the server is enough, and a proxy forwards it"
 
 
 @pytest.mark.parametrize("uri", ["http://me:geheim@h:p", "http://me:geheim@[x", "postgresql://me@h:geheim/db"])

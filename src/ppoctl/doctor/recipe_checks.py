@@ -1,17 +1,13 @@
 """Checks of whether this machine has what a recipe requires. They show the errors that a start would raise."""
 
-import base64
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.client import HTTPException, InvalidURL
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 
 from ppoctl.errors import PpoctlError, quoted, without_secrets
 from ppoctl.finding import Finding, from_error, ok, warning, wrong
-from ppoctl.http_client import Connection, connected, time_limit
 from ppoctl.loading.load import Loaded
 from ppoctl.machine.device import VISIBLE
 from ppoctl.machine.host_info import HostInfo
@@ -98,15 +94,17 @@ def joined_ray(run: IntendedRun) -> Finding:
     if run.joins is None:
         return ok("not used", "Ray's address", kind="ray")
     host, _, port = run.joins.rpartition(":")
+    from ppoctl.http_client import NoAnswerError, require_listener
+
     try:
-        connected(host, int(port), time_limit(ANSWER_S)).close()
-    except (OSError, ValueError) as error:
+        require_listener(host, int(port), ANSWER_S)
+    except (NoAnswerError, ValueError) as error:
         message = f"no response at `cluster.ray_address` `{run.joins}`: {error}"
         return wrong(message, "Ray's address", f"ray status --address {quoted(run.joins)}", kind="ray")
     return ok(f"`{run.joins}` responds", "Ray's address", kind="ray")
 
 
-def mlflow(run: IntendedRun) -> Finding:
+def mlflow(run: IntendedRun, answer_s: float = ANSWER_S) -> Finding:
     """Check that MLflow is reachable. If it is not, training continues and uploads the missing parts later."""
     tracking = run.recipe.tracking
     if not isinstance(tracking, MlflowTracking):
@@ -118,70 +116,35 @@ def mlflow(run: IntendedRun) -> Finding:
     if uri is None:
         return ok("a sqlite file in the runs folder", "MLflow", kind="mlflow")
     shown = without_secrets(uri)
-    try:
-        _reach(uri)
-    except (OSError, ValueError, HTTPException) as error:
-        message = f"`tracking.uri` `{shown}` is not reachable: {_words(error)}; training continues without it"
-        return warning(
-            message, "MLflow", f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None, kind="mlflow"
-        )
+    if (why := _unreachable(uri, answer_s)) is not None:
+        message = f"`tracking.uri` `{shown}` is not reachable: {why}; training continues without it"
+        hint = f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None
+        return warning(message, "MLflow", hint, kind="mlflow")
     return ok(f"`{shown}`", "MLflow", kind="mlflow")
 
 
-def _reach(uri: str) -> None:
-    """Connect to the server of a tracking URI.
+def _unreachable(uri: str, answer_s: float) -> str | None:
+    """Return why the server of a tracking URI is not reachable; None: it is. The text does not quote the URI, which
+    may contain a password."""
+    # Imported late, because httpcore costs a tenth of a second.
+    from ppoctl.http_client import HttpClient, HttpLimits, NoAnswerError, require_listener
 
-    Raises OSError if there is no response, HTTPException if the response is not HTTP, and ValueError if the text is
-    not a URI.
-    """
-    parts = urlsplit(uri)
-    scheme = parts.scheme.split("+")[0]
-    if scheme in ("http", "https"):
-        _request(parts)
-    elif scheme in _PORTS:
-        port = parts.port or _PORTS[scheme]
-        connected(parts.hostname or "localhost", port, time_limit(ANSWER_S)).close()
-    elif scheme in ("sqlite", "file", ""):
-        folder = Path(parts.path.removeprefix("/") if scheme == "sqlite" else parts.path).parent
-        if not folder.is_dir():
-            raise FileNotFoundError(f"no folder `{folder}`")
-
-
-def _request(parts: SplitResult) -> None:
-    """Request the health page of MLflow, with the user, password and proxy that MLflow would use.
-
-    Any response is enough: it shows that the server is running, even if the server requires another user.
-    """
-    host = parts.netloc.rpartition("@")[2]
-    url = parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/health").geturl()
-    name = parts.hostname or ""
-    proxy = None if proxy_bypass(name) else getproxies().get(parts.scheme)
-    if proxy is not None and "://" not in proxy:
-        proxy = f"http://{proxy}"
-    connection = Connection(proxy or url, limit_s=ANSWER_S, most_bytes=0)
     try:
-        if proxy is None:
-            connection.exchange("GET", headers=_user(parts, "Authorization"))
-            return
-        sent = _user(urlsplit(proxy), "Proxy-Authorization")
-        if parts.scheme == "http":
-            connection.exchange("GET", headers={**sent, **_user(parts, "Authorization")}, target=url)
-            return
-        through = connection.exchange("CONNECT", headers=sent, target=f"{name}:{parts.port or 443}")
-        if through.status != HTTPStatus.OK:
-            raise ConnectionError(f"the proxy returned {through.status}")
-    finally:
-        connection.close()
-
-
-def _user(parts: SplitResult, header: str) -> dict[str, str]:
-    """Return the HTTP header with the user and password of a URI; empty: the URI has no user."""
-    user, _, _ = parts.netloc.rpartition("@")
-    return {header: f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
-
-
-def _words(error: Exception) -> str:
-    """Return why a URI is not reachable. The text does not quote the URI, which may contain a password."""
-    if isinstance(error, InvalidURL) or not isinstance(error, OSError | HTTPException):
+        parts = urlsplit(uri)
+        scheme = parts.scheme.split("+")[0]
+        if scheme in ("http", "https"):
+            # Any response to the request for the health page is enough, even if the server requires another user. The
+            # user, password and proxy are those that MLflow would use.
+            url = parts._replace(path=f"{parts.path.rstrip('/')}/health").geturl()
+            with closing(HttpClient(url, HttpLimits(answer_s, most_bytes=0), may_use_proxy=True)) as client:
+                client.request("GET")
+        elif scheme in _PORTS:
+            require_listener(parts.hostname or "localhost", parts.port or _PORTS[scheme], answer_s)
+        elif scheme in ("sqlite", "file", ""):
+            folder = Path(parts.path.removeprefix("/") if scheme == "sqlite" else parts.path).parent
+            return None if folder.is_dir() else f"no folder `{folder}`"
+    except (NoAnswerError, OSError) as error:
+        return str(error)
+    except ValueError:
         return "it cannot be read as a URI"
-    return str(error) if isinstance(error, OSError) else "the response is not HTTP"
+    return None

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,10 +12,12 @@ from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Positive
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScorerSpec
 from ppoctl.rewards.programs import Test, program_of, tests_of
-from ppoctl.rewards.sandbox import fusion
 from ppoctl.rewards.sandbox.client import Sandbox, require
-from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Limits, Ran, SandboxJob
+from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Limits, Ran, SandboxJob, UnreachableError
 from ppoctl.rewards.table import Candidates, ProcessScorer, RewardModels, no_models
+
+if TYPE_CHECKING:
+    from ppoctl.rewards.sandbox.fusion import FusionEndpoint
 
 Place = Literal["namespaces", "user", "fusion"]
 FIGURES = ("passed", "programs", "late")
@@ -115,7 +116,9 @@ def opened(
             return error
 
     if sandbox == "fusion":
-        run_all = _at_endpoint(url or "", language)
+        from ppoctl.rewards.sandbox.fusion import FusionEndpoint
+
+        run_all = _at_endpoint(FusionEndpoint(url or "", language, bounds))
     else:
         run_all = _one_by_one(Sandbox(sandbox), to_the_end=partial)
     return lambda requests: [scored(request) for request in requests]
@@ -135,7 +138,7 @@ def score(request: ScoreRequest, limits: Limits, run_all: RunAll, *, max_tests: 
         return RewardValue(0.0, dict.fromkeys(FIGURES, 0.0))
     try:
         ran = run_all(tests, [test.job(program, limits) for test in tests])
-    except fusion.UnreachableError as error:
+    except UnreachableError as error:
         raise NoScoreError("unreachable", str(error)) from error
     passed = sum(map(_passes, tests, ran)) / len(tests)
     late = sum(result.outcome == "timeout" for result in ran) / len(tests)
@@ -159,10 +162,10 @@ def _one_by_one(sandbox: Sandbox, *, to_the_end: bool) -> RunAll:
     return run_all
 
 
-def _at_endpoint(url: str, language: str) -> RunAll:
+def _at_endpoint(endpoint: "FusionEndpoint") -> RunAll:
     def run_all(_: Sequence[Test], jobs: Sequence[SandboxJob]) -> list[Ran]:
         with ThreadPoolExecutor(min(len(jobs), _ENDPOINT_THREADS)) as threads:
-            return list(threads.map(partial(fusion.run, url, language), jobs))
+            return list(threads.map(endpoint.run, jobs))
 
     return run_all
 

@@ -57,6 +57,10 @@ class HttpScorer(ScorerTable):
 
     def open(self, models: RewardModels = no_models) -> Scorer:  # noqa: ARG002 - no model
         """Return a client. The first requests start its threads."""
-        from ppoctl.rewards.http_scorer import HttpClient, Service
+        from ppoctl.http_client import Retries
+        from ppoctl.rewards.http_scorer import ServiceScorer
 
-        return HttpClient(Service(**{key.name: getattr(self, key.name) for key in fields(Service)}))
+        retries = Retries(**{key.name: getattr(self, key.name) for key in fields(Retries)})
+        return ServiceScorer(
+            self.url, self.try_timeout_s, retries, token_env=self.token_env, concurrent=self.concurrent
+        )

@@ -1,71 +1,65 @@
-"""Client of a Sandbox Fusion endpoint (`/run_code`), which runs programs. Imports only the standard library."""
+"""Client of a Sandbox Fusion endpoint (`/run_code`), which runs programs."""
 
 import json
-import time
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import Any
 
-from ppoctl.http_client import Connection
-from ppoctl.rewards.sandbox.job import ExitKind, Ran, SandboxJob
+from ppoctl.errors import ServiceLostError
+from ppoctl.http_client import HttpClient, HttpLimits, NoAnswerError, Retries
+from ppoctl.rewards.sandbox.job import ExitKind, Limits, Ran, SandboxJob, UnreachableError
 
-_TRIES = 3
-_PAUSE_S = 1.0
-_SLACK_S = 10.0
-_OTHER_BYTES = 16 << 20
-"""Maximum bytes of an answer in addition to the program's output: errors, output of a compiler."""
 _LETTER_BYTES = 6
 """Maximum bytes of one character of output in JSON."""
 
 
-class UnreachableError(Exception):
-    """The endpoint did not answer, or its answer is not valid."""
+class FusionEndpoint:
+    """Endpoint that runs programs of one language. Any thread may run a program."""
 
+    def __init__(
+        self,
+        url: str,
+        language: str,
+        limits: Limits,
+        *,
+        retries: Retries = Retries(tries=3),
+        slack_s: float = 10.0,
+        other_bytes: int = 16 << 20,
+    ) -> None:
+        """`slack_s`: seconds for the start of a program, in addition to its time limits, and again for the transfer
+        of its output. `other_bytes`: maximum bytes of an answer in addition to the program's output, such as errors
+        and the output of a compiler."""
+        self._language, self._most = language, limits.output_kib << 10
+        first_byte_s = 2 * limits.timeout_s + slack_s
+        most_bytes = _LETTER_BYTES * self._most + other_bytes
+        http_limits = HttpLimits(first_byte_s + slack_s, most_bytes, first_byte_s=first_byte_s)
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        self._client = HttpClient(url, http_limits, retries, headers=headers)
 
-def run(url: str, language: str, job: SandboxJob) -> Ran:
-    """Run a program at the endpoint. A gateway timeout or failed connection is tried again.
-
-    Raises UnreachableError if there is no answer after all tries, or if the endpoint reports its own failure.
-    """
-    limits = job.limits
-    payload = {
-        "code": job.program,
-        "stdin": job.stdin,
-        "language": language,
-        "compile_timeout": limits.timeout_s,
-        "run_timeout": limits.timeout_s,
-        "memory_limit_MB": limits.memory_mib,
-        "files": {},
-        "fetch_files": [],
-    }
-    most = limits.output_kib << 10
-    connection = Connection(
-        url, limit_s=2 * limits.timeout_s + _SLACK_S, most_bytes=_LETTER_BYTES * most + _OTHER_BYTES
-    )
-    try:
-        answer = _answer(connection, json.dumps(payload).encode())
-    finally:
-        connection.close()
-    return Ran("output") if answer is None else _ran(answer, most)
-
-
-def _answer(connection: Connection, body: bytes) -> dict[str, Any] | None:
-    """Return the answer of the endpoint; None: it is longer than the output limit allows."""
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    why = ""
-    for number in range(_TRIES):
-        if number:
-            time.sleep(_PAUSE_S * number)
+    def run(self, job: SandboxJob) -> Ran:
+        """Run a program. Raises UnreachableError if there is no answer after all tries, or if the endpoint reports
+        its own failure."""
+        limits = job.limits
+        payload = {
+            "code": job.program,
+            "stdin": job.stdin,
+            "language": self._language,
+            "compile_timeout": limits.timeout_s,
+            "run_timeout": limits.timeout_s,
+            "memory_limit_MB": limits.memory_mib,
+            "files": {},
+            "fetch_files": [],
+        }
         try:
-            answer = connection.exchange("POST", body, headers)
-            if answer.status == HTTPStatus.OK:
-                return dict(json.loads(answer.body)) if answer.is_whole else None
-            why = f"it answers {answer.status}"
-            if answer.status != HTTPStatus.GATEWAY_TIMEOUT:
-                break
-        except (OSError, HTTPException, ValueError, RecursionError) as error:
-            why = str(error)
-    raise UnreachableError(f"no answer from the Sandbox Fusion endpoint: {why}")
+            answer = self._client.request("POST", json.dumps(payload).encode())
+            if answer.status != HTTPStatus.OK:
+                raise UnreachableError(f"the Sandbox Fusion endpoint answers {answer.status}")
+            return _ran(dict(json.loads(answer.body)), self._most) if answer.is_whole else Ran("output")
+        except (NoAnswerError, ServiceLostError, ValueError, TypeError, RecursionError) as error:
+            raise UnreachableError(f"no answer from the Sandbox Fusion endpoint: {error}") from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
 
 def _ran(answer: dict[str, Any], most: int) -> Ran:

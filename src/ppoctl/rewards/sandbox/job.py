@@ -45,3 +45,7 @@ class Ran:
     """Exit code, or number of the signal."""
     output: str = ""
     """Text decoded from UTF-8; invalid bytes are replaced."""
+
+
+class UnreachableError(Exception):
+    """Programs cannot be run, because the endpoint did not answer, or its answer is not valid."""
