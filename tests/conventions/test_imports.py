@@ -106,7 +106,7 @@ LATE: dict[str, set[str]] = {
         "metric_registry", "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store",
         "tracking", "wire",
     },
-    "doctor": {"http_client"},
+    "preflight": {"http_client"},
     "report": {"runs"},
     "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip

@@ -13,7 +13,7 @@ from doctor.machines import driver, node
 from fakes.nvml import FakeNvml
 from ppoctl.cli.app import run
 from ppoctl.cli.doctor import report
-from ppoctl.doctor.examine import OF_A_MACHINE, checks, findings
+from ppoctl.doctor.examine import OF_A_MACHINE, findings, of_machine
 from ppoctl.finding import Finding, wrong
 from ppoctl.machine.host_info import HostInfo, TorchBuild, this_machine
 from recipe.conftest import SMALLEST
@@ -61,12 +61,12 @@ def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str])
     assert (
         said.out
         == """\
-error    torch         2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; fix: make setup-gpu  # or, without \
+error    torch        2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; fix: make setup-gpu  # or, without \
 a checkout: uv pip install --reinstall 'ppoctl[gpu]'
-ok       GPUs          2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
-error    compute mode  GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
+ok       GPUs         2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
+error    gpu          GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
 a GPU; fix: sudo nvidia-smi -c DEFAULT
-warning  peer access   none between GPUs 0 and 1 (1 of 1 pairs): transfers go through the host; fix: nvidia-smi \
+warning  peer access  none between GPUs 0 and 1 (1 of 1 pairs): transfers go through the host; fix: nvidia-smi \
 topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
 1 check passed, 1 warning, 2 failed
 """
@@ -120,7 +120,7 @@ def test_doctor_with_a_recipe_checks_its_requirements(
     assert run(["doctor", "r.toml", "-v"]) == 3
     *all_of_it, _ = capsys.readouterr().out.splitlines()
     names = [re.split("  +", line)[1] for line in all_of_it[len(NAMES) + 2 :]]
-    assert names == ["layout", "memory", "saves", "Ray's address", "MLflow"]
+    assert names == ["layout", "memory", "space", "Ray's address", "MLflow"]
     assert run(["doctor", "r.toml", "--set", "steps=0"]) == 2, "a wrong recipe is an error of its own"
 
 
@@ -129,7 +129,7 @@ def test_failing_check_becomes_a_finding_and_others_continue(tmp_path: Path, mon
         raise OSError("http://me:geheim@host is gone")
 
     monkeypatch.setattr("shutil.disk_usage", fail)
-    *rest, last = findings(node(), tmp_path)
+    *rest, last = findings(of_machine(node(), tmp_path))
     assert len(rest) == len(NAMES) - 2
     assert last == wrong("the check failed: OSError: http://host is gone", "disk", kind="doctor")
 
@@ -148,4 +148,4 @@ def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: 
 
 
 def test_every_check_has_a_unique_name() -> None:
-    assert len(checks(node(), Path(), None)) == len(OF_A_MACHINE) + 2
+    assert len(of_machine(node(), Path())) == len(OF_A_MACHINE) + 2

@@ -13,7 +13,6 @@ from ppoctl.cli.options import JsonOption, Runs, Sets
 from ppoctl.errors import EnvironmentProblemError, ExitCode
 
 if TYPE_CHECKING:
-    from ppoctl.doctor.recipe_checks import IntendedRun
     from ppoctl.finding import Finding
 
 
@@ -29,12 +28,19 @@ def doctor(
     """Check whether this machine can run ppoctl. Checks driver, packages, GPUs, limits and disks. Prints each
     problem with the command that fixes it, and the number of checks that passed. Changes nothing. Exits with code 3
     if a check fails."""
-    from ppoctl.doctor.examine import findings
+    from ppoctl.doctor.examine import findings, of_machine, of_recipe
+    from ppoctl.finding import require_none, without_missing
+    from ppoctl.loading.load import examine
     from ppoctl.machine.host_info import this_machine
 
-    intended = _intended(files, sets or ()) if files else None
+    loaded, found = examine(files, sets or ()) if files else (None, [])
+    if files and loaded is None:
+        require_none(without_missing(found))
+        require_none(found)
+    machine = this_machine()
+    checks = of_machine(machine, runs) | ({} if loaded is None else of_recipe(loaded, machine, runs))
     try:
-        found = list(findings(this_machine(), runs, intended, render.passing))
+        found += findings(checks, render.passing)
     finally:
         render.passing()
     return report(found, verbose=verbose, json=json)
@@ -60,22 +66,7 @@ def report(found: "Sequence[Finding]", *, verbose: bool, json: bool) -> int | No
 
 def _count(found: "Sequence[Finding]") -> str:
     """For example `20 checks passed, 1 warning, 1 failed`."""
-    numbers = Counter(finding.level for finding in found)
+    numbers = Counter(finding.level.value for finding in found)
     passed = f"{numbers['ok']} checks passed" if numbers["ok"] != 1 else "1 check passed"
     warnings = f", {numbers['warning']} warning{'s' if numbers['warning'] > 1 else ''}" if numbers["warning"] else ""
     return passed + warnings + (f", {numbers['error']} failed" if numbers["error"] else "")
-
-
-def _intended(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
-    """Return the recipe, and the files that the recipe names but this machine lacks.
-
-    Raises RecipeError if the recipe itself is wrong.
-    """
-    from ppoctl.doctor.recipe_checks import IntendedRun
-    from ppoctl.finding import as_error
-    from ppoctl.loading.load import examine
-
-    loaded, found = examine(files, sets)
-    if loaded is None:
-        raise as_error([finding for finding in found if not finding.is_missing] or found)
-    return IntendedRun(loaded, tuple(found))

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def print_findings(findings: "Iterable[Finding]") -> None:
-    """Print findings as data: a row with the level, the thing that was checked, and what was found."""
-    render.table([(finding.level.value, finding.where, _text(finding)) for finding in findings])
+    """Print findings as data: a row with the level, the origin or the thing that was checked, and what was found."""
+    render.table([(finding.level.value, finding.where or finding.kind, _text(finding)) for finding in findings])
 
 
 def print_notes(findings: "Iterable[Finding]") -> None:

@@ -53,74 +53,54 @@ def examined(
     return loaded, findings
 
 
-def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """Return a recipe that has passed all checks, for `train` and `rollout`.
+def startable(
+    files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool, is_job: bool = False
+) -> "Loaded":
+    """Return a recipe that has passed all checks, for `train`, `rollout` and a Slurm job (`is_job`).
 
     Raises one error that lists all problems. With `force`, memory and disk are not checked.
     """
+    from ppoctl.loading.capabilities import require_capable
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)  # before rows are read, which may take minutes
-    from ppoctl.loading.capabilities import require_capable
-
     loaded, _ = examined(files, sets, strict=True)
     require_capable(loaded.recipe)
-    require_disk_space(loaded.recipe, runs / loaded.recipe.name, force=force)
+    require_resources(loaded.recipe, runs / loaded.recipe.name, force=force, is_job=is_job)
     return loaded
 
 
-def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """Return a recipe that has passed the checks for a Slurm job.
-
-    Folders and disk are checked. Memory and GPUs are not checked: this machine does not know the nodes of the job.
-    """
-    from ppoctl.store.folders import require_writable
-
-    require_writable(runs)
-    from ppoctl.loading.capabilities import require_capable
-    from ppoctl.preflight.space import require_space
-
-    loaded, _ = examined(files, sets, strict=True)
-    require_capable(loaded.recipe)
-    run = runs / loaded.recipe.name
-    require_writable(run)
-    if not force:
-        require_space(loaded.recipe, run)
-    return loaded
-
-
-def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
+def require_resources(recipe: "Recipe", run: Path, *, force: bool, is_job: bool = False) -> None:
     """Check the run directory, the GPUs, free disk and memory; with `force`, only the directory and the GPUs.
 
-    Raises StorageError if the directory is not writable or its disk has too little free space. Raises
+    The memory and GPUs of a Slurm job (`is_job`) are not checked: this machine does not know its nodes. Raises
+    StorageError if the directory is not writable or its disk has too little free space. Raises
     EnvironmentProblemError if the compute mode of a GPU excludes the processes of the run, and OutOfMemoryError if
     the memory is too small.
     """
-    from ppoctl.preflight.fit import require_fit
-    from ppoctl.preflight.gpus import require_gpus
-    from ppoctl.preflight.space import require_space
+    from ppoctl.finding import require_none
+    from ppoctl.preflight import resources
     from ppoctl.runs.available_memory import memory_of
     from ppoctl.store.folders import require_writable
 
     require_writable(run)
-    require_gpus(recipe)
-    if force:
-        return
-    require_space(recipe, run)
-    require_fit(recipe, *memory_of(recipe))
+    require_none(() if is_job else resources.shared_gpus(recipe))
+    if not force:
+        require_none([resources.disk(recipe, run)])
+        require_none([] if is_job else [resources.memory(recipe, *memory_of(recipe))])
 
 
 def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
     """Return the recipe that an existing run continues with.
 
-    Raises the errors of `require_same_run` and `require_disk_space`.
+    Raises the errors of `require_same_run` and `require_resources`.
     """
     from ppoctl.runs.resume_checks import require_same_run
     from ppoctl.runs.run_recipe import recipe_of
 
     recipe = recipe_of(paths, sets)
     require_same_run(paths, recipe)
-    require_disk_space(recipe, paths.root, force=force)
+    require_resources(recipe, paths.root, force=force)
     return recipe
 
 

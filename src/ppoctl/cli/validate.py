@@ -38,7 +38,8 @@ def validate(
 ) -> None:
     """Check a recipe, and report all errors at once. Checks keys, values, rules between tables and every row of the
     data, and whether ppoctl can train the model."""
-    from ppoctl.preflight.fit import gpu_gib_here, require_fit
+    from ppoctl.finding import require_none
+    from ppoctl.preflight import resources
 
     if stage:
         _fetch(files, sets or ())
@@ -46,7 +47,7 @@ def validate(
     loaded, findings = preflight.examined(files, sets or (), strict=strict, device=device)
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
-        require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
+        require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
     reports = reward_trial.tried(loaded.recipe, rows) if reward else []
     trials = loss_trial.tried(loaded.recipe) if loss else []
     if json:

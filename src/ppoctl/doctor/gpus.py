@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from ppoctl.errors import EnvironmentProblemError, quoted
-from ppoctl.finding import Finding, from_error, ok, warning, wrong
+from ppoctl.errors import quoted
+from ppoctl.finding import Finding, ok, warning, wrong
 from ppoctl.machine import nvml
 from ppoctl.machine.device import VISIBLE, gpu_expected
 from ppoctl.machine.host_info import HostInfo
-from ppoctl.preflight.gpus import require_shareable
+from ppoctl.preflight import resources
 
 NONE = "no GPU"
 DRIVERS = {12: 525, 13: 580}
@@ -100,11 +100,7 @@ def compute_mode(machine: HostInfo) -> Finding:
     """Check that several processes may use a GPU, as colocated roles do."""
     if not machine.gpus:
         return ok(_none(machine), "compute mode", kind="gpu")
-    try:
-        require_shareable(machine.gpus)
-    except EnvironmentProblemError as error:
-        return from_error(error, "compute mode", kind="gpu")
-    return ok(nvml.SHARED, "compute mode", kind="gpu")
+    return resources.compute_mode(machine.gpus)
 
 
 def nccl(machine: HostInfo) -> Finding:
