@@ -71,7 +71,7 @@ class Finding:
         return {**fields, "what": self.what, "hint": self.hint}
 
 
-def ok(what: str, where: str, *, kind: str) -> Finding:
+def ok(what: str, where: str = "", *, kind: str) -> Finding:
     """Return a finding: the requirement is met."""
     return Finding(Level.OK, what, where, kind=kind)
 

@@ -47,7 +47,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "convert": {"batch", "model", "weights", "errors"},
     "data": {"batch", "environments", "recipe", "model", "errors"},
-    "stages": {"ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions"},
+    "stages": {
+        "finding", "ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions",
+    },
     "store": {"ports", "batch", "activity", "clock", "units", "errors"},
     "loop": {"algorithm", "store", "batch", "recipe", "metric_registry", "errors"},
     "plan": {

@@ -400,30 +400,6 @@ CASES: list[tuple[str, list[str], str]] = [
         '`reward.unfinished_factor` = `0.5` (--set), `ppo.truncated` = `"filter"` (--set)',
     ),
     (
-        "check_truncated_factor_sign",
-        ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
-        "--set: a factor of 0.5 raises the negative reward of a truncated response: "
-        "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
-    ),
-    (
-        "check_positive_nll_reachable",
-        ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
-        "--set: the NLL term trains on responses with a reward above 0, but no response can have one: "
-        "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
-    ),
-    (
-        "check_estimator_unbiased_with_filters",
-        ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
-        "--set: k3 is a biased estimate of the KL between a filtered actor and an unfiltered reference: "
-        '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
-    ),
-    (
-        "check_best_metric",
-        ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
-        "--set: `policy/entropy_mean` is measured during the actor's update, when the weights it describes "
-        'have already been replaced: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
-    ),
-    (
         "check_whitening_batch",
         ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1", "ppo.advantages.kind=monte_carlo"],
         "--set: whitening the advantages of a single sequence removes the effect of its reward: `ppo.advantages.whiten` = `true` "

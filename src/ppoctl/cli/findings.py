@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from ppoctl.finding import Finding
 
 
-def print_findings(findings: "Iterable[Finding]") -> None:
+def print_findings(findings: "Iterable[Finding]", *, with_where: bool = True) -> None:
     """Print findings as data: a row with the level, the origin or the thing that was checked, and what was found."""
-    render.table([(finding.level.value, finding.where or finding.kind, _text(finding)) for finding in findings])
+    render.table(
+        [(each.level.value, *([each.where or each.kind] if with_where else []), _text(each)) for each in findings]
+    )
 
 
 def print_notes(findings: "Iterable[Finding]") -> None:
