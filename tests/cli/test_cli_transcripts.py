@@ -37,7 +37,7 @@ def test_validate_notes_doubtful_settings_as_text_and_json(ask: RunCli) -> None:
         "where": "--set",
         "what": "the loss has no ratio to the policy that generated the responses, and the actor makes 2 updates per "
         'step: all but the first are off-policy: `ppo.policy_loss.kind` = `"reinforce"` (--set), `ppo.epochs` = `1` '
-        "(default), `ppo.minibatch_seqs` = `2` (r.toml:17)",
+        "(default), `ppo.minibatch_seqs` = `2` (r.toml:15)",
         "hint": "change the recipe, or add `--set ppo.epochs=1 --set ppo.minibatch_seqs=4`",
     }
     assert ask("validate", "r.toml", *doubtful).err.splitlines() == [
