@@ -8,7 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError, without_secrets
+from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, without_secrets
+
+Keys = tuple[tuple[str, ...], ...]
+"""Dotted keys of a recipe, each as its parts."""
+ErrorClass = type[PpoctlError]
 
 
 class Level(StrEnum):
@@ -38,8 +42,11 @@ class Finding:
     """Command or change that fixes the problem."""
     kind: str = "recipe"
     """Subject of the check, such as `model`, `memory` or `reward` (docs/findings.md lists all)."""
-    error: type[PpoctlError] = RecipeError
+    error: ErrorClass = RecipeError
     """Class of the error that a finding of level `error` raises; it decides the exit code."""
+    keys: Keys = ()
+    """Keys of a recipe that contradict each other, the key to change first. A rule knows no origins: loading replaces
+    the finding by one with `where`, and with the values of the keys unless `kind` is `secret`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "what", without_secrets(self.what))
@@ -64,7 +71,7 @@ class Finding:
         return {**fields, "what": self.what, "hint": self.hint}
 
 
-def ok(what: str, where: str, *, kind: str) -> Finding:
+def ok(what: str, where: str = "", *, kind: str) -> Finding:
     """Return a finding: the requirement is met."""
     return Finding(Level.OK, what, where, kind=kind)
 
@@ -79,9 +86,47 @@ def warning(what: str, where: str = "", hint: str | None = None, *, kind: str) -
     return Finding(Level.WARNING, what, where, hint, kind)
 
 
+def problem(
+    what: str,
+    where: str = "",
+    hint: str | None = None,
+    *,
+    kind: str = "recipe",
+    error: ErrorClass = RecipeError,
+) -> Finding:
+    """Return a finding: a run will fail."""
+    return Finding(Level.ERROR, what, where, hint, kind, error)
+
+
+def wrong(what: str, where: str, hint: str | None = None, *, kind: str) -> Finding:
+    """Return a finding: this machine lacks something that a run requires."""
+    return problem(what, where, hint, kind=kind, error=EnvironmentProblemError)
+
+
+def conflict(
+    what: str, keys: Keys, hint: str | None = None, *, kind: str = "recipe", level: Level = Level.ERROR
+) -> Finding:
+    """Return a finding: keys of the recipe contradict each other. The user should change the first key."""
+    return Finding(level, what, hint=hint, kind=kind, keys=keys)
+
+
 def from_error(error: PpoctlError, where: str = "", *, kind: str) -> Finding:
     """Return the finding of an error that the start of a run would raise."""
     return Finding(Level.ERROR, error.message, where, error.hint, kind, type(error))
+
+
+def without_missing(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with a note for each asset that is missing on this machine: the run may be elsewhere."""
+    return [
+        note(f"{found.what}; not checked", found.where, kind=found.kind) if found.is_missing else found
+        for found in findings
+    ]
+
+
+def require_none(findings: Iterable[Finding]) -> None:
+    """Raise `as_error` if there are findings of level `error`."""
+    if errors := [finding for finding in findings if finding.is_error]:
+        raise as_error(errors)
 
 
 def as_error(findings: Iterable[Finding]) -> PpoctlError:

@@ -14,7 +14,7 @@ FAULTY = """
 def loss(batch):
     return -(batch.advantages - batch.advantages[batch.mask].mean()) * batch.logprobs
 """
-NOTE = "note: `model.path` is `org/base`: it has not been fetched; not checked\n"
+NOTE = "note: r.toml:4: `model.path` is `org/base`: it has not been fetched; not checked\n"
 HINT = "\nhint: ppoctl recipes keys ppo.policy_loss.function\n"
 
 
@@ -64,12 +64,13 @@ def test_fault_is_an_error_as_text_and_json(ask: RunCli, tmp_path: Path) -> None
     Path("loss.toml").write_text('ppo.policy_loss = { kind = "python", function = "my_loss.py:loss" }', "utf-8")
     says = "the gradient differs in 2 and 4 microbatches: the loss of a row depends on other rows"
     result = ask("validate", "r.toml", "loss.toml", "--loss")
-    assert f"\nwrong  {says}\n" in result.out
+    assert f"\nerror  {says}\n" in result.out
     error = f"error: `ppo.policy_loss` (`{tmp_path}/my_loss.py:loss`): {says}\n"
     assert (result.code, result.err) == (2, f"{NOTE}{error}{HINT}")
     answer = json.loads(ask("validate", "r.toml", "loss.toml", "--loss", "--json").out)
     assert (answer["ok"], answer["loss"][0]["key"]) == (False, "ppo.policy_loss")
-    assert {"level": "wrong", "says": says} in answer["loss"][0]["checks"]
+    found = {"level": "error", "kind": "loss", "where": "", "what": says, "hint": None}
+    assert found in answer["loss"][0]["findings"]
 
 
 def test_built_in_loss_is_tried_under_its_kind(ask: RunCli) -> None:

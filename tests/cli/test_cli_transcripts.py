@@ -24,19 +24,27 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: RunCli) -> RunCli:
 
 
 def test_valid_recipe_prints_ok_on_stderr(ask: RunCli) -> None:
-    note = "note: `model.path` is `org/base`: it has not been fetched; not checked\n"
+    note = "note: r.toml:4: `model.path` is `org/base`: it has not been fetched; not checked\n"
     assert ask("validate", "r.toml") == CliResult(0, "", f"{note}ok: r.toml\n")
 
 
 def test_validate_notes_doubtful_settings_as_text_and_json(ask: RunCli) -> None:
     doubtful = ("--set", "ppo.policy_loss.kind=reinforce")
-    note = (
-        "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the actor "
-        "makes 2 updates per step (`ppo.epochs` = `1`, `ppo.minibatch_seqs` = `2`): all but the first are "
-        "off-policy; for one update: --set ppo.epochs=1 --set ppo.minibatch_seqs=4"
-    )
-    assert ask("validate", "r.toml", *doubtful).err.splitlines()[1:] == [f"note: {note}", "ok: r.toml"]
-    assert json.loads(ask("validate", "r.toml", *doubtful, "--json").out)["notes"][1:] == [note]
+    note, missing = json.loads(ask("validate", "r.toml", *doubtful, "--json").out)["findings"]
+    assert note == {
+        "level": "note",
+        "kind": "recipe",
+        "where": "--set",
+        "what": "the loss has no ratio to the policy that generated the responses, and the actor makes 2 updates per "
+        'step: all but the first are off-policy: `ppo.policy_loss.kind` = `"reinforce"` (--set), `ppo.epochs` = `1` '
+        "(default), `ppo.minibatch_seqs` = `2` (r.toml:15)",
+        "hint": "change the recipe, or add `--set ppo.epochs=1 --set ppo.minibatch_seqs=4`",
+    }
+    assert ask("validate", "r.toml", *doubtful).err.splitlines() == [
+        f"note: --set: {note['what']}; fix: {note['hint']}",
+        f"note: r.toml:4: {missing['what']}",
+        "ok: r.toml",
+    ]
 
 
 def test_validate_show_prints_every_value_with_its_origin(ask: RunCli) -> None:
@@ -124,7 +132,7 @@ small: 10 PPO steps of 4 sequences
   not checked  memory; speed (known after a step)
   `--full` prints the rest: batch sizes, algorithm, processes, schedules, data, memory by stage
 """,
-        "note: `model.path` is `org/base`: it has not been fetched; not checked\n",
+        "note: r.toml:4: `model.path` is `org/base`: it has not been fetched; not checked\n",
     )
     assert sorted(Path().rglob("*")) == before
 

@@ -47,7 +47,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "convert": {"batch", "model", "weights", "errors"},
     "data": {"batch", "environments", "recipe", "model", "errors"},
-    "stages": {"ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions"},
+    "stages": {
+        "finding", "ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions",
+    },
     "store": {"ports", "batch", "activity", "clock", "units", "errors"},
     "loop": {"algorithm", "store", "batch", "recipe", "metric_registry", "errors"},
     "plan": {
@@ -106,7 +108,7 @@ LATE: dict[str, set[str]] = {
         "metric_registry", "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store",
         "tracking", "wire",
     },
-    "doctor": {"http_client"},
+    "preflight": {"http_client"},
     "report": {"runs"},
     "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip

@@ -178,7 +178,7 @@ def test_critic_with_a_shorter_context_is_refused(model: Model, reward: Path, tm
     resolved = recipe(model("qwen2"), reward, tmp_path)
 
     def messages() -> list[str]:
-        return [problem.message for problem in check(resolved, rows=False).problems if "window" in problem.message]
+        return [problem.what for problem in check(resolved, rows=False) if "window" in problem.what]
 
     edit_json(reward / "config.json", max_position_embeddings=33)  # 20 prompt tokens and 13 response tokens
     assert messages() == []
@@ -233,6 +233,6 @@ def test_problems_of_a_reference_are_found_before_anything_starts(model: Model, 
     resolved = recipe(model("qwen2"), model("qwen2"), tmp_path)
     keys = {"model": {**resolved.model.model_dump(), "reference": {"path": str(tmp_path / "gone")}}}
     found = check(Recipe.model_validate({**resolved.model_dump(by_alias=True), **keys}), rows=False)
-    assert [problem.message for problem in found.problems if "reference" in problem.message] == [
+    assert [problem.what for problem in found if "reference" in problem.what] == [
         f"`model.reference.path` is `{tmp_path / 'gone'}`: no such folder"
     ]

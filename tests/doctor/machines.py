@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fakes.nvml import FakeNvml
-from ppoctl.doctor.finding import Finding
+from ppoctl.finding import Finding
 from ppoctl.machine import nvml
 from ppoctl.machine.device import CudaView
 from ppoctl.machine.host_info import UNLIMITED, HostInfo, TorchBuild

@@ -1,6 +1,7 @@
 """The output of `ppoctl doctor`."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from importlib.machinery import PathFinder
@@ -11,9 +12,9 @@ import pytest
 from doctor.machines import driver, node
 from fakes.nvml import FakeNvml
 from ppoctl.cli.app import run
-from ppoctl.cli.doctor import print_findings
-from ppoctl.doctor.examine import OF_A_MACHINE, checks, findings
-from ppoctl.doctor.finding import Finding, Verdict
+from ppoctl.cli.doctor import report
+from ppoctl.doctor.examine import OF_A_MACHINE, findings, of_machine
+from ppoctl.finding import Finding, wrong
 from ppoctl.machine.host_info import HostInfo, TorchBuild, this_machine
 from recipe.conftest import SMALLEST
 
@@ -31,20 +32,20 @@ def gpu_part(here: HostInfo) -> list[Finding]:
 
 
 def test_screen_of_a_healthy_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert print_findings(gpu_part(node()), verbose=True, json=False) is None
+    assert report(gpu_part(node()), verbose=True, json=False) is None
     said = capsys.readouterr()
     assert said.err == ""
     assert (
         said.out
         == """\
-driver        ok  580.65.06, for CUDA up to 13.0
-packages      ok  torch 2.13.0, vllm 0.32.0, megatron-core 0.16.1, ray 2.60.0
-torch         ok  2.13.0, built for CUDA 13.0, finds 2 of 2 GPUs
-GPUs          ok  2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
-compute mode  ok  DEFAULT
-peer access   ok  between all 2 GPUs
-NCCL          ok  2.29.7
-compiler      ok  /usr/bin/cc
+ok  driver        580.65.06, for CUDA up to 13.0
+ok  packages      torch 2.13.0, vllm 0.32.0, megatron-core 0.16.1, ray 2.60.0
+ok  torch         2.13.0, built for CUDA 13.0, finds 2 of 2 GPUs
+ok  GPUs          2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
+ok  compute mode  DEFAULT
+ok  peer access   between all 2 GPUs
+ok  NCCL          2.29.7
+ok  compiler      /usr/bin/cc
 8 checks passed
 """
     )
@@ -54,18 +55,18 @@ def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str])
     broken = replace(
         node(), torch=TorchBuild("2.13.0+cpu", None), driver=driver(FakeNvml(count=2, mode=3, apart={(0, 1)}))
     )
-    assert print_findings(gpu_part(broken)[2:6], verbose=True, json=False) == 3
+    assert report(gpu_part(broken)[2:6], verbose=True, json=False) == 3
     said = capsys.readouterr()
     assert said.err == ""
     assert (
         said.out
         == """\
-torch         wrong    2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; fix: make setup-gpu  # or, without \
+error    torch        2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; fix: make setup-gpu  # or, without \
 a checkout: uv pip install --reinstall 'ppoctl[gpu]'
-GPUs          ok       2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
-compute mode  wrong    GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
+ok       GPUs         2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
+error    gpu          GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
 a GPU; fix: sudo nvidia-smi -c DEFAULT
-peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): transfers go through the host; fix: nvidia-smi \
+warning  peer access  none between GPUs 0 and 1 (1 of 1 pairs): transfers go through the host; fix: nvidia-smi \
 topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
 1 check passed, 1 warning, 2 failed
 """
@@ -79,7 +80,7 @@ def test_doctor_prints_every_check_and_leaves_no_files(
     FakeNvml(fault="NVML Shared Library Not Found").plant(monkeypatch)
     assert run(["doctor", "-v"]) == 0
     *checks, count = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in checks] == NAMES
+    assert [re.split("  +", line)[1] for line in checks] == NAMES
     assert count == f"{len(NAMES)} checks passed"
     assert run(["doctor"]) == 0
     assert tuple(capsys.readouterr()) == (f"{count}\n", "")
@@ -96,10 +97,10 @@ def test_doctor_json_has_every_finding_and_the_error(
     assert run(["doctor", "--json"]) == 3
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is False
-    found = {finding["check"]: finding for finding in said["findings"]}
-    assert (found["torch"]["verdict"], found["torch"]["mend"][:14]) == ("wrong", "make setup-gpu")
+    found = {finding["where"]: finding for finding in said["findings"]}
+    assert (found["torch"]["level"], found["torch"]["hint"][:14]) == ("error", "make setup-gpu")
     assert said["error"]["exit_code"] == 3
-    assert said["error"]["hint"] == found["torch"]["mend"]
+    assert said["error"]["hint"] == found["torch"]["hint"]
 
 
 def test_doctor_with_a_recipe_checks_its_requirements(
@@ -112,14 +113,14 @@ def test_doctor_with_a_recipe_checks_its_requirements(
     assert run(["doctor", "r.toml"]) == 3
     *lines, count = capsys.readouterr().out.splitlines()
     assert count.endswith(", 2 failed")
-    assert [line.split()[:2] for line in lines[:2]] == [["model", "wrong"], ["model", "wrong"]]
+    assert [line.split()[:2] for line in lines] == [["error", "r.toml:7"], ["error", "r.toml:4"]]
     assert lines[0].endswith("fix: export DATA_OF_DOC=VALUE")
     assert "fix: hf download org/base  # not in " in lines[1]
     assert len(lines) == 2, "the other checks passed"
     assert run(["doctor", "r.toml", "-v"]) == 3
     *all_of_it, _ = capsys.readouterr().out.splitlines()
-    names = [line.split("  ")[0] for line in all_of_it[len(NAMES) + 2 :]]
-    assert names == ["layout", "memory", "saves", "Ray's address", "MLflow"]
+    names = [re.split("  +", line)[1] for line in all_of_it[len(NAMES) + 2 :]]
+    assert names == ["layout", "memory", "space", "Ray's address", "MLflow"]
     assert run(["doctor", "r.toml", "--set", "steps=0"]) == 2, "a wrong recipe is an error of its own"
 
 
@@ -128,9 +129,9 @@ def test_failing_check_becomes_a_finding_and_others_continue(tmp_path: Path, mon
         raise OSError("http://me:geheim@host is gone")
 
     monkeypatch.setattr("shutil.disk_usage", fail)
-    *rest, last = findings(node(), tmp_path)
+    *rest, last = findings(of_machine(node(), tmp_path))
     assert len(rest) == len(NAMES) - 2
-    assert last == Finding("disk", Verdict.WRONG, "the check failed: OSError: http://host is gone")
+    assert last == wrong("the check failed: OSError: http://host is gone", "disk", kind="doctor")
 
 
 def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +148,4 @@ def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: 
 
 
 def test_every_check_has_a_unique_name() -> None:
-    assert len(checks(node(), Path(), None)) == len(OF_A_MACHINE) + 2
+    assert len(of_machine(node(), Path())) == len(OF_A_MACHINE) + 2

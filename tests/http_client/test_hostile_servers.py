@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from fakes.hostile import BROKEN, LONG, REFUSED, SLOW, WITHOUT_HEADERS, black_hole, closed_port, hostile
-from ppoctl.doctor.recipe_checks import IntendedRun, mlflow
 from ppoctl.http_client import Retries
+from ppoctl.preflight.resources import mlflow
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.http import HttpScorer
 from ppoctl.rewards.http_scorer import ServiceScorer
@@ -53,8 +53,8 @@ def sandbox_fusion(url: str, limit_s: float) -> str:
 
 def doctor(url: str, limit_s: float) -> str:
     keys = {**tomllib.loads(SMALLEST), "tracking": {"kind": "mlflow", "uri": url}}
-    found = mlflow(IntendedRun(Recipe.model_validate(keys)), limit_s)
-    return f"{found.verdict}: {found.seen}"
+    found = mlflow(Recipe.model_validate(keys), limit_s)
+    return f"{found.level}: {found.what}"
 
 
 def late(step: str) -> tuple[str, str, str]:

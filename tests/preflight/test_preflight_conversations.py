@@ -8,8 +8,9 @@ import pytest
 from data import dialogue_families as families
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.errors import RecipeError
+from ppoctl.finding import Finding, Level
 from ppoctl.loading.load import load
-from ppoctl.preflight.check import Findings, check
+from ppoctl.preflight.check import check
 from ppoctl.preflight.conversations import conversation_notes
 from ppoctl.preflight.preview import preview
 
@@ -23,7 +24,7 @@ NUMBERED = (
 )
 
 
-def checked(folder: Path, template: str, *sets: str, special: str = "<|eos|>", rows: bool = True) -> Findings:
+def checked(folder: Path, template: str, *sets: str, special: str = "<|eos|>", rows: bool = True) -> list[Finding]:
     (folder / "base" / "chat_template.jinja").write_text(template, "utf-8")
     (folder / "env.py").write_text("class Guess:\n def open(self, row, seed): ...\n def step(self, turn): ...\n")
     config = json.loads((folder / "base" / "tokenizer_config.json").read_text("utf-8"))
@@ -55,42 +56,42 @@ def test_template_that_cannot_write_conversations_is_refused(
 ) -> None:
     found = checked(folder, template, environment, rows=False)
     if says is None:
-        assert not found.problems
+        assert not found
         return
-    [problem] = found.problems
-    assert says in problem.message
-    assert (problem.where, problem.kind, bool(problem.hint)) == ("environment.kind", RecipeError, True)
+    [problem] = found
+    assert says in problem.what
+    assert (problem.where, problem.error, bool(problem.hint)) == ("environment.kind", RecipeError, True)
 
 
 def test_structured_tool_calls_reset_the_results_of_deepseek(folder: Path) -> None:
     """This template writes another start of tool results after the first ones, unless a tool call is between them."""
-    assert not checked(folder, families.DEEPSEEK, TOOLS, rows=False).problems
+    assert {found.level for found in checked(folder, families.DEEPSEEK, TOOLS, rows=False)} == {Level.NOTE}
     without = families.DEEPSEEK.replace("{%- set ns.is_first = true %}", "")
-    [problem] = checked(folder, without, TOOLS, rows=False).problems
-    assert "depends on an earlier tool call" in problem.message
+    [*_, problem] = checked(folder, without, TOOLS, rows=False)
+    assert "depends on an earlier tool call" in problem.what
 
 
 def test_removed_reasoning_is_noted(folder: Path) -> None:
     note = "the model's chat template removes the reasoning of earlier turns when it renders a complete conversation"
-    assert [note in text for text in checked(folder, families.QWEN3, OWN, rows=False).notes].count(True) == 1
+    assert [note in finding.what for finding in checked(folder, families.QWEN3, OWN, rows=False)].count(True) == 1
     for template, environment in ((families.QWEN3, TOOLS), (families.QWEN25, OWN)):
-        assert not any(note in text for text in checked(folder, template, environment, rows=False).notes)
+        assert not any(note in finding.what for finding in checked(folder, template, environment, rows=False))
 
 
 def test_template_that_ignores_tools_is_refused_unless_the_prompt_names_them(folder: Path) -> None:
     says = "has the tool `calculator`, but the prompt of row `train/000000-"
-    [problem] = checked(folder, families.NO_TOOLS, TOOLS).problems
-    assert says in problem.message
-    assert "does not show tools" in problem.message
+    [problem] = checked(folder, families.NO_TOOLS, TOOLS)
+    assert says in problem.what
+    assert "does not show tools" in problem.what
     assert "--set data.train.system=" in (problem.hint or "")
-    assert not checked(folder, families.NO_TOOLS, TOOLS, "data.train.system=Use the calculator.").problems
-    assert not checked(folder, families.NO_TOOLS, OWN).problems
+    assert not checked(folder, families.NO_TOOLS, TOOLS, "data.train.system=Use the calculator.")
+    assert not checked(folder, families.NO_TOOLS, OWN)
 
 
 def test_preview_shows_the_tools_of_each_set(folder: Path) -> None:
     held = "data.eval.held={format='gsm8k', path='train.jsonl'}"
     sets = [TOOLS, held, "eval.environment={kind='none'}"]
-    assert not checked(folder, families.QWEN25, *sets).problems
+    assert not checked(folder, families.QWEN25, *sets)
     recipe = load([Path("r.toml")], ["rollout.max_prompt_tokens=400", "rollout.max_new_tokens=40", *sets]).recipe
     assert '"name": "calculator"' in preview(recipe, "train", 1).rows[0].text
     assert "calculator" not in preview(recipe, "held", 1).rows[0].text
@@ -98,11 +99,11 @@ def test_preview_shows_the_tools_of_each_set(folder: Path) -> None:
 
 def test_missing_file_of_an_environment_is_reported_once(folder: Path) -> None:
     there = checked(folder, families.QWEN25, OWN)
-    assert not there.problems
+    assert not there
     recipe = load([Path("r.toml")], ["rollout.max_prompt_tokens=400", "rollout.max_new_tokens=40", OWN]).recipe
     (folder / "env.py").unlink()
-    [problem] = check(recipe).problems
-    assert "the file `" in problem.message
+    [problem] = check(recipe)
+    assert "the file `" in problem.what
     assert problem.is_missing
 
 
@@ -110,9 +111,9 @@ def test_environment_that_does_not_start_is_reported_once_at_its_path(folder: Pa
     """Rows are still checked, without the tools of the environment."""
     held = "data.eval.held={format='gsm8k', path='train.jsonl'}"
     sets = (OWN.replace("Guess", "Gues"), held, "rollout.prompts_per_step=1000")
-    start, rows = checked(folder, families.QWEN25, *sets).problems
-    assert (start.where, start.kind) == ("environment.path", RecipeError)
-    assert start.message.endswith(
+    start, rows = checked(folder, families.QWEN25, *sets)
+    assert (start.where, start.error) == ("environment.path", RecipeError)
+    assert start.what.endswith(
         "does not start: AttributeError: `" + str(folder / "env.py") + "` has no `Gues`; it defines Guess"
     )
     assert rows.where == "data.train.path"

@@ -9,11 +9,12 @@ from safetensors.torch import save_file
 from ppoctl.convert.adapters import adapters
 from ppoctl.convert.peft_config import write_peft_config
 from ppoctl.errors import MissingAssetError, RecipeError
+from ppoctl.finding import Finding
 from ppoctl.loading.load import load
 from ppoctl.model.lora import Lora
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
-from ppoctl.preflight.check import Findings, check
+from ppoctl.preflight.check import check
 from preflight.conftest import MODEL, edit
 
 LORA = Lora(2, 6.0, ("q_proj", "v_proj"))
@@ -32,18 +33,18 @@ def adapter(folder: Path) -> Path:
     return made
 
 
-def found_with(*sets: str) -> Findings:
+def found_with(*sets: str) -> list[Finding]:
     return check(load([Path("r.toml")], [TABLE, *sets], environ={}).recipe, rows=False)
 
 
 def test_adapter_that_fits_has_no_problem(adapter: Path) -> None:
-    assert not found_with().problems
+    assert not found_with()
 
 
 def test_adapter_with_other_settings_is_a_problem_of_its_key(adapter: Path) -> None:
-    [problem] = found_with("actor.train.lora.rank=3").problems
-    assert problem.kind is RecipeError
-    assert problem.message == (
+    [problem] = found_with("actor.train.lora.rank=3")
+    assert problem.error is RecipeError
+    assert problem.what == (
         f"`actor.train.lora.start` is `{adapter}`, an adapter with rank `2`, but `actor.train.lora.rank` is `3`"
     )
     assert problem.hint == "--set actor.train.lora.rank=2"
@@ -51,19 +52,19 @@ def test_adapter_with_other_settings_is_a_problem_of_its_key(adapter: Path) -> N
 
 def test_adapter_of_another_kind_is_a_problem(adapter: Path) -> None:
     edit(adapter / "adapter_config.json", use_dora=True)
-    [problem] = found_with().problems
-    assert "`use_dora` in" in problem.message
+    [problem] = found_with()
+    assert "`use_dora` in" in problem.what
     (adapter / "adapter_config.json").unlink()
-    [problem] = found_with().problems
-    assert f"`{adapter}` is not a peft adapter" in problem.message
+    [problem] = found_with()
+    assert f"`{adapter}` is not a peft adapter" in problem.what
 
 
 def test_missing_adapter_is_a_problem(folder: Path) -> None:
-    [problem] = found_with().problems
-    assert f"`actor.train.lora.start` is `{folder / 'adapter'}`: no such folder" in problem.message
-    [problem] = found_with('actor.train.lora.start="nobody/adapter"').problems
-    assert problem.kind is MissingAssetError
-    assert "it has not been fetched" in problem.message
+    [problem] = found_with()
+    assert f"`actor.train.lora.start` is `{folder / 'adapter'}`: no such folder" in problem.what
+    [problem] = found_with('actor.train.lora.start="nobody/adapter"')
+    assert problem.error is MissingAssetError
+    assert "it has not been fetched" in problem.what
 
 
 def test_relative_path_of_an_adapter_starts_at_the_recipe_file(
@@ -74,4 +75,4 @@ def test_relative_path_of_an_adapter_starts_at_the_recipe_file(
     )
     monkeypatch.chdir("base")
     recipe = load([Path("../r.toml"), Path("../lora.toml")], environ={}).recipe
-    assert not check(recipe, rows=False).problems
+    assert not check(recipe, rows=False)

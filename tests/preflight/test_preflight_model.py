@@ -11,6 +11,7 @@ import pytest
 
 from ppoctl.cli.app import run
 from ppoctl.errors import RecipeError
+from ppoctl.finding import note
 from ppoctl.loading.load import load
 from ppoctl.model.folder import fetched
 from ppoctl.preflight.check import check
@@ -222,17 +223,17 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_intact_model_and_rows_have_no_problems(folder: Path) -> None:
     found = check(load([Path("r.toml")]).recipe, device="cpu")
-    assert (found.problems, found.notes) == ([], [])
+    assert found == []
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_model_is_reported_in_one_sentence(folder: Path, case: str) -> None:
     damage, code, says = WRONG[case]
     damage(folder / "base")
-    problems = check(load([Path("r.toml")]).recipe, device="cpu").problems
+    problems = check(load([Path("r.toml")]).recipe, device="cpu")
     wanted = says.format(base=folder / "base", here=folder)
-    [found] = [problem for problem in problems if wanted in problem.message]
-    assert found.kind.exit_code == code
+    [found] = [problem for problem in problems if wanted in problem.what]
+    assert found.error.exit_code == code
     assert found.hint
 
 
@@ -274,19 +275,16 @@ def test_supported_head_sizes_depend_on_device() -> None:
 
 def test_head_size_of_model_is_checked(folder: Path) -> None:
     edit(folder / "base/config.json", head_dim=16)
-    says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False).problems]
+    says = [problem.what for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False)]
     assert sum("head size (`head_dim`) of 16" in text for text in says) == 1
-    says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="gpu", rows=False).problems]
+    says = [problem.what for problem in check(load([Path("r.toml")]).recipe, device="gpu", rows=False)]
     assert not any("head size" in text for text in says)
 
 
 def test_missing_chat_template_is_noted(folder: Path) -> None:
     (folder / "base/chat_template.jinja").unlink()
-    found = check(load([Path("r.toml")]).recipe)
-    assert (found.problems, found.notes) == (
-        [],
-        [f"the model in `{folder}/base` has no chat template: prompts are plain text"],
-    )
+    text = f"the model in `{folder}/base` has no chat template: prompts are plain text"
+    assert check(load([Path("r.toml")]).recipe) == [note(text, kind="model")]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ def test_missing_hub_model_is_noted_unless_required(
         may_be_fetched = path == "org/model"
         assert run([command, *words]) == (0 if may_be_fetched else code)
         err, first = capsys.readouterr().err, said.split("\n")[0]
-        assert (f"note: {first}; not checked\n" in err) == may_be_fetched
+        assert (f"note: --set: {first}; not checked\n" in err) == may_be_fetched
         assert (f"error: --set: {said}\n" in err) != may_be_fetched
 
 
@@ -338,7 +336,7 @@ def test_fetched_model_is_found_in_hub_cache(folder: Path, monkeypatch: pytest.M
     assert fetched("org/model") == model / "snapshots/abc123" == find_model("org/model", "model.path")
     theirs = try_to_load_from_cache("org/model", "config.json", cache_dir=folder / "cache")
     assert theirs == str(model / "snapshots/abc123/config.json")
-    assert check(load([Path("r.toml")], ["model.path=org/model"]).recipe).problems == []
+    assert check(load([Path("r.toml")], ["model.path=org/model"]).recipe) == []
     with pytest.raises(RecipeError, match="4 tensor ranks do not divide the model's 2 key/value heads"):
         load([Path("r.toml")], ["model.path=org/model", "actor.parallel={tensor=4}"])
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "other"))

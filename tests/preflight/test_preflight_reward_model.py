@@ -68,8 +68,8 @@ WRONG: dict[str, tuple[list[str], Break, str, str]] = {
 def said(folder: Path, *sets: str) -> list[tuple[str, str]]:
     reward = "reward={kind='model', path='judge', label='good'}"
     loaded = load([folder / "r.toml"], [reward, *sets], {})
-    problems = check(loaded.recipe, lambda path: loaded.origins[".".join(path)], rows=False).problems
-    return [(problem.message, problem.hint or "") for problem in problems]
+    problems = check(loaded.recipe, lambda path: loaded.origins[".".join(path)], rows=False)
+    return [(problem.what, problem.hint or "") for problem in problems]
 
 
 def test_valid_reward_model_has_no_problems(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,15 +26,14 @@ from ppoctl.errors import (
     RewardError,
     StorageError,
 )
+from ppoctl.finding import Level, note, without_missing
 from ppoctl.loading.load import load
 from ppoctl.machine import memory
-from ppoctl.preflight import space
+from ppoctl.preflight import resources
 from ppoctl.preflight.check import check
-from ppoctl.preflight.fit import gpu_gib_here, require_fit
-from ppoctl.preflight.gpus import require_gpus
 from ppoctl.preflight.model import find_model
 from ppoctl.preflight.prompts import RowChecks
-from ppoctl.preflight.space import require_space
+from ppoctl.preflight.resources import disk, gpu_gib_here, shared_gpus
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.folders import require_new, require_writable
 from preflight.conftest import ROWS
@@ -61,9 +61,9 @@ def test_wrong_row_error_names_its_line(folder: Path, case: str) -> None:
     content, says = WRONG_ROWS[case]
     file = folder / "train.jsonl"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    [found] = check(load([Path("r.toml")]).recipe).problems
-    assert says.format(file=file) in found.message
-    assert (found.kind, bool(found.hint)) == (DataError, True)
+    [found] = check(load([Path("r.toml")]).recipe)
+    assert says.format(file=file) in found.what
+    assert (found.error, bool(found.hint)) == (DataError, True)
 
 
 def test_rows_without_scorer_are_counted(folder: Path) -> None:
@@ -71,11 +71,11 @@ def test_rows_without_scorer_are_counted(folder: Path) -> None:
     rows = [{**json.loads(row), "of": "a" if number else "b"} for number, row in enumerate(ROWS)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets = [columns, "reward={kind='choose', by='of', cases={b={kind='gsm8k'}}}"]
-    [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert "of [data.train]: 4 rows, first `train/000001-" in found.message
-    assert "`of` is `a`, and the reward has no case of that name (cases: `b`)" in found.message
-    assert found.kind is RewardError
-    assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe).problems
+    [found] = check(load([Path("r.toml")], sets).recipe)
+    assert "of [data.train]: 4 rows, first `train/000001-" in found.what
+    assert "`of` is `a`, and the reward has no case of that name (cases: `b`)" in found.what
+    assert found.error is RewardError
+    assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe)
 
 
 def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
@@ -90,54 +90,52 @@ def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
     sets = [f"reward={{kind='choose', by='of', {cases}}}"]
     some = check(load([Path("r.toml")], [*sets, "data.eval.x={format='python', function='rows.py:rows'}"]).recipe)
     lacks = "rows are not scored: their reward requires a ground truth, and the rows have none"
-    assert not some.problems
-    assert f"`data.eval.x`: responses to 1 of 4 {lacks}" in some.notes
+    assert some[-1] == note(f"`data.eval.x`: responses to 1 of 4 {lacks}", kind="data")
+    assert {found.level for found in some} == {Level.NOTE}
     columns = "data.eval.x={format='columns', path='held.jsonl', prompt='q', fields=['of']}"
-    none = check(load([Path("r.toml")], [*sets, columns]).recipe).notes
+    none = check(load([Path("r.toml")], [*sets, columns]).recipe)
     hint = "if there is a column: --set data.eval.x.answer=COLUMN"
-    assert f"`data.eval.x`: responses to 2 of 4 {lacks}; {hint}" in none
+    assert none[-1] == note(f"`data.eval.x`: responses to 2 of 4 {lacks}; {hint}", kind="data")
 
 
 def test_reward_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["reward={kind='python', function='mine.py:score'}"]
-    [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"the file `{folder}/mine.py` does not exist" in found.message
+    [found] = check(load([Path("r.toml")], sets).recipe)
+    assert f"the file `{folder}/mine.py` does not exist" in found.what
     (folder / "mine.py").write_text("def score(sample): return 1.0\n")
     recipe = load([Path("r.toml")], sets).recipe
-    assert not check(recipe).problems
+    assert not check(recipe)
     (folder / "mine.py").write_text("def score(sample): return 2.0\n")
-    [found] = check(recipe).problems
-    assert "the reward's function has changed" in found.message
+    [found] = check(recipe)
+    assert "the reward's function has changed" in found.what
     parts = load([Path("r.toml")], ["reward={kind='sum', parts={mine={kind='python', function='mine.py:score'}}}"])
     (folder / "mine.py").write_text("def score(sample): return 3.0\n")
-    [found] = check(parts.recipe).problems
+    [found] = check(parts.recipe)
     assert f"--set reward.parts.mine.function={folder}/mine.py:score`" in (found.hint or "")
 
 
 def test_metric_function_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["eval.metrics=mine.py:measure"]
-    [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"the evaluation's function is `{folder}/mine.py:measure`, but the file" in found.message
+    [found] = check(load([Path("r.toml")], sets).recipe)
+    assert f"the evaluation's function is `{folder}/mine.py:measure`, but the file" in found.what
     (folder / "mine.py").write_text("def measure(samples): return {}\n")
     recipe = load([Path("r.toml")], [*sets, "eval.metrics.timeout_s=5"]).recipe
     assert recipe.eval.metrics is not None
     assert (len(recipe.eval.metrics.digest), recipe.eval.metrics.timeout_s) == (64, 5.0)
-    assert not check(recipe).problems
+    assert not check(recipe)
     (folder / "mine.py").write_text("def measure(samples): return {'n': 1}\n")
-    [found] = check(recipe, lambda path: ".".join(path)).problems
-    assert (found.where, "has changed" in found.message) == ("eval.metrics.function", True)
+    [found] = check(recipe, lambda path: ".".join(path))
+    assert (found.where, "has changed" in found.what) == ("eval.metrics.function", True)
     assert f"--set eval.metrics.function={folder}/mine.py:measure`" in (found.hint or "")
 
 
 def test_missing_sandbox_is_noted_and_is_an_error_if_strict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     code = ["data.train={format='columns', path='rows.jsonl', prompt='q', answer='a'}", "reward.kind=code"]
-    found = check(load([Path("r.toml")], code).recipe, rows=False)
-    errors, [note] = found.judged(strict=False)
-    assert not errors
-    assert "has no safe sandbox for programs (`reward.sandbox` is `namespaces`)" in note
-    [error], _ = found.judged(strict=True)
-    assert error.kind is MissingAssetError
+    [found] = check(load([Path("r.toml")], code).recipe, rows=False)
+    assert "has no safe sandbox for programs (`reward.sandbox` is `namespaces`)" in found.what
+    assert (found.error, found.kind) == (MissingAssetError, "reward")
+    assert without_missing([found]) == [note(f"{found.what}; not checked", kind="reward")]
 
 
 def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
@@ -254,22 +252,21 @@ def small(folder: Path) -> Recipe:
     return load([Path("r.toml")], ['model.dtype="float32"', "generator.kv_cache_mib=64"]).recipe
 
 
-def test_machine_with_too_little_memory_raises(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_with_too_little_memory_is_found(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * 2**30)
-    require_fit(small, None)
+    assert resources.memory(small, None).level == Level.OK
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
-    with pytest.raises(OutOfMemoryError) as caught:
-        require_fit(small, None)
-    assert "GiB on this machine with all processes, which has 0.5; most of it is libraries" in caught.value.message
-    assert caught.value.hint
+    found = resources.memory(small, None)
+    assert (found.error, bool(found.hint)) == (OutOfMemoryError, True)
+    assert "GiB on this machine with all processes, which has 0.5; most of it is libraries" in found.what
 
 
-def test_kv_cache_too_small_for_a_sequence_raises(small: Recipe) -> None:
+def test_kv_cache_too_small_for_a_sequence_is_found(small: Recipe) -> None:
     """33 tokens of 4 layers with keys and values of 2 heads of 32 numbers, 4 bytes each: 66 KiB; blocks need more."""
     tiny = small.generator.model_copy(update={"kv_cache_mib": 0})
-    with pytest.raises(OutOfMemoryError, match="vLLM will not start: a sequence of full length needs") as caught:
-        require_fit(small.model_copy(update={"generator": tiny}), None)
-    assert caught.value.hint == "raise `generator.kv_cache_mib`"
+    found = resources.memory(small.model_copy(update={"generator": tiny}), None)
+    assert (found.error, found.hint) == (OutOfMemoryError, "raise `generator.kv_cache_mib`")
+    assert "vLLM will not start: a sequence of full length needs" in found.what
 
 
 def test_plan_and_validate_check_machine_only_with_here(
@@ -288,23 +285,23 @@ def test_plan_and_validate_check_machine_only_with_here(
     assert (said["name"], said["error"]["kind"], said["error"]["exit_code"]) == ("small", "OutOfMemoryError", 7)
 
 
-def test_disk_with_too_little_space_raises(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_with_too_little_space_is_found(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pairs of float32 states with weights and two moments: two kept, one being written, one saved by a stop; 4
     * 12 bytes * (862,336 + 862,464)."""
-    stored = space.storage_of(small)
+    stored = resources.storage_of(small)
     assert stored.states_bytes is not None
     needed = stored.states_bytes + stored.records_kept_bytes
     usage = type(shutil.disk_usage(tmp_path))
-    for free, is_enough in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(2**40, 0, free))
-        if is_enough:
-            require_space(small, tmp_path / "runs/small")
-            continue
-        with pytest.raises(StorageError, match=r"the disk of `.*` has 79 MiB free, and the run needs 79 MiB"):
-            require_space(small, tmp_path / "runs/small")
-    (tmp_path / "runs/small").mkdir(parents=True)
-    (tmp_path / "runs/small/state").write_bytes(b"x")  # files that the run already has need no additional space
-    require_space(small, tmp_path / "runs/small")
+    run = tmp_path / "runs/small"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, needed))
+    assert disk(small, run).level == Level.OK
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, needed - 1))
+    found = disk(small, run)
+    assert found.error is StorageError
+    assert re.search(r"the disk of `.*` has 79 MiB free, and the run needs 79 MiB", found.what)
+    run.mkdir(parents=True)
+    (run / "state").write_bytes(b"x")  # files that the run already has need no additional space
+    assert disk(small, run).level == Level.OK
 
 
 def test_train_checks_disk_and_memory_unless_forced(
@@ -315,7 +312,7 @@ def test_train_checks_disk_and_memory_unless_forced(
 
     monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, even if a problem is missed
     usage = type(shutil.disk_usage(folder))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()
@@ -355,27 +352,23 @@ def test_gpu_memory_is_that_of_smallest_gpu(
     assert gpu_gib_here() == gib
 
 
-def test_gpus_in_exclusive_process_mode_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_in_exclusive_process_mode_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*sets: str) -> list[str]:
+        return [found.what for found in shared_gpus(load([Path("r.toml")], sets).recipe) if found.is_error]
+
     FakeNvml(mode=3).plant(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # `make` sets the variable
-    alone = load([Path("r.toml")]).recipe  # vLLM has its own process next to the trainers'
-    several = load([Path("r.toml")], ["generator.engines=2"]).recipe
-    elsewhere = load([Path("r.toml")], ["generator.engines=2", "cluster.ray_address='head:6379'"]).recipe
-    apart = ["cluster.placement='apart'", "cluster.weights='broadcast'"]
-    require_gpus(elsewhere)
-    require_gpus(load([Path("r.toml")], apart).recipe)
-    says = r"GPU 0 is in compute mode `EXCLUSIVE_PROCESS` \(2 of 2 GPUs\)"
-    for recipe in (alone, several):
-        with pytest.raises(EnvironmentProblemError, match=says) as error:
-            require_gpus(recipe)
-    with pytest.raises(EnvironmentProblemError, match=says):
-        require_gpus(load([Path("r.toml")], apart[:1]).recipe)
-    assert error.value.hint == "sudo nvidia-smi -c DEFAULT"
+    several, placed = "generator.engines=2", "cluster.placement='apart'"
+    assert said(several, "cluster.ray_address='head:6379'") == said(placed, "cluster.weights='broadcast'") == []
+    says = "GPU {} is in compute mode `EXCLUSIVE_PROCESS` ({} of {} GPUs): several processes of a run share a GPU"
+    # Without sets, vLLM has its own process next to the trainers'.
+    assert said() == said(several) == said(placed) == [says.format(0, 2, 2)]
+    [found] = shared_gpus(load([Path("r.toml")]).recipe)
+    assert (found.error, found.hint) == (EnvironmentProblemError, "sudo nvidia-smi -c DEFAULT")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
-    with pytest.raises(EnvironmentProblemError, match=r"GPU 1 is .* \(1 of 1 GPUs\)"):
-        require_gpus(several)
+    assert said(several) == [says.format(1, 1, 1)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    require_gpus(several)
+    assert said(several) == []
 
 
 def test_tracking_uri_variable_is_optional_for_validate_not_train(
@@ -385,7 +378,7 @@ def test_tracking_uri_variable_is_optional_for_validate_not_train(
     monkeypatch.delenv("WHERE_MLFLOW_IS", raising=False)
     says = "`tracking.uri` is `$WHERE_MLFLOW_IS/one`, but `WHERE_MLFLOW_IS` is not set in the environment"
     assert run(["validate", "r.toml", *sets]) == 0
-    assert f"note: {says}; not checked\n" in capsys.readouterr().err
+    assert f"note: --set: {says}; not checked\n" in capsys.readouterr().err
     assert run(["validate", "r.toml", *sets, "--assets"]) == 3
     assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=VALUE" in capsys.readouterr().err
     assert run(["train", "r.toml", *sets]) == 3

@@ -7,8 +7,8 @@ import pytest
 
 from ppoctl.errors import RecipeError
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.finding import Finding
 from ppoctl.loading.load import examine, load
-from ppoctl.loading.problems import Problem
 from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.recipe.schema import Recipe
@@ -34,7 +34,7 @@ def without_critic(file: Path, *sets: str) -> Recipe:
     return loaded.recipe.model_copy(update={"ppo": ppo})
 
 
-def problems_of(recipe: Recipe) -> list[Problem]:
+def problems_of(recipe: Recipe) -> list[Finding]:
     return violations(recipe, lambda key: "--set")
 
 
@@ -100,7 +100,7 @@ def test_key_of_a_critic_is_refused_without_a_critic(write: Write, sets: list[st
     file = write(NO_CRITIC)
     assert problems_of(without_critic(file)) == []
     [problem] = problems_of(without_critic(file, *sets))
-    assert (problem.message, problem.hint) == (message, hint)
+    assert (problem.what, problem.hint) == (message, hint)
 
 
 def test_values_that_are_the_defaults_are_accepted_without_a_critic(write: Write) -> None:
@@ -150,7 +150,7 @@ def test_missing_critic_is_refused_if_the_advantages_train_one(write: Write, kin
 
 def test_critic_is_refused_if_the_advantages_train_none(smallest: Path) -> None:
     [problem] = problems_of(without_critic(smallest))
-    assert problem.message == (
+    assert problem.what == (
         f"[critic] has no effect, because {TRAINS_NONE}: `critic.optimizer.lr` = `1e-05` (--set), {KIND}"
     )
     assert problem.hint == "remove the table [critic], or add `--set ppo.advantages.kind=gae`"

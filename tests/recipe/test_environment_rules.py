@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.loading.problems import Conflict
+from ppoctl.finding import Finding
 from ppoctl.loading.rules.across_tables import RULES
 from ppoctl.loading.rules.environment import ENVIRONMENT_RULES
 from ppoctl.recipe.schema import Recipe
@@ -24,7 +24,7 @@ def with_environment(environment: dict[str, Any] | None, **changes: Any) -> Reci
     return fake_recipe(**{"environment": table, **changes})
 
 
-def conflicts(recipe: Recipe) -> list[Conflict]:
+def conflicts(recipe: Recipe) -> list[Finding]:
     return [conflict for rule in ENVIRONMENT_RULES for conflict in rule(recipe)]
 
 
@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | None, dict[str, Any], str, list[str], 
 def test_environment_without_effect_or_use_is_refused(case: str) -> None:
     environment, changes, message, keys, hint = REFUSED[case]
     [conflict] = conflicts(with_environment(environment, **changes))
-    assert conflict.message == message
+    assert conflict.what == message
     assert [".".join(key) for key in conflict.keys] == keys
     assert conflict.hint == hint
 
@@ -183,4 +183,4 @@ ACCEPTED: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
 def test_environment_with_effect_is_accepted(case: str) -> None:
     environment, changes = ACCEPTED[case]
     recipe = with_environment(environment, **{"data": {"train": COLUMNS}, **changes})
-    assert [conflict.message for rule in RULES for conflict in rule(recipe)] == []
+    assert [conflict.what for rule in RULES for conflict in rule(recipe)] == []

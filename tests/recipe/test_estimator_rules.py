@@ -37,7 +37,7 @@ def recipe_of(kind: str, samples: int, kl: dict[str, Any]) -> Recipe:
 def test_relative_advantages_are_refused(kind: str, samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
     recipe = recipe_of(kind, samples, kl)
     (conflict,) = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
-    assert conflict.message.startswith(says)
+    assert conflict.what.startswith(says)
     assert conflict.hint == f"--set {hint}"
     assert conflict.keys[0] == ("ppo", "advantages", "kind")
 
@@ -63,7 +63,7 @@ def test_gdpo_requires_unshaped_components(reward: dict[str, Any], says: str, ke
     recipe = fake_recipe(ppo=ppo, rollout=rollout, reward=reward)
     found = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
     assert [conflict.keys for conflict in found] == [(("ppo", "advantages", "kind"), key) for key in keys]
-    assert all(conflict.message.startswith(says) for conflict in found)
+    assert all(conflict.what.startswith(says) for conflict in found)
     assert {conflict.hint for conflict in found} <= {"--set ppo.advantages.kind=grpo"}
 
 
@@ -89,7 +89,7 @@ def test_whitened_rewards_are_refused_if_no_advantage_depends_on_them() -> None:
     for kind, says in (("grpo", ["whitened rewards of tokens have no effect"]), ("raw_reward", []), ("gae", [])):
         recipe = fake_recipe(ppo={**ppo, "advantages": {"kind": kind}})
         found = [conflict for rule in ESTIMATOR_RULES for conflict in rule(recipe)]
-        assert [conflict.message.partition(":")[0] for conflict in found] == says
+        assert [conflict.what.partition(":")[0] for conflict in found] == says
         assert [conflict.hint for conflict in found] == ["--set ppo.whiten_rewards=false"] * len(says)
 
 
@@ -98,7 +98,7 @@ def test_resampling_requires_a_critic(kind: str, refused: int) -> None:
     ppo = {"epochs": 2, "minibatch_seqs": 4, "resample": {"kind": "pow"}, "advantages": {"kind": kind}}
     found = [conflict for rule in RESAMPLING_RULES for conflict in rule(fake_recipe(ppo=ppo))]
     assert [conflict.hint for conflict in found] == ["--set ppo.resample.kind=none"] * refused
-    assert all("only with a critic" in conflict.message for conflict in found)
+    assert all("only with a critic" in conflict.what for conflict in found)
 
 
 def test_rules_are_checked_with_all_others() -> None:

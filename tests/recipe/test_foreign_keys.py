@@ -38,7 +38,7 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
     """Return the message for each key of a configuration that is pasted as TOML, after some recipes."""
     pasted = write("".join(f"{key} = 1\n" for key in keys), "pasted.toml")
     _, problems = examine([*files, pasted], (), {})
-    found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.message, re.DOTALL) for problem in problems]
+    found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.what, re.DOTALL) for problem in problems]
     return {each.group(1): each.group(2) for each in found if each}
 
 

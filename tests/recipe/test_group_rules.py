@@ -6,7 +6,7 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.dynamic_sampling import with_groups
-from ppoctl.loading.problems import Conflict
+from ppoctl.finding import Finding
 from ppoctl.loading.rules.across_tables import RULES
 from ppoctl.loading.rules.groups import GROUP_RULES
 from ppoctl.recipe.schema import Recipe
@@ -17,7 +17,7 @@ COSINE = {"lr": 0.1, "lr_schedule": "cosine"}
 ALL = {"critic_sees": "all"}
 
 
-def conflicts(recipe: Recipe) -> list[Conflict]:
+def conflicts(recipe: Recipe) -> list[Finding]:
     return [conflict for rule in GROUP_RULES for conflict in rule(recipe)]
 
 
@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
 def test_recipe_is_refused(name: str) -> None:
     groups, changes, message, key, hint = REFUSED[name]
     (conflict,) = conflicts(with_groups(groups, **changes))
-    assert (conflict.message, ".".join(conflict.keys[0]), conflict.hint or "") == (message, key, hint)
+    assert (conflict.what, ".".join(conflict.keys[0]), conflict.hint or "") == (message, key, hint)
 
 
 @pytest.mark.parametrize(

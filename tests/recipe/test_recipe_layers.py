@@ -363,7 +363,7 @@ def test_health_bound_set_to_off_stays_off(smallest: Path, write: Write) -> None
 
 def test_bound_set_to_off_is_accepted_next_to_other_errors(smallest: Path) -> None:
     _, problems = examine([smallest], ['health.kl.max="off"', "health.kl.min=0.1", "steps=x"], {})
-    assert [problem.message for problem in problems] == ['`steps` is `"x"`: must be a whole number']
+    assert [problem.what for problem in problems] == ['`steps` is `"x"`: must be a whole number']
 
 
 def test_variable_of_key_merges_with_variable_of_table(smallest: Path) -> None:

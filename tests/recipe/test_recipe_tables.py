@@ -21,7 +21,7 @@ ALTERNATIVES = [
 
 def told(file: Path, *settings: str) -> list[str]:
     _, problems = examine([file], settings, {})
-    return [problem.message for problem in problems]
+    return [problem.what for problem in problems]
 
 
 def test_value_instead_of_table_is_named(smallest: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from ppoctl.errors import DataError, MissingAssetError, RecipeError
+from ppoctl.finding import note
 from ppoctl.loading.load import examine, load
 from ppoctl.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
@@ -19,14 +20,17 @@ PARQUET = 'format = "columns"\npath = "train.parquet"\nprompt = "q"\nanswer = "q
 
 def test_epochs_become_whole_steps_rounded_down(write: Write) -> None:
     write(ROW * 5 + "\n" + ROW, "train.jsonl")  # a blank line is not a row
-    loaded = load([write(IN_EPOCHS)], [], {})
+    loaded, found = examine([write(IN_EPOCHS)], [], {})
+    assert loaded is not None
     # 3 x 6 rows are 4 steps of 4 prompts: two rows of an epoch begin the next, and the last two are not used.
     assert (loaded.recipe.steps, loaded.recipe.epochs) == (4, None)
-    assert loaded.notes == ("`epochs` = `3` of 6 rows: 4 steps of 4 prompts; 2 rows of the last epoch are not used",)
+    text = "`epochs` = `3` of 6 rows: 4 steps of 4 prompts; 2 rows of the last epoch are not used"
+    assert found == [note(text, kind="recipe")]
     assert loaded.origins["steps"] == "r.toml:2"
     assert load([write(recipe_as_toml(loaded.recipe), "kept.toml")], [], {}).recipe == loaded.recipe
-    fewer = load([write(IN_EPOCHS)], ["data.train.max_rows=4"], {})
-    assert (fewer.recipe.steps, fewer.notes) == (3, ("`epochs` = `3` of 4 rows: 3 steps of 4 prompts",))
+    fewer, found = examine([write(IN_EPOCHS)], ["data.train.max_rows=4"], {})
+    assert fewer is not None
+    assert (fewer.recipe.steps, found[0].what) == (3, "`epochs` = `3` of 4 rows: 3 steps of 4 prompts")
 
 
 def test_epochs_count_parquet_rows(write: Write) -> None:

@@ -106,7 +106,7 @@ def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path) -> None
     commands = [[command, str(file)] for command in ("validate", "plan") for file in FILES]
     answers, loaded = told_where_nothing_is(commands, tmp_path)
     assert {name: output for name, (code, output) in answers.items() if code} == {}
-    notes = "\n".join(answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["notes"])
+    notes = "\n".join(note["what"] for note in answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["findings"])
     assert "it has not been fetched; not checked" in notes
     assert "from a config.json that ships with the recipes" in notes
     assert "`PPOCTL_DATA` is not set in the environment; not checked" in notes

@@ -117,8 +117,7 @@ CASES: list[tuple[str, str, str, str | None]] = [
     (
         "check_no_secret_in_job",
         "slurm.pass_on=['WANDB_API_KEY']",
-        "--set: variable `WANDB_API_KEY` looks like a secret, but Slurm would store it with the job: "
-        '`slurm.pass_on` = `["WANDB_API_KEY"]` (--set)',
+        "--set: variable `WANDB_API_KEY` looks like a secret, but Slurm would store it with the job",
         "write it into a file that you own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (

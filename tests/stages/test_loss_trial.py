@@ -11,11 +11,12 @@ from own_loss_page import written
 from ppoctl.estimators.grpo import GrpoAdvantages
 from ppoctl.estimators.kinds import ESTIMATORS
 from ppoctl.estimators.python import PythonAdvantages
+from ppoctl.finding import Finding
 from ppoctl.ppo.aggregation import AggregationKind
 from ppoctl.ppo.policy_loss import PolicyLoss
 from ppoctl.recipe.schema import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
 from ppoctl.stages.estimator_trial import random_step, try_estimator
-from ppoctl.stages.loss_trial import COLUMNS, ROWS, LossCheck, random_inputs, try_loss
+from ppoctl.stages.loss_trial import COLUMNS, ROWS, random_inputs, try_loss
 
 FILE = Path(__file__).with_name("users_training.py")
 KINDS = {
@@ -35,8 +36,8 @@ def own(name: str, file: Path = FILE, *, needs_entropy: bool = False, **options:
     return PythonPolicyLoss(kind="python", function=function, options=options, needs_entropy=needs_entropy).build()
 
 
-def faults(checks: Sequence[LossCheck]) -> list[tuple[str, str]]:
-    return [(check.level, check.says) for check in checks if check.level != "ok"]
+def faults(checks: Sequence[Finding]) -> list[tuple[str, str]]:
+    return [(check.level, check.what) for check in checks if check.level != "ok"]
 
 
 @pytest.mark.parametrize("aggregation", get_args(AggregationKind))
@@ -49,9 +50,9 @@ def test_every_kind_of_loss_passes_every_check(kind: str, aggregation: Aggregati
 def test_right_losses_of_a_user_pass_every_check(tmp_path: Path) -> None:
     sapo = try_loss(own("loss", written(tmp_path, "my_loss.py")), "sequence_mean_token_mean")
     assert (faults(sapo), len(sapo)) == ([], ALL_OF_A_LOSS)
-    assert sapo[0].says == "losses are finite numbers of shape [8, 12]; metric `policy/custom_weight`"
+    assert sapo[0].what == "losses are finite numbers of shape [8, 12]; metric `policy/custom_weight`"
     assert (
-        sapo[-1].says
+        sapo[-1].what
         == "a first update moves the log-probs of 100% of the tokens in the direction of their advantage"
     )
     with_entropy = try_loss(own("every_grid", needs_entropy=True), "token_mean")
@@ -71,7 +72,7 @@ def test_right_losses_of_a_user_pass_every_check(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_fault_of_a_loss_is_found(name: str, expected: str) -> None:
     found = faults(try_loss(own(name), "token_mean"))
-    assert ("wrong", expected) in found
+    assert ("error", expected) in found
     assert len(found) == 1 or name in ("random", "other_rows")
 
 
@@ -96,7 +97,7 @@ def test_random_inputs_have_what_a_loss_must_bear() -> None:
 # --- estimators -----------------------------------------------------------------------------------------------------
 
 
-def own_estimator(name: str, file: Path = FILE, *, samples: int = 3, **keys: Any) -> tuple[LossCheck, ...]:
+def own_estimator(name: str, file: Path = FILE, *, samples: int = 3, **keys: Any) -> tuple[Finding, ...]:
     table = PythonAdvantages(kind="python", function=f"{file}:{name}", **keys)
     return try_estimator(table.estimator(), samples=samples, has_values=table.reads_values)
 
@@ -104,7 +105,7 @@ def own_estimator(name: str, file: Path = FILE, *, samples: int = 3, **keys: Any
 def test_right_estimators_of_a_user_pass_every_check(tmp_path: Path) -> None:
     checks = own_estimator("estimate", written(tmp_path, "my_estimator.py"))
     assert (faults(checks), len(checks)) == ([], ALL_OF_AN_ESTIMATOR)
-    assert checks[0].says == "advantages are finite numbers of shape [12, 12]; metric `advantage/custom_baseline`"
+    assert checks[0].what == "advantages are finite numbers of shape [12, 12]; metric `advantage/custom_baseline`"
     for samples in (1, 2, 8):
         assert faults(own_estimator("estimate", tmp_path / "my_estimator.py", samples=samples)) == []
     # Sums over the rest of the response read the last columns first, and differ by rounding only.
@@ -114,7 +115,7 @@ def test_right_estimators_of_a_user_pass_every_check(tmp_path: Path) -> None:
 
 def test_estimator_that_reads_the_order_of_rows_is_found() -> None:
     says = "the advantages depend on the order of the prompts, or of the responses to a prompt"
-    assert faults(own_estimator("by_rank")) == [("wrong", says)]
+    assert faults(own_estimator("by_rank")) == [("error", says)]
 
 
 def test_trial_of_an_estimator_fits_the_estimators_that_need_nothing_else() -> None:

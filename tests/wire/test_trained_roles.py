@@ -75,7 +75,7 @@ def test_third_role_starts_from_the_base_model() -> None:
 
 def test_rules_check_the_third_role() -> None:
     recipe = two_critics(optimizer={"lr": 0.5, "lr_min_frac": 0.1}, parallel={"sequence": True})
-    assert [problem.message.partition(": ")[0] for problem in violations(recipe, lambda key: "r.toml:1")] == [
+    assert [problem.what.partition(": ")[0] for problem in violations(recipe, lambda key: "r.toml:1")] == [
         "`judge.optimizer.lr_min_frac` is set, but a constant learning rate never decays",
         "sequence parallelism splits over the tensor ranks, but there is only one",
     ]
@@ -108,7 +108,7 @@ def test_recipe_without_critic_is_placed_on_one_trained_role() -> None:
 
 def test_recipe_without_critic_is_checked_staged_and_digested() -> None:
     recipe = no_critic()
-    assert preflight.check(recipe, rows=False).problems == []
+    assert preflight.check(recipe, rows=False) == []
     assert [asset.key for asset in staging.assets(recipe)][:2] == ["model.path", "tokenizer and template"]
     assert set(model_digests(recipe)) == {"model", COMPANIONS}
 

@@ -1,18 +1,19 @@
 """`ppoctl doctor`: whether this machine can run ppoctl, checked before anything starts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ppoctl.cli import render
+from ppoctl.cli.findings import print_findings
 from ppoctl.cli.options import JsonOption, Runs, Sets
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, ExitCode
 
 if TYPE_CHECKING:
-    from ppoctl.doctor.finding import Finding
-    from ppoctl.doctor.recipe_checks import IntendedRun
+    from ppoctl.finding import Finding
 
 
 def doctor(
@@ -27,61 +28,45 @@ def doctor(
     """Check whether this machine can run ppoctl. Checks driver, packages, GPUs, limits and disks. Prints each
     problem with the command that fixes it, and the number of checks that passed. Changes nothing. Exits with code 3
     if a check fails."""
-    from ppoctl.doctor.examine import findings
+    from ppoctl.doctor.examine import findings, of_machine, of_recipe
+    from ppoctl.finding import require_none, without_missing
+    from ppoctl.loading.load import examine
     from ppoctl.machine.host_info import this_machine
 
-    intended = _intended(files, sets or ()) if files else None
+    loaded, found = examine(files, sets or ()) if files else (None, [])
+    if files and loaded is None:
+        require_none(without_missing(found))
+        require_none(found)
+    machine = this_machine()
+    checks = of_machine(machine, runs) | ({} if loaded is None else of_recipe(loaded, machine, runs))
     try:
-        found = list(findings(this_machine(), runs, intended, render.passing))
+        found += findings(checks, render.passing)
     finally:
         render.passing()
-    return print_findings(found, verbose=verbose, json=json)
+    return report(found, verbose=verbose, json=json)
 
 
-def print_findings(found: "Sequence[Finding]", *, verbose: bool, json: bool) -> int | None:
+def report(found: "Sequence[Finding]", *, verbose: bool, json: bool) -> int | None:
     """Print the findings that are not ok (`verbose`: all findings), and their counts.
 
-    Returns an exit code if a finding is wrong, otherwise None.
+    Returns an exit code if a finding is an error, otherwise None.
     """
-    bad = [finding for finding in found if finding.verdict == "wrong"]
-    error = None
-    if bad:
-        error = EnvironmentProblemError(
-            "\n".join(f"{finding.name}: {finding.seen}" for finding in bad), hint=bad[0].mend
-        )
+    errors = [finding for finding in found if finding.is_error]
     if json:
-        render.json({"ok": error is None, "findings": [finding.as_json() for finding in found]})
-        if error is not None:
-            render.json({"error": error.as_json()})
+        answer: dict[str, Any] = {"ok": not errors, "findings": [finding.as_json() for finding in found]}
+        if errors:
+            error = EnvironmentProblemError("\n".join(map(str, errors)), hint=errors[0].hint)
+            answer["error"] = error.as_json()
+        render.json(answer)
     else:
-        shown = [finding for finding in found if verbose or finding.verdict != "ok"]
-        render.table([(finding.name, finding.verdict.value, _line(finding)) for finding in shown])
+        print_findings(finding for finding in found if verbose or finding.level != "ok")
         render.line(_count(found))
-    return None if error is None else int(error.exit_code)
-
-
-def _line(finding: "Finding") -> str:
-    return finding.seen if finding.mend is None else f"{finding.seen}; fix: {finding.mend}"
+    return int(ExitCode.ENVIRONMENT) if errors else None
 
 
 def _count(found: "Sequence[Finding]") -> str:
     """For example `20 checks passed, 1 warning, 1 failed`."""
-    numbers = {word: sum(finding.verdict == word for finding in found) for word in ("ok", "warning", "wrong")}
+    numbers = Counter(finding.level.value for finding in found)
     passed = f"{numbers['ok']} checks passed" if numbers["ok"] != 1 else "1 check passed"
     warnings = f", {numbers['warning']} warning{'s' if numbers['warning'] > 1 else ''}" if numbers["warning"] else ""
-    return passed + warnings + (f", {numbers['wrong']} failed" if numbers["wrong"] else "")
-
-
-def _intended(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
-    """Return the recipe, and the files that the recipe names but this machine lacks.
-
-    Raises RecipeError if the recipe itself is wrong.
-    """
-    from ppoctl.doctor.recipe_checks import IntendedRun
-    from ppoctl.loading.load import examine
-    from ppoctl.loading.problems import as_error
-
-    loaded, problems = examine(files, sets)
-    if loaded is None:
-        raise as_error([problem for problem in problems if not problem.is_missing])
-    return IntendedRun(loaded.recipe, tuple(problems))
+    return passed + warnings + (f", {numbers['error']} failed" if numbers["error"] else "")

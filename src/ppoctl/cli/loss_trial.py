@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ppoctl.cli import render
+from ppoctl.cli.findings import print_findings
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
@@ -22,20 +23,20 @@ def tried(recipe: "Recipe") -> "list[LossTrial]":
 
 
 def print_trials(trials: "Sequence[LossTrial]") -> None:
-    """Print each trial: what was tried, and one line for each check."""
+    """Print each trial: what was tried, and one line for each finding."""
     for trial in trials:
         render.heading(f"{trial.key} ({trial.name}): {trial.inputs}")
-        render.table([(check.level, check.says) for check in trial.checks])
+        print_findings(trial.findings, with_where=False)
         render.line()
 
 
 def is_right(trials: "Sequence[LossTrial]") -> bool:
-    """Whether no check has the level `wrong`."""
-    return all(check.level != "wrong" for trial in trials for check in trial.checks)
+    """Whether no finding has the level `error`."""
+    return not any(finding.is_error for trial in trials for finding in trial.findings)
 
 
 def require_right(trials: "Sequence[LossTrial]") -> None:
-    """Raise RecipeError if a check has the level `wrong`."""
+    """Raise RecipeError if a finding has the level `error`."""
     if trials:
         from ppoctl.runs.loss_trial import require_right
 

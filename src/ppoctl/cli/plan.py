@@ -47,7 +47,7 @@ def plan(
             hint=f"{as_typed('plan', files, sets or ())} --fit 80 --gpus {gpus}",
         )
     if here and gpu_gib is None:
-        from ppoctl.preflight.fit import gpu_gib_here
+        from ppoctl.preflight.resources import gpu_gib_here
 
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None and fit is None else "gpu"

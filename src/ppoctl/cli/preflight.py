@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from ppoctl import units
 from ppoctl.activity import ACTIVITIES, Activity
 from ppoctl.cli import render
+from ppoctl.cli.findings import print_notes
 
 if TYPE_CHECKING:
+    from ppoctl.finding import Finding
     from ppoctl.loading.load import Loaded
-    from ppoctl.loading.problems import Problem
     from ppoctl.preflight.check import OriginOf
     from ppoctl.recipe.schema import Recipe
     from ppoctl.store.run_paths import RunPaths
@@ -19,111 +20,87 @@ if TYPE_CHECKING:
 
 def examined(
     files: Sequence[Path], sets: Sequence[str], *, strict: bool, device: str | None = None
-) -> "tuple[Loaded, list[str]]":
-    """Return the recipe, and notes on its model and data.
+) -> "tuple[Loaded, list[Finding]]":
+    """Return the recipe, and the findings on it, its model and its data.
 
     Raises one error that lists all problems. Unless `strict` is True, an asset that is missing only on this machine
     is a note and not a problem. `device` is the device of the generator (vLLM): `cpu` or `gpu`.
     """
+    from ppoctl.finding import as_error, require_none, without_missing
     from ppoctl.loading.load import examine
-    from ppoctl.loading.problems import as_error
     from ppoctl.loading.rules.across_tables import violations
-    from ppoctl.preflight.check import Findings, check
+    from ppoctl.preflight.check import check
 
-    notes: list[str] = []
     activity = Activity("")
 
     def counted(name: str, rows: int) -> None:
         activity.what = f"reading `data.{name}`: {rows:,} rows"
         render.passing(activity.what)
 
-    def assets(recipe: "Recipe", place: "OriginOf") -> "list[Problem]":
-        findings = check(recipe, place, device=device, counted=counted)
-        notes.extend(findings.notes)
-        return findings.problems
+    def assets(recipe: "Recipe", place: "OriginOf") -> "list[Finding]":
+        return check(recipe, place, device=device, counted=counted)
 
     try:
         with ACTIVITIES.track("checking the recipe, the model and the data") as activity:
-            loaded, problems = examine(files, sets, judges=(violations, assets))
+            loaded, found = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
-    notes += () if loaded is None else loaded.notes
-    errors, all_notes = Findings(problems, notes).judged(strict=strict)
-    for note in all_notes:
-        render.print_stderr(f"note: {note}")
-    if errors or loaded is None:
-        raise as_error(errors or problems)
-    return loaded, all_notes
+    findings = found if strict else without_missing(found)
+    print_notes(findings)
+    require_none(findings)
+    if loaded is None:
+        raise as_error(found)
+    return loaded, findings
 
 
-def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """Return a recipe that has passed all checks, for `train` and `rollout`.
+def startable(
+    files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool, is_job: bool = False
+) -> "Loaded":
+    """Return a recipe that has passed all checks, for `train`, `rollout` and a Slurm job (`is_job`).
 
     Raises one error that lists all problems. With `force`, memory and disk are not checked.
     """
+    from ppoctl.loading.capabilities import require_capable
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)  # before rows are read, which may take minutes
-    from ppoctl.loading.capabilities import require_capable
-
     loaded, _ = examined(files, sets, strict=True)
     require_capable(loaded.recipe)
-    require_disk_space(loaded.recipe, runs / loaded.recipe.name, force=force)
+    require_resources(loaded.recipe, runs / loaded.recipe.name, force=force, is_job=is_job)
     return loaded
 
 
-def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """Return a recipe that has passed the checks for a Slurm job.
-
-    Folders and disk are checked. Memory and GPUs are not checked: this machine does not know the nodes of the job.
-    """
-    from ppoctl.store.folders import require_writable
-
-    require_writable(runs)
-    from ppoctl.loading.capabilities import require_capable
-    from ppoctl.preflight.space import require_space
-
-    loaded, _ = examined(files, sets, strict=True)
-    require_capable(loaded.recipe)
-    run = runs / loaded.recipe.name
-    require_writable(run)
-    if not force:
-        require_space(loaded.recipe, run)
-    return loaded
-
-
-def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
+def require_resources(recipe: "Recipe", run: Path, *, force: bool, is_job: bool = False) -> None:
     """Check the run directory, the GPUs, free disk and memory; with `force`, only the directory and the GPUs.
 
-    Raises StorageError if the directory is not writable or its disk has too little free space. Raises
+    The memory and GPUs of a Slurm job (`is_job`) are not checked: this machine does not know its nodes. Raises
+    StorageError if the directory is not writable or its disk has too little free space. Raises
     EnvironmentProblemError if the compute mode of a GPU excludes the processes of the run, and OutOfMemoryError if
     the memory is too small.
     """
-    from ppoctl.preflight.fit import require_fit
-    from ppoctl.preflight.gpus import require_gpus
-    from ppoctl.preflight.space import require_space
+    from ppoctl.finding import require_none
+    from ppoctl.preflight import resources
     from ppoctl.runs.available_memory import memory_of
     from ppoctl.store.folders import require_writable
 
     require_writable(run)
-    require_gpus(recipe)
-    if force:
-        return
-    require_space(recipe, run)
-    require_fit(recipe, *memory_of(recipe))
+    require_none(() if is_job else resources.shared_gpus(recipe))
+    if not force:
+        require_none([resources.disk(recipe, run)])
+        require_none([] if is_job else [resources.memory(recipe, *memory_of(recipe))])
 
 
 def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
     """Return the recipe that an existing run continues with.
 
-    Raises the errors of `require_same_run` and `require_disk_space`.
+    Raises the errors of `require_same_run` and `require_resources`.
     """
     from ppoctl.runs.changed_settings import require_same_run
     from ppoctl.runs.run_recipe import recipe_of
 
     recipe = recipe_of(paths, sets)
     require_same_run(paths, recipe)
-    require_disk_space(recipe, paths.root, force=force)
+    require_resources(recipe, paths.root, force=force)
     return recipe
 
 

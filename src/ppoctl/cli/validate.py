@@ -1,6 +1,6 @@
 """`ppoctl validate`: report all errors of a recipe in one pass, without loading a model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,16 +38,16 @@ def validate(
 ) -> None:
     """Check a recipe, and report all errors at once. Checks keys, values, rules between tables and every row of the
     data, and whether ppoctl can train the model."""
-    from ppoctl.loading.rules.across_tables import notes_on
-    from ppoctl.preflight.fit import gpu_gib_here, require_fit
+    from ppoctl.finding import require_none
+    from ppoctl.preflight import resources
 
     if stage:
         _fetch(files, sets or ())
     strict, device = assets or stage, None if gpu_gib is None else "gpu"
-    loaded, notes = preflight.examined(files, sets or (), strict=strict, device=device)
+    loaded, findings = preflight.examined(files, sets or (), strict=strict, device=device)
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
-        require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
+        require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
     reports = reward_trial.tried(loaded.recipe, rows) if reward else []
     trials = loss_trial.tried(loaded.recipe) if loss else []
     if json:
@@ -55,7 +55,7 @@ def validate(
             "ok": reward_trial.is_worth_training_on(reports) and loss_trial.is_right(trials),
             "name": loaded.recipe.name,
             "files": [str(file) for file in files],
-            "notes": [*notes, *notes_on(loaded.recipe)],
+            "findings": [finding.as_json() for finding in findings],
         }
         if show:
             answer |= {"recipe": loaded.resolved(), "origins": loaded.origins}
@@ -75,13 +75,7 @@ def validate(
     reward_trial.require_worth_training_on(reports)
     loss_trial.require_right(trials)
     if not json:
-        _print_ok(files, notes_on(loaded.recipe))
-
-
-def _print_ok(files: Sequence[Path], notes: Iterable[str]) -> None:
-    for note in notes:
-        render.print_stderr(f"note: {note}")
-    render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
+        render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
 
 
 def _print_assets(staged: "Sequence[Asset]") -> None:
@@ -104,11 +98,10 @@ def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
 
 def _staged(loaded: "Loaded") -> "list[Asset]":
     """Return the assets that a job requires. Raises one error that lists all problems, including missing assets."""
-    from ppoctl.loading.problems import as_error
+    from ppoctl.finding import require_none
     from ppoctl.runs import staging
 
-    if problems := staging.faults(loaded):
-        raise as_error(problems)
+    require_none(staging.faults(loaded))
     staged = list(staging.assets(loaded.recipe, preflight.Reading().notify))
     render.passing()
     return staged

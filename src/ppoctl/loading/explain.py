@@ -14,11 +14,11 @@ from pydantic_core import ErrorDetails
 
 from ppoctl.environments.tools import BUILT_IN
 from ppoctl.errors import quoted, without_secrets
+from ppoctl.finding import Finding, problem
 from ppoctl.loading.capabilities import planned_key, planned_value
 from ppoctl.loading.key_examples import EXAMPLES
 from ppoctl.loading.layers import Layers
 from ppoctl.loading.other_names import known_elsewhere
-from ppoctl.loading.problems import Problem
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
@@ -67,7 +67,7 @@ _BOUNDS = {
 }
 
 
-def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
+def problems_of(error: ValidationError, layers: Layers) -> list[Finding]:
     """Return all errors of pydantic as problems, in the order of the schema."""
     errors = error.errors(include_url=False)
     if "epochs" in layers.written:  # `steps` is missing only until the rows of an epoch can be counted
@@ -75,7 +75,7 @@ def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
     # pydantic counts only the valid entries of an array, and then also reports that there are too few.
     wrong = {details["loc"][:-1] for details in errors if details["loc"]}
     errors = [details for details in errors if details["type"] != "too_short" or details["loc"] not in wrong]
-    return [problem for details in errors for problem in _explain(details, layers)]
+    return [finding for details in errors for finding in _explain(details, layers)]
 
 
 def as_toml(value: Any) -> str:
@@ -108,7 +108,7 @@ def section(path: KeyPath) -> str:
     return f"[{dotted(path)}]" if path else "the top of the file, before the first [section]"
 
 
-def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
+def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Finding]:
     path = tree.without_tags(ROOT, details["loc"])
     kind = details["type"]
     if kind == "missing" and not isinstance(details["loc"][-1], int):
@@ -124,10 +124,10 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     # If the key of an alternative is absent, the problem gets the origin of the table around the key.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
     hidden = _foreign_keys_of_unknown_kind(path, choice, layers) if kind.startswith("union_tag") else []
-    return [Problem(place, message, _look_up(path)), *hidden]
+    return [problem(message, place, _look_up(path)), *hidden]
 
 
-def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
+def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Finding]:
     """Return problems for an unknown key that other systems have, or one problem for a planned feature.
 
     If the value is a table, each key inside it is a problem. The list is empty if no other system has any of the
@@ -139,7 +139,7 @@ def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
     answers = {key: key_mappings.find(key) for key in keys}
     if not any(answers.values()) and (planned := planned_key(path[-1])):
         message = f"unknown key `{dotted(path)}`; it is {_KNOWN}: {planned}"
-        return [Problem(layers.place(path), message, "ppoctl recipes keys requires")]
+        return [problem(message, layers.place(path), "ppoctl recipes keys requires")]
     # A name that is similar to a key of this table is a typo, so keys of other systems are not suggested.
     near = similar(path[-1], _keys_at(path[:-1], layers))
     suggestions = {key: None if answers[key] or near else key_mappings.nearest(key) for key in keys}
@@ -152,16 +152,16 @@ def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
         parts += [suggestion.suggests] if suggestion else []
         ours = next((answer.ours[0] for answer in (*matches, suggestion) if answer and answer.ours), None)
         hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
-        problems.append(Problem(layers.place(key), "; ".join([f"unknown key `{dotted(key)}`", *parts]), hint))
+        problems.append(problem("; ".join([f"unknown key `{dotted(key)}`", *parts]), layers.place(key), hint))
     return problems
 
 
-def _foreign_keys_of_unknown_kind(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
+def _foreign_keys_of_unknown_kind(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Finding]:
     """Return problems for keys of other systems in a table of unknown kind, whose keys pydantic does not check."""
     tables = choice.tables.values() if isinstance(choice, tree.Choice) else ()
     known = {name for table in tables for name in table.keys}
     keys = [((*path, name), value) for name, value in _written(path, layers).items() if name not in known]
-    return [problem for key, value in keys for problem in _foreign_keys(key, value, layers)]
+    return [finding for key, value in keys for finding in _foreign_keys(key, value, layers)]
 
 
 def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
@@ -325,12 +325,12 @@ def _written(path: KeyPath, layers: Layers) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def _missing(path: KeyPath, layers: Layers) -> Problem:
+def _missing(path: KeyPath, layers: Layers) -> Finding:
     """Return the problem of a missing required key or table, with a line to add."""
     table, name = path[:-1], path[-1]
     place = layers.place(table) if table else DEFAULT
     where = place if place != DEFAULT else " + ".join(str(file) for file in layers.files)
-    return Problem(where, f"missing {_to_add(table, name, layers)}", _look_up(path))
+    return problem(f"missing {_to_add(table, name, layers)}", where, _look_up(path))
 
 
 def _to_add(table: KeyPath, name: str, layers: Layers) -> str:

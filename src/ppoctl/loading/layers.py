@@ -38,7 +38,7 @@ from pydantic_settings import (
 )
 
 from ppoctl.errors import MissingAssetError
-from ppoctl.loading.problems import Problem
+from ppoctl.finding import Finding, from_error, problem
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.paths import BY_ONE_KEY, PathResolver, is_written, matching, with_file_of
@@ -73,7 +73,7 @@ class Layers:
     environ: Mapping[str, str]
     site: Path | None = None
     """The existing site file; None: there is no site file."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     written: dict[str, Any] = field(default_factory=dict)
     """All layers merged: the data that the recipe is validated from."""
     sources: list["Layer"] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Layer(PydanticBaseSettingsSource):
             kept = {name: value for name, value in kept.items() if name not in LENGTHS}
         elif kept.keys() >= LENGTHS:
             message = "`steps` and `epochs` are both set, and each sets the length of the run"
-            layers.problems.append(Problem(self.place(("epochs",)), message, "remove one of the two"))
+            layers.problems.append(problem(message, self.place(("epochs",)), "remove one of the two"))
             del kept["epochs"]
         # This line must follow the computation of `kept`: a complete table hides the tables of weaker layers, but not
         # the table of this layer.
@@ -176,7 +176,7 @@ class Layer(PydanticBaseSettingsSource):
         return kept
 
     def _add_missing(self, path: KeyPath, error: MissingAssetError) -> None:
-        self.layers.problems.append(Problem(self.place(path), error.message, error.hint, MissingAssetError))
+        self.layers.problems.append(from_error(error, self.place(path), kind="recipe"))
 
 
 class FileLayer(Layer, TomlConfigSettingsSource):
@@ -284,12 +284,12 @@ def site_file(environ: Mapping[str, str]) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def _changing_results(site: FileLayer) -> Iterator[Problem]:
+def _changing_results(site: FileLayer) -> Iterator[Finding]:
     """Yield a problem for each key of the site file that changes results; only a recipe may set such keys."""
     for path in paths_in(site.toml_data):
         if any(key.effect is Effect.RESULTS for key in tree.keys_at(ROOT, path)):
             message = f"`{dotted(path)}` changes results, which a site file must not: only the recipe defines a run"
-            yield Problem(site.place(path), message, "move the line into the recipe")
+            yield problem(message, site.place(path), "move the line into the recipe")
 
 
 def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[Setting]:
@@ -305,7 +305,7 @@ def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[
     ]
 
 
-def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
+def _of_sets(sets: Sequence[str], problems: list[Finding]) -> list[Setting]:
     """Return the settings of `--set a.b=1`, in order. Errors are added to `problems`."""
     settings: list[Setting] = []
     for text in sets:
@@ -315,7 +315,7 @@ def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
             settings.append(_setting(path, value, "--set"))
         else:
             message = f"`{text}` is not KEY=VALUE with a dotted key"
-            problems.append(Problem("--set", message, "write it as `--set actor.optimizer.lr=1e-6`"))
+            problems.append(problem(message, "--set", "write it as `--set actor.optimizer.lr=1e-6`"))
     return settings
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ppoctl.errors import RecipeError, quoted
+from ppoctl.finding import Finding, problem, require_none
 from ppoctl.loading.explain import problems_of
 from ppoctl.loading.layers import SITE, Layers, site_file
 from ppoctl.loading.partial import partial
-from ppoctl.loading.problems import Problem, as_error
 from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.run_length import put_steps_for_epochs
 from ppoctl.model.bundled_configs import recipes_folder
@@ -31,8 +31,8 @@ from ppoctl.recipe.schema import Recipe
 MOST_BYTES = 1 << 20
 """Largest size of a recipe file, in bytes. A larger file is not a recipe, and parsing it would take minutes."""
 
-Judge = Callable[[Recipe, Callable[[KeyPath], str]], list[Problem]]
-"""Function that receives a recipe and a function from a key to its origin, and returns the problems of the recipe."""
+Judge = Callable[[Recipe, Callable[[KeyPath], str]], list[Finding]]
+"""Function that receives a recipe and a function from a key to its origin, and returns the findings on the recipe."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,13 @@ class Loaded:
     origins: dict[str, str]
     """Dotted key -> `file:line`, `environment PPOCTL_...`, `--set` or `default`, for every key of the recipe."""
     files: tuple[Path, ...]
-    notes: tuple[str, ...] = ()
-    """Notes on settings that were replaced by other settings, such as `epochs` by `steps`."""
+
+    def place(self, key: KeyPath) -> str:
+        """Return the origin of a key, or of the first key of a table."""
+        name = dotted(key)
+        return self.origins.get(name) or next(
+            (origin for below, origin in self.origins.items() if below.startswith(f"{name}.")), ""
+        )
 
     def resolved(self) -> dict[str, Any]:
         """Return the complete recipe, with defaults, as JSON values. `from_resolved` reads them back."""
@@ -57,9 +62,9 @@ def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, 
     Raises RecipeError (exit 2) with one line per problem, or MissingAssetError (exit 3) if the first problem is only
     that something is missing on this machine.
     """
-    loaded, problems = examine(files, sets, environ)
-    if loaded is None or problems:
-        raise as_error(problems)
+    loaded, found = examine(files, sets, environ)
+    require_none(found)
+    assert loaded is not None
     return loaded
 
 
@@ -68,36 +73,33 @@ def examine(
     sets: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     judges: Sequence[Judge] = (violations,),
-) -> tuple[Loaded | None, list[Problem]]:
-    """Return the recipe, or None if it has errors, and all problems. `load` raises these problems instead.
+) -> tuple[Loaded | None, list[Finding]]:
+    """Return the recipe, or None if it has errors, and all findings. `load` raises the errors instead.
 
-    The recipe is also returned if each problem is only that something is missing on this machine. If the recipe has
+    The recipe is also returned if each error is only that something is missing on this machine. If the recipe has
     errors, the judges receive its usable part (`partial`).
     """
     layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ, site_file(environ))
-    unreadable = [problem for file in layers.files for problem in _unreadable(file)]
+    unreadable = [finding for file in layers.files for finding in _unreadable(file)]
     if layers.site is not None:
         unreadable += _unreadable_site(layers.site)
     if unreadable or not files:
-        return None, unreadable or [Problem("", "no recipe given", "ppoctl recipes list")]
-    wrong: list[Problem] = []
+        return None, unreadable or [problem("no recipe given", hint="ppoctl recipes list")]
+    wrong: list[Finding] = []
     layers.read()
-    note = put_steps_for_epochs(layers)
+    of_epochs = put_steps_for_epochs(layers)
     try:
         recipe = Recipe.model_validate(layers.written)
     except ValidationError as error:
         wrong = problems_of(error, layers)
         recipe = partial(layers.written, error)
-    problems = [
-        *layers.problems,
-        *wrong,
-        *(problem for judge in judges for problem in judge(recipe, layers.place)),
-    ]
+    found = [*layers.problems, *wrong, *(finding for judge in judges for finding in judge(recipe, layers.place))]
+    found += () if of_epochs is None else (of_epochs,)
     # A file that is missing on this machine may exist on the machine of the run: the recipe itself is valid.
-    if "epochs" in layers.written or not all(problem.is_missing for problem in problems):
-        return None, problems
+    if "epochs" in layers.written or any(finding.is_error and not finding.is_missing for finding in found):
+        return None, found
     origins = {dotted(entry.path): layers.place(entry.path) for entry in tree.values(recipe)}
-    return Loaded(recipe, origins, layers.files, () if note is None else (note,)), problems
+    return Loaded(recipe, origins, layers.files), found
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
@@ -110,34 +112,34 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
     except ValidationError as error:
         layers = Layers((Path("recipe.resolved.json"),), (), {}, written=dict(resolved))
         hint = "resume it with the version of ppoctl that wrote it (run.json names it)"
-        message = "\n".join(f"recipe.resolved.json: {problem.message}" for problem in problems_of(error, layers))
+        message = "\n".join(f"recipe.resolved.json: {finding.what}" for finding in problems_of(error, layers))
         raise RecipeError(message, hint=hint) from None
 
 
-def _unreadable(file: Path) -> list[Problem]:
+def _unreadable(file: Path) -> list[Finding]:
     """Return the reasons why a file cannot be read as TOML; empty: the file can be read."""
     try:
         if file.exists() and not file.is_file():
-            return [Problem(str(file), "is not a regular file; a recipe is a `.toml` file", "ppoctl recipes list")]
+            return [problem("is not a regular file; a recipe is a `.toml` file", str(file), "ppoctl recipes list")]
         if file.is_file() and file.stat().st_size > MOST_BYTES:
             message = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
-            return [Problem(str(file), message, f"ls -l {quoted(file)}")]
+            return [problem(message, str(file), f"ls -l {quoted(file)}")]
         text = file.read_text("utf-8-sig")
         tomllib.loads(text)
     except FileNotFoundError:
-        return [Problem(str(file), "no such recipe", _shipped(file))]
+        return [problem("no such recipe", str(file), _shipped(file))]
     except UnicodeDecodeError as error:
         kind = "utf-16" if file.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         convert = f"iconv -f {kind} -t utf-8 {quoted(file)} > {quoted(file.with_suffix('.utf8.toml'))}"
-        return [Problem(str(file), f"is not UTF-8 text (byte {error.start})", convert)]
+        return [problem(f"is not UTF-8 text (byte {error.start})", str(file), convert)]
     except OSError as error:
-        return [Problem(str(file), f"cannot be read: {error.strerror}")]
+        return [problem(f"cannot be read: {error.strerror}", str(file))]
     except tomllib.TOMLDecodeError as error:
         return [_syntax(file, text, str(error))]
     except RecursionError:
-        return [Problem(str(file), "not valid TOML: arrays or tables are nested too deep", _open(file, 1))]
+        return [problem("not valid TOML: arrays or tables are nested too deep", str(file), _open(file, 1))]
     except ValueError as error:  # Python refuses to parse an integer with thousands of digits
-        return [Problem(str(file), f"not valid TOML: {str(error).split(';')[0]}", _open(file, 1))]
+        return [problem(f"not valid TOML: {str(error).split(';')[0]}", str(file), _open(file, 1))]
     return []
 
 
@@ -150,14 +152,14 @@ def _shipped(file: Path) -> str:
     return f"ppoctl recipes copy {name} my-recipes"
 
 
-def _unreadable_site(site: Path) -> list[Problem]:
+def _unreadable_site(site: Path) -> list[Finding]:
     """Return the reasons why the site file cannot be read as TOML.
 
     If the site file is missing, the environment variable named it: otherwise `site_file` returns only an existing
     file.
     """
     if not site.exists():
-        return [Problem(f"environment {SITE}", f"`{site}`: no such file", "export PPOCTL_SITE=  # no site file")]
+        return [problem(f"`{site}`: no such file", f"environment {SITE}", "export PPOCTL_SITE=  # no site file")]
     return _unreadable(site)
 
 
@@ -165,7 +167,7 @@ def _open(file: Path, line: int) -> str:
     return f"${{EDITOR:-vi}} +{line} {quoted(file)}"
 
 
-def _syntax(file: Path, text: str, reason: str) -> Problem:
+def _syntax(file: Path, text: str, reason: str) -> Finding:
     lines = text.splitlines()
     match = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", reason, re.DOTALL)
     what, line = (match[1], int(match[2] or len(lines))) if match else (reason, 1)
@@ -179,7 +181,7 @@ def _syntax(file: Path, text: str, reason: str) -> Problem:
         message += f"; `\\u{ord(unseen[0]):04x}` is {_UNSEEN.get(unseen[0], 'an invisible character')}: delete it"
     elif curly := [char for char in written if char in _CURLY]:
         message += f'; `{curly[0]}` is not a TOML quote: write `"`'
-    return Problem(f"{file}:{line}", message, _open(file, line))
+    return problem(message, f"{file}:{line}", _open(file, line))
 
 
 _IN_WORDS = {

@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ppoctl.errors import DataError, MissingAssetError, quoted
+from ppoctl.finding import Finding, note, problem
 from ppoctl.loading.layers import Layers
-from ppoctl.loading.problems import Problem
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.row_files import rows_of
 from ppoctl.recipe.rows import AnyRows, Rows, StoredRows, sources_of
 
 
-def put_steps_for_epochs(layers: Layers) -> str | None:
+def put_steps_for_epochs(layers: Layers) -> Finding | None:
     """Replace `epochs` by `steps` in the written recipe. Returns a note with both numbers.
 
     Returns None if the recipe has no valid `epochs`. If the rows cannot be counted, the reason is added to
@@ -32,7 +32,7 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
             f"`epochs` is `{epochs}`, but with [rollout.groups] the prompts of a step depend on the scores, "
             "so no number of steps is an epoch"
         )
-        layers.problems.append(Problem(layers.place(("epochs",)), message, "write `steps` in place of `epochs`"))
+        layers.problems.append(problem(message, layers.place(("epochs",)), "write `steps` in place of `epochs`"))
         return None
     rows, place = rows_of(table), layers.place(("epochs",))
     if rows is None:
@@ -41,13 +41,14 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
     steps, remaining = divmod(epochs * rows, per_step)
     if not steps:
         message = f"`epochs` is `{epochs}`: {rows} rows of `data.train` do not fill one step of {per_step} prompts"
-        layers.problems.append(Problem(place, message, f"--set rollout.prompts_per_step={max(rows, 1)}", DataError))
+        hint = f"--set rollout.prompts_per_step={max(rows, 1)}"
+        layers.problems.append(problem(message, place, hint, error=DataError))
         return None
     del layers.written["epochs"]
     layers.written["steps"] = steps
     layers.counts_epochs = True
     unused = f"; {remaining} rows of the last epoch are not used" if remaining else ""
-    return f"`epochs` = `{epochs}` of {rows} rows: {steps} steps of {per_step} prompts{unused}"
+    return note(f"`epochs` = `{epochs}` of {rows} rows: {steps} steps of {per_step} prompts{unused}", kind="recipe")
 
 
 def _train(written: Any) -> AnyRows | None:
@@ -59,7 +60,7 @@ def _train(written: Any) -> AnyRows | None:
     return table
 
 
-def _uncounted(table: AnyRows, place: str) -> Iterator[Problem]:
+def _uncounted(table: AnyRows, place: str) -> Iterator[Finding]:
     """Yield the reasons why rows cannot be counted, except an unset environment variable, which `Layers` reports."""
     for key, single in sources_of(table).items():
         name = dotted(("data", "train", *(("sources", key) if key else ())))
@@ -68,7 +69,7 @@ def _uncounted(table: AnyRows, place: str) -> Iterator[Problem]:
             if any(path.startswith("$") for path in paths) or rows_of(single) is not None:
                 continue
             message = f"`epochs` counts the rows of `{name}.path`, `{single.named}`, which cannot be read"
-            yield Problem(place, message, f"ls -l {quoted(paths[0])}", MissingAssetError)
+            yield problem(message, place, f"ls -l {quoted(paths[0])}", error=MissingAssetError)
             continue
         reason = (
             'with `duplicates = "drop"`'
@@ -78,7 +79,7 @@ def _uncounted(table: AnyRows, place: str) -> Iterator[Problem]:
         message = (
             f"`epochs` requires a row count, but the rows of [{name}], {reason}, are counted only when they are read"
         )
-        yield Problem(place, message, "write `steps` in place of `epochs`; `ppoctl preview` counts the rows")
+        yield problem(message, place, "write `steps` in place of `epochs`; `ppoctl preview` counts the rows")
 
 
 def _is_count(value: object) -> bool:

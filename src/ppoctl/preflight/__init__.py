@@ -4,9 +4,7 @@
     model     configuration, headers of the weights, critic, end tokens, tokenizer
     prompts   rows of data, and the chat template applied to the rows
     preview   rows as the model receives them
-    space     free disk space
-    fit       whether there is enough memory
-    gpus      whether several processes may use a GPU
+    resources GPUs, memory, disk and servers of this machine
 
 The package imports no torch, vLLM or transformers. Its messages equal the messages that conversion, data loading and
 engines raise for the same problem.

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
 from ppoctl.errors import PpoctlError
+from ppoctl.finding import Finding, from_error, note, problem, require_none
 from ppoctl.loading.capabilities import says, wanting
-from ppoctl.loading.problems import Problem, as_error
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import shape_if_known
@@ -44,21 +43,6 @@ OriginOf = Callable[[KeyPath], str]
 """Function that returns where a key was set, as text."""
 
 
-@dataclass
-class Findings:
-    """Problems and notes of one pass."""
-
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """Facts that are not problems, but that a user should know."""
-
-    def judged(self, *, strict: bool) -> tuple[list[Problem], list[str]]:
-        """Return errors and notes. Unless `strict`, an asset that is missing only on this machine becomes a note."""
-        errors = [problem for problem in self.problems if strict or not problem.is_missing]
-        missing = [problem for problem in self.problems if problem not in errors]
-        return errors, [*(f"{problem.message}; not checked" for problem in missing), *self.notes]
-
-
 def check(
     recipe: Recipe,
     place: OriginOf = lambda _: "",
@@ -66,7 +50,7 @@ def check(
     rows: bool = True,
     device: str | None = None,
     counted: Counted | None = None,
-) -> Findings:
+) -> list[Finding]:
     """Check the model, the tokenizer and its chat template, and the rewards.
 
     With `rows`, check also every row of the data, and the environment variable with the address of MLflow.
@@ -75,48 +59,62 @@ def check(
     (vLLM), `cpu` or `gpu`; None means the device that the installed vLLM was built for. `counted` is called with the
     number of rows that were read.
     """
-    found = Findings()
-    model = getattr(recipe, "model", None)
-    path = getattr(model, "path", None)
-    if isinstance(path, str) and not path.startswith("$"):
-        for error in model_faults(path, device or device_of_the_build()):
-            found.problems.append(_problem(error, place(("model", "path"))))
-        found.notes += _carried(path)
-        _check_own_models(recipe, path, found, place)
-        _check_lora_starts(recipe, found, place)
-        _check_call_format(recipe, path, found, place)
-        found.problems += _window_problems(recipe, path, "model", place)
-    template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
+    path = getattr(getattr(recipe, "model", None), "path", None)
+    found = list(_models(recipe, path, place, device)) if isinstance(path, str) and not path.startswith("$") else []
+    template, own = _template(path, place)
+    found += (finding for finding in own if finding.what not in {known.what for known in found})
     if hasattr(recipe, "requires") and hasattr(recipe, "without"):
-        found.notes += (f"{says(name)}; training requires `--without {name}`" for name in wanting(recipe))
+        lacking = (f"{says(name)}; training requires `--without {name}`" for name in wanting(recipe))
+        found += (note(text, kind="recipe") for text in lacking)
     reward = _reward(recipe)
-    for below, scorer in () if reward is None else reward.scorers.items():
-        key = ("reward", *below)
-        if isinstance(scorer, ModelScorer):
-            found.problems += _reward_model_problems(scorer, key, place)
-            continue
-        what = "function" if isinstance(scorer, PythonScorer) else "kind"
-        _try(found, place((*key, what)), partial(scorer.require_there, dotted(key)))
-    measures = getattr(getattr(recipe, "eval", None), "metrics", None)
-    if isinstance(measures, MetricFunction):
-        _try(found, place(("eval", "metrics", "function")), measures.require_there)
-    for key, own in _training_functions(recipe):
-        _try(found, place((*key, "function")), own.called.require_there)
-    usable = _usable_environments(recipe, template, found, place)
+    found += _functions(recipe, reward, place)
+    usable, of_environments = _usable_environments(recipe, template, place)
+    found += of_environments
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
-        _try(found, place(("tracking", "uri")), lambda: resolved_uri(uri))
+        found += _tried("mlflow", place(("tracking", "uri")), lambda: resolved_uri(uri))
         folder = local_folder(path) if isinstance(path, str) else None
+        rollout = getattr(recipe, "rollout", None)
         checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
             enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
             of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
             name = ".".join(key[1:])
             prepared = partial(checks.require, table, name, reward=reward, environment=usable.get(name))
-            rows_check = partial(prepared, at_least=enough, key=of_round)
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
-            _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
+            found += _noted("data", where, partial(prepared, at_least=enough, key=of_round))
     return found
+
+
+def _models(recipe: Recipe, path: str, place: OriginOf, device: str | None) -> Iterator[Finding]:
+    """Yield the findings on the models of all roles. `path` is `model.path`."""
+    for error in model_faults(path, device or device_of_the_build()):
+        yield from_error(error, place(("model", "path")), kind="model")
+    yield from (note(text, kind="model") for text in _carried(path))
+    for name, table in own_models(recipe).items():
+        own = getattr(table, "path", None)
+        if isinstance(own, str) and not own.startswith("$"):
+            yield from _noted("model", place(("model", name)), partial(require_own_model, name, own, path))
+            yield from _window(recipe, own, name, place)
+    yield from _lora_starts(recipe, place)
+    yield from _call_format(recipe, path, place)
+    yield from _window(recipe, path, "model", place)
+
+
+def _functions(recipe: Recipe, reward: RewardTable | None, place: OriginOf) -> Iterator[Finding]:
+    """Yield the findings on scorers, and on functions of the user."""
+    for below, scorer in () if reward is None else reward.scorers.items():
+        key = ("reward", *below)
+        if not isinstance(scorer, ModelScorer):
+            named = (*key, "function" if isinstance(scorer, PythonScorer) else "kind")
+            yield from _tried("reward", place(named), partial(scorer.require_there, dotted(key)))
+        elif not scorer.path.startswith("$"):
+            yield from _tried("reward", place((*key, "path")), partial(require_reward_model, scorer, dotted(key)))
+    measures = getattr(getattr(recipe, "eval", None), "metrics", None)
+    if isinstance(measures, MetricFunction):
+        yield from _tried("function", place(("eval", "metrics", "function")), measures.require_there)
+    for key, own in _training_functions(recipe):
+        yield from _tried("function", place((*key, "function")), own.called.require_there)
 
 
 def _training_functions(recipe: Recipe) -> Iterator[tuple[KeyPath, PythonPolicyLoss | PythonAdvantages]]:
@@ -133,47 +131,42 @@ def require(recipe: Recipe) -> None:
 
     Rows are not checked: the startup of a run reads the rows, and raises the same messages.
     """
-    if problems := check(recipe, rows=False).problems:
-        raise as_error(problems)
+    require_none(check(recipe, rows=False))
 
 
-def _try(found: Findings, where: str, run_check: Callable[[], object]) -> None:
+def _noted(kind: str, where: str, notes: Callable[[], Iterable[str]]) -> Iterator[Finding]:
+    """Yield the notes that a check returns, or the error that it raises."""
+    try:
+        for text in notes():
+            yield note(text, kind=kind)
+    except PpoctlError as error:
+        yield from_error(error, where, kind=kind)
+
+
+def _tried(kind: str, where: str, run_check: Callable[[], object]) -> Iterator[Finding]:
+    """Yield the error that a check raises."""
     try:
         run_check()
     except PpoctlError as error:
-        found.problems.append(_problem(error, where))
+        yield from_error(error, where, kind=kind)
 
 
-def _problem(error: PpoctlError, where: str) -> Problem:
-    return Problem(where, error.message, error.hint, type(error))
-
-
-def _check_own_models(recipe: Recipe, base: str, found: Findings, place: OriginOf) -> None:
-    """Check the own models of critic and reference. `base` is `model.path`."""
-    for name, table in own_models(recipe).items():
-        path = getattr(table, "path", None)
-        if isinstance(path, str) and not path.startswith("$"):
-            require = partial(require_own_model, name, path, base)
-            _try(found, place(("model", name)), lambda require=require: found.notes.extend(require()))  # type: ignore[misc]
-            found.problems += _window_problems(recipe, path, name, place)
-
-
-def _check_lora_starts(recipe: Recipe, found: Findings, place: OriginOf) -> None:
+def _lora_starts(recipe: Recipe, place: OriginOf) -> Iterator[Finding]:
     """Check the adapters that roles start from, if all keys of their tables are right."""
     for role, start in lora_starts(recipe).items():
         table = recipe.trained[role]
         if isinstance(table.train, AdaptersTable) and _has_all_keys(table.train.lora) and not start.startswith("$"):
             key = (role, "train", "lora", "start")
-            _try(found, place(key), partial(require_start, recipe, role, dotted(key)))
+            yield from _tried("model", place(key), partial(require_start, recipe, role, dotted(key)))
 
 
-def _check_call_format(recipe: Recipe, path: str, found: Findings, place: OriginOf) -> None:
+def _call_format(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Finding]:
     """Check that the model has a format of tool calls, if all keys of the environments are right."""
     folder, evaluation = local_folder(path), getattr(recipe, "eval", None)
     if folder is not None and hasattr(recipe, "environment") and hasattr(evaluation, "environment"):
         tables = [table for table in (recipe.environment, recipe.eval.environment) if table is not None]
         if all(map(_has_all_keys, tables)):
-            _try(found, place(("environment",)), lambda: call_format_of(recipe, folder))
+            yield from _tried("environment", place(("environment",)), partial(call_format_of, recipe, folder))
 
 
 def _carried(path: str) -> Iterator[str]:
@@ -183,28 +176,27 @@ def _carried(path: str) -> Iterator[str]:
         yield f"the configuration of `{path}` is from a config.json that ships with the recipes ({source_of(folder)})"
 
 
-def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | None:
-    """Return the model's chat template; None if the model is not on this machine, or the template cannot be used."""
+def _template(path: object, place: OriginOf) -> tuple[ChatTemplate | None, list[Finding]]:
+    """Return the model's chat template, and the finding about it. The template is None if the model is not on this
+    machine, or the template cannot be used."""
     folder = local_folder(path) if isinstance(path, str) else None
     if folder is None or not (folder / "tokenizer_config.json").is_file():
-        return None
+        return None, []
     try:
         template = ChatTemplate(folder)
     except PpoctlError as error:
-        if error.message not in {problem.message for problem in found.problems}:
-            found.problems.append(_problem(error, place(("model", "path"))))
-        return None
-    if template.text is None:
-        found.notes.append(f"the model in `{folder}` has no chat template: prompts are plain text")
-    return template
+        return None, [from_error(error, place(("model", "path")), kind="model")]
+    if template.text is not None:
+        return template, []
+    return template, [note(f"the model in `{folder}` has no chat template: prompts are plain text", kind="model")]
 
 
 def _usable_environments(
-    recipe: Recipe, template: ChatTemplate | None, found: Findings, place: OriginOf
-) -> dict[str, EpisodeTable]:
-    """Check the environments of all data sets, and the chat template with them. Equal cases are checked once. Return
-    the environments that start, by the name of the set."""
-    checked, usable = set[object](), dict[str, EpisodeTable]()
+    recipe: Recipe, template: ChatTemplate | None, place: OriginOf
+) -> tuple[dict[str, EpisodeTable], Iterable[Finding]]:
+    """Check the environments of all data sets, and the chat template with them. Return the environments that start,
+    by the name of the set, and the findings, without repetitions."""
+    checked, usable, found = set[object](), dict[str, EpisodeTable](), dict[Finding, None]()
     starts: dict[KeyPath, bool] = {}
     for key, table in _datasets(recipe):
         name = ".".join(key[1:])
@@ -213,36 +205,31 @@ def _usable_environments(
             continue
         own = ("environment",) if environment is getattr(recipe, "environment", None) else ("eval", "environment")
         if own not in starts:
-            starts[own] = _starts(environment, own, found, place)
+            starts[own], problems = _starts(environment, own, place)
+            found |= dict.fromkeys(problems)
         if not starts[own]:
             continue
         usable[name] = environment
         if template is None or template.text is None:
             continue
-        where = place((*own, "kind"))
         for single in sources_of(table).values():
             case = (own, json.dumps(single.template_args, sort_keys=True))
             if case not in checked:
                 checked.add(case)
-                notes = conversation_notes(template, environment, single.template_args, dotted(own))
-                _try(found, where, lambda notes=notes: _add(found, notes))  # type: ignore[misc]
-    return usable
+                notes = partial(conversation_notes, template, environment, single.template_args, dotted(own))
+                found |= dict.fromkeys(_noted("environment", place((*own, "kind")), notes))
+    return usable, found
 
 
-def _starts(environment: EpisodeTable, key: KeyPath, found: Findings, place: OriginOf) -> bool:
-    """Return whether processes of all kinds of an environment start. Add its problems: what this machine lacks, or
+def _starts(environment: EpisodeTable, key: KeyPath, place: OriginOf) -> tuple[bool, list[Finding]]:
+    """Return whether processes of all kinds of an environment start, and its problems: what this machine lacks, or
     else why a process does not start."""
-    lacks, fails = Findings(), Findings()
+    lacks, fails = list[Finding](), list[Finding]()
     for path, kind in environment.kinds.items():
         where = place((*key, *path, "path" if hasattr(kind, "path") else "kind"))
-        _try(lacks, where, partial(kind.require_there, dotted((*key, *path))))
-        _try(fails, where, kind.schemas)
-    found.problems += lacks.problems or fails.problems
-    return not fails.problems
-
-
-def _add(found: Findings, notes: Iterable[str]) -> None:
-    found.notes.extend(note for note in notes if note not in found.notes)
+        lacks += _tried("environment", where, partial(kind.require_there, dotted((*key, *path))))
+        fails += _tried("environment", where, kind.schemas)
+    return not fails, lacks or fails
 
 
 def _environment(recipe: Recipe, name: str) -> EpisodeTable | None:
@@ -292,20 +279,7 @@ def _reward(recipe: Recipe) -> RewardTable | None:
     return recipe.reward
 
 
-def _reward_model_problems(table: ModelScorer, key: KeyPath, place: OriginOf) -> Iterator[Problem]:
-    """Yield the problem of a reward model that cannot score.
-
-    If the path contains an environment variable that is not set, the model is skipped: loading the recipe has already
-    reported the error.
-    """
-    if not table.path.startswith("$"):
-        try:
-            require_reward_model(table, dotted(key))
-        except PpoctlError as error:
-            yield _problem(error, place((*key, "path")))
-
-
-def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> Iterator[Problem]:
+def _window(recipe: Recipe, path: str, whose: str, place: OriginOf) -> Iterator[Finding]:
     """Yield a problem if prompt and response together may be longer than the context of the model.
 
     The generator (vLLM) and the trainer would fail at the first long response or, worse, continue with invalid
@@ -321,4 +295,4 @@ def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> 
         parts = f"`rollout.max_prompt_tokens` `{recipe.rollout.max_prompt_tokens}` + `{dotted(key)}` "
         parts += f"`{response_tokens(recipe)}`"
         message = f"a window of {window} tokens ({parts}) does not fit the {whose}'s {shape.max_positions} positions"
-        yield Problem(place(key), message, f"lower `{dotted(key)}` or `rollout.max_prompt_tokens`")
+        yield problem(message, place(key), f"lower `{dotted(key)}` or `rollout.max_prompt_tokens`")

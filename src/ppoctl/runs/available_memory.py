@@ -1,7 +1,7 @@
 """Memory of the machines that a recipe runs on. This module connects to Ray only for a recipe that joins a running
 Ray cluster."""
 
-from ppoctl.preflight.fit import gpu_gib_here
+from ppoctl.preflight.resources import gpu_gib_here
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
 

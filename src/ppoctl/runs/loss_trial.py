@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppoctl.errors import RecipeError
+from ppoctl.finding import Finding
 from ppoctl.recipe.schema import PythonAdvantages, PythonPolicyLoss, Recipe
 from ppoctl.stages.estimator_trial import PROMPTS, try_estimator
-from ppoctl.stages.loss_trial import COLUMNS, ROWS, LossCheck, try_loss
+from ppoctl.stages.loss_trial import COLUMNS, ROWS, try_loss
 
 MAX_SAMPLES = 8
 """Largest number of responses to a prompt in a trial of an estimator."""
@@ -15,7 +16,7 @@ MAX_SAMPLES = 8
 
 @dataclass(frozen=True)
 class LossTrial:
-    """All checks of one function or loss."""
+    """All findings on one function or loss."""
 
     key: str
     """Key of its recipe table."""
@@ -23,11 +24,11 @@ class LossTrial:
     """Kind, or the function of the user."""
     inputs: str
     """The random inputs, in words."""
-    checks: tuple[LossCheck, ...]
+    findings: tuple[Finding, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return the trial for `validate --json`."""
-        return asdict(self)
+        return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
 def try_functions(recipe: Recipe) -> list[LossTrial]:
@@ -45,8 +46,8 @@ def try_functions(recipe: Recipe) -> list[LossTrial]:
 
 
 def require_right(trials: Sequence[LossTrial]) -> None:
-    """Raise RecipeError with all checks of level `wrong`."""
-    wrong = [(trial, check) for trial in trials for check in trial.checks if check.level == "wrong"]
-    if wrong:
-        message = "\n".join(f"`{trial.key}` (`{trial.name}`): {check.says}" for trial, check in wrong)
+    """Raise RecipeError with all findings of level `error`."""
+    errors = [(trial, finding) for trial in trials for finding in trial.findings if finding.is_error]
+    if errors:
+        message = "\n".join(f"`{trial.key}` (`{trial.name}`): {finding.what}" for trial, finding in errors)
         raise RecipeError(message, hint="ppoctl recipes keys ppo.policy_loss.function")

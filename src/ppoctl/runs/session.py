@@ -26,7 +26,6 @@ from ppoctl.errors import (
     without_secrets,
 )
 from ppoctl.loading.capabilities import require_capable
-from ppoctl.loading.rules.across_tables import notes_on
 from ppoctl.loop.expectations import RunResult, check_expectations
 from ppoctl.loop.run import RunContext, ended_early, last_saved, run
 from ppoctl.machine.versions import versions
@@ -209,7 +208,7 @@ def attempt_run(
             verified=opened.plan.verified,
         )
         job, generator = assemble(paths, attempt, opened.recipes, opened.components, hooks)
-        for note in (*opened.notes, *(f"note: {text}" for text in notes_on(recipe))):
+        for note in opened.notes:
             watcher.console.on_message(note)
         if run_dir.has_begun(paths):
             watcher.start_mirror()

@@ -16,8 +16,8 @@ from pathlib import Path
 from ppoctl.batch.digest_cache import OnDigestProgress, kept_digest
 from ppoctl.data.loaders import load_dataset
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
+from ppoctl.finding import Finding, from_error
 from ppoctl.loading.load import Loaded
-from ppoctl.loading.problems import Problem
 from ppoctl.loading.rules.rows import tables_of_rows
 from ppoctl.model.folder import is_hub_id, local_folder
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -86,17 +86,17 @@ def assets(recipe: Recipe, progress: OnDigestProgress | None = None) -> Iterator
         yield Asset("slurm.setup", "1 line of shell" if count == 1 else f"{count} lines of shell", None, "")
 
 
-def faults(loaded: Loaded) -> list[Problem]:
+def faults(loaded: Loaded) -> list[Finding]:
     """Return the problems that would stop a job: missing files, secrets, shell lines, or variables that a job does
     not receive."""
-    return [Problem(loaded.origins[dotted(key)], e.message, e.hint, type(e)) for key, e in _faults(loaded.recipe)]
+    return [from_error(error, loaded.place(key), kind="asset") for key, error in _faults(loaded.recipe)]
 
 
-def job_faults(loaded: Loaded) -> list[Problem]:
+def job_faults(loaded: Loaded) -> list[Finding]:
     """Return the problems that affect only jobs, not runs on this machine. A job would meet these problems only hours
     later."""
     problems = (*_secrets_faults(loaded.recipe), *_setup_faults(loaded.recipe), *_variable_faults(loaded.recipe))
-    return [Problem(loaded.origins[dotted(key)], e.message, e.hint, type(e)) for key, e in problems]
+    return [from_error(error, loaded.place(key), kind="asset") for key, error in problems]
 
 
 def _faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:

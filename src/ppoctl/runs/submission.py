@@ -10,15 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppoctl import finding
 from ppoctl.batch.digest_cache import OnDigestProgress, kept_digest
 from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
+from ppoctl.finding import require_none
 from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.layers import path_of
 from ppoctl.loading.load import Loaded
-from ppoctl.loading.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.new_run import create, make_way
 from ppoctl.runs.staging import job_faults
@@ -56,10 +55,9 @@ def require_accepted(loaded: Loaded, work: Work, *, force: bool) -> None:
     is not available, or refuses the job for another reason. EnvironmentProblemError: a job could not start.
     """
     slurm = outside()
-    if not force and (findings := request_findings(loaded, slurm, partial(script_of, work=work))):
-        raise finding.as_error(findings)
-    if problems := job_faults(loaded):
-        raise as_error(problems)
+    if not force:
+        require_none(request_findings(loaded, slurm, partial(script_of, work=work)))
+    require_none(job_faults(loaded))
 
 
 def script_of(recipe: Recipe, work: Work) -> str:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ppoctl.errors import RecipeError, SlurmError, quoted
-from ppoctl.finding import Finding, Level
+from ppoctl.finding import Finding, problem
 from ppoctl.loading.load import Loaded
 from ppoctl.recipe.parallel import devices, processes
 from ppoctl.recipe.schema import Recipe
@@ -78,7 +78,7 @@ def _finding(fault: Fault, loaded: Loaded, hint: str) -> Finding:
     key, what, nearest = fault
     text = f"{what}; nearest: `{_sets(nearest)}`" if nearest else what
     where, error = (loaded.origins[f"slurm.{key}"], RecipeError) if key else ("", SlurmError)
-    return Finding(Level.ERROR, text, where, hint, "slurm", error)
+    return problem(text, where, hint, kind="slurm", error=error)
 
 
 def _sets(nearest: Nearest) -> str:

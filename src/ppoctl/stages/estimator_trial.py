@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from ppoctl.errors import PpoctlError
+from ppoctl.finding import Finding, ok, problem
 from ppoctl.ppo.estimator import Estimator, EstimatorInputs
-from ppoctl.stages.loss_trial import COLUMNS, PADDING, LossCheck, random_mask, same
+from ppoctl.stages.loss_trial import COLUMNS, PADDING, random_mask, same
 
 PROMPTS = 4
 
 
-def try_estimator(estimator: Estimator, *, samples: int, has_values: bool) -> tuple[LossCheck, ...]:
+def try_estimator(estimator: Estimator, *, samples: int, has_values: bool) -> tuple[Finding, ...]:
     """Return the checks of an estimator, for `samples` responses to each prompt. The first check that cannot be made
     ends the trial."""
     checks = []
@@ -22,16 +23,16 @@ def try_estimator(estimator: Estimator, *, samples: int, has_values: bool) -> tu
         for check in _checks(estimator, random_step(samples, has_values=has_values)):
             checks.append(check)
     except PpoctlError as error:
-        checks.append(LossCheck("wrong", error.message))
+        checks.append(problem(error.message, kind="loss"))
     return tuple(checks)
 
 
-def _checks(estimator: Estimator, inputs: EstimatorInputs) -> Iterator[LossCheck]:
+def _checks(estimator: Estimator, inputs: EstimatorInputs) -> Iterator[Finding]:
     first = estimator(inputs)
     metrics = "".join(f"; metric `{name}`" for name in first.metrics)
-    yield LossCheck("ok", f"advantages are finite numbers of shape {[*inputs.mask.shape]}{metrics}")
+    yield ok(f"advantages are finite numbers of shape {[*inputs.mask.shape]}{metrics}", kind="loss")
 
-    def compare(other: EstimatorInputs, good: str, wrong: str, rows: Tensor | None = None) -> LossCheck:
+    def compare(other: EstimatorInputs, good: str, wrong: str, rows: Tensor | None = None) -> Finding:
         found = estimator(other)
         pairs = [(first.advantages, found.advantages), (first.returns, found.returns)]
         is_same = all(
@@ -39,7 +40,7 @@ def _checks(estimator: Estimator, inputs: EstimatorInputs) -> Iterator[LossCheck
             for one, two in pairs
             if one is not None and two is not None
         )
-        return LossCheck("ok", good) if is_same else LossCheck("wrong", wrong)
+        return ok(good, kind="loss") if is_same else problem(wrong, kind="loss")
 
     yield compare(inputs, "a second call returns the same", "a second call returns other numbers")
     yield compare(

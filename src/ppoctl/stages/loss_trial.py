@@ -6,13 +6,13 @@ what training relies on: a loss reads only its own row and its unmasked tokens.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ppoctl.errors import PpoctlError
+from ppoctl.finding import Finding, ok, problem, warning
 from ppoctl.ports import TokenOutputs
 from ppoctl.ppo.aggregation import AggregationKind, aggregation
 from ppoctl.ppo.policy_loss import PolicyLoss, PolicyLossInputs
@@ -26,14 +26,6 @@ PADDING = 5
 """Number of columns that are added at the end of the grid."""
 ROUNDING = 1e-4
 """Largest relative difference that counts as rounding."""
-
-
-@dataclass(frozen=True)
-class LossCheck:
-    """Result of one check, as a sentence. No run should start with a result of level `wrong`."""
-
-    level: Literal["ok", "warning", "wrong"]
-    says: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class _Case:
         return torch.cat(grids[: 1 if inputs.entropy is None else 2], dim=1)
 
 
-def try_loss(loss: PolicyLoss, kind: AggregationKind) -> tuple[LossCheck, ...]:
+def try_loss(loss: PolicyLoss, kind: AggregationKind) -> tuple[Finding, ...]:
     """Return the checks of a policy loss. The first check that cannot be made ends the trial."""
     checks = []
     case = _Case(loss, random_inputs(needs_entropy=loss.needs_entropy), kind)
@@ -69,15 +61,15 @@ def try_loss(loss: PolicyLoss, kind: AggregationKind) -> tuple[LossCheck, ...]:
         for check in _checks(case):
             checks.append(check)
     except PpoctlError as error:
-        checks.append(LossCheck("wrong", error.message))
+        checks.append(problem(error.message, kind="loss"))
     return tuple(checks)
 
 
-def _checks(case: _Case) -> Iterator[LossCheck]:
+def _checks(case: _Case) -> Iterator[Finding]:
     whole, inputs = case.gradient(), case.inputs
     unmasked = inputs.mask.repeat(1, whole.shape[1] // COLUMNS)
     metrics = "".join(f"; metric `policy/{name}`" for name in case.loss.metrics(inputs))
-    yield LossCheck("ok", f"losses are finite numbers of shape {[ROWS, COLUMNS]}{metrics}")
+    yield ok(f"losses are finite numbers of shape {[ROWS, COLUMNS]}{metrics}", kind="loss")
     yield _of(bool(whole.isfinite().all()), "gradients are finite", "gradients are not finite")
     some = bool(whole.any())
     yield _of(some, "the log-probs have a gradient", "every gradient is 0: the loss does not depend on the log-probs")
@@ -106,18 +98,18 @@ def _checks(case: _Case) -> Iterator[LossCheck]:
     yield _direction(case)
 
 
-def _direction(case: _Case) -> LossCheck:
+def _direction(case: _Case) -> Finding:
     """Compare the signs of gradient and advantage before the first update, where every ratio is 1."""
     inputs = replace(case.inputs, logprobs=case.inputs.old_logprobs)
     gradient = replace(case, inputs=inputs).gradient()[:, :COLUMNS]
     moved = gradient != 0
     share = float((gradient * inputs.advantages < 0)[moved].float().mean()) if bool(moved.any()) else 1.0
     says = f"a first update moves the log-probs of {share:.0%} of the tokens in the direction of their advantage"
-    return LossCheck("ok", says) if share > 0.5 else LossCheck("warning", f"{says}: check the sign of the loss")
+    return ok(says, kind="loss") if share > 0.5 else warning(f"{says}: check the sign of the loss", kind="loss")
 
 
-def _of(is_ok: bool, good: str, wrong: str) -> LossCheck:  # noqa: FBT001 - the condition of the sentence
-    return LossCheck("ok", good) if is_ok else LossCheck("wrong", wrong)
+def _of(is_ok: bool, good: str, wrong: str) -> Finding:  # noqa: FBT001 - the condition of the sentence
+    return ok(good, kind="loss") if is_ok else problem(wrong, kind="loss")
 
 
 def same(one: Tensor, other: Tensor) -> bool:

@@ -1,17 +1,19 @@
 """Rules between the keys of several tables. Each rule is a function `check_*`.
 
-A rule yields conflicts and never changes a value. All rules are checked in one pass. Each conflict names its keys,
+A rule yields conflicts, or notes on settings that may be unintended, and never changes a value. All rules are checked
+in one pass. Each conflict names its keys,
 their values and their origins. A recipe may lack values (see `partial`): reading a missing value raises
 AttributeError, and the rule is then skipped.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ppoctl.errors import holds_secret
+from ppoctl.finding import Finding, Level, conflict
 from ppoctl.loading.capabilities import CAPABILITY_RULES
 from ppoctl.loading.explain import shown
-from ppoctl.loading.problems import Conflict, Problem, rules_of
 from ppoctl.loading.rules.correction import CORRECTION_RULES
 from ppoctl.loading.rules.critic import CRITIC_RULES
 from ppoctl.loading.rules.environment import ENVIRONMENT_RULES
@@ -32,6 +34,7 @@ from ppoctl.loading.rules.schedule import SCHEDULE_RULES
 from ppoctl.loading.rules.slurm import SLURM_RULES
 from ppoctl.loading.rules.until import UNTIL_RULES
 from ppoctl.loading.rules.value_head import VALUE_HEAD_RULES
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
@@ -48,31 +51,31 @@ from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.exact_match import ExactMatchScorer
 
 
-def check_minibatch_divides_step(recipe: Recipe) -> Iterator[Conflict]:
+def check_minibatch_divides_step(recipe: Recipe) -> Iterator[Finding]:
     sequences = sequences_per_step(recipe)
     for key in (_MINIBATCH, _CRITIC_MINIBATCH):
         minibatch = getattr(recipe.ppo, key[-1])
         if minibatch is not None and sequences % minibatch:
-            yield Conflict(
+            yield conflict(
                 f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
                 (key, _PROMPTS, _SAMPLES),
                 f"--set {dotted(key)}={_nearest_divisor(sequences, minibatch)}",
             )
 
 
-def check_microbatch_size(recipe: Recipe) -> Iterator[Conflict]:
+def check_microbatch_size(recipe: Recipe) -> Iterator[Finding]:
     for role, table in recipe.trained.items():
         size, minibatch = getattr(table.batching, "microbatch_seqs", 0), minibatch_seqs(recipe, role)
         if size > minibatch:
             has_own = head_of(role) == "value" and recipe.ppo.critic_minibatch_seqs is not None
-            yield Conflict(
+            yield conflict(
                 f"a microbatch of {size} sequences is larger than its minibatch of {minibatch}",
                 ((role, "batching", "microbatch_seqs"), _CRITIC_MINIBATCH if has_own else _MINIBATCH),
                 f"--set {role}.batching.microbatch_seqs={minibatch}",
             )
 
 
-def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
+def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Finding]:
     for role, table in recipe.trained.items():
         if not isinstance(table.batching, ByTokens):
             continue
@@ -85,7 +88,7 @@ def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]
             cap = getattr(table.batching, name)
             if cap is not None and cap < longest:
                 key = (role, "batching", name)
-                yield Conflict(
+                yield conflict(
                     f"a microbatch of {cap} tokens cannot contain a sequence of "
                     f"{longest} (prompt + response{_LAST_TOKEN[includes_last and scores]})",
                     (key, _PROMPT_TOKENS, _NEW_TOKENS),
@@ -93,15 +96,15 @@ def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]
                 )
 
 
-def check_actor_trains(recipe: Recipe) -> Iterator[Conflict]:
+def check_actor_trains(recipe: Recipe) -> Iterator[Finding]:
     if recipe.ppo.critic_only_steps >= recipe.steps:
-        yield Conflict(
+        yield conflict(
             f"the actor never trains: {recipe.ppo.critic_only_steps} critic-only steps of {recipe.steps}",
             (("ppo", "critic_only_steps"), ("steps",)),
         )
 
 
-def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
+def check_whitening_batch(recipe: Recipe) -> Iterator[Finding]:
     """Check that advantages are whitened over more than one sequence.
 
     With lambda and gamma 1, the advantages of one sequence have one sign; whitening would flip the sign of some
@@ -109,14 +112,14 @@ def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
     """
     sequences = sequences_per_step(recipe)
     if recipe.ppo.advantages.whiten and sequences == 1:
-        yield Conflict(
+        yield conflict(
             "whitening the advantages of a single sequence removes the effect of its reward",
             (("ppo", "advantages", "whiten"), _PROMPTS, _SAMPLES),
             "--set ppo.advantages.whiten=false",
         )
 
 
-def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
+def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Finding]:
     """Check that the rows have a ground truth that the reward can compare with a response.
 
     The ground truth of a GSM8K row is the number after `####`, which a complete response almost never equals.
@@ -124,7 +127,7 @@ def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):
             is_chat = isinstance(table, DialogueRows)
-            yield Conflict(
+            yield conflict(
                 f"the reward compares with a ground truth, but [{dotted(path)}] "
                 + ("has none: its rows are dialogues" if is_chat else "does not name a column for it"),
                 ((*path, "format"), ("reward", "kind")),
@@ -133,42 +136,77 @@ def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
     is_bare = isinstance(recipe.data.train, Gsm8kRows) and not recipe.data.train.instruction
     scorers = () if isinstance(recipe.reward, ChooseReward) else recipe.reward.singles
     if is_bare and any(isinstance(scorer, ExactMatchScorer) for scorer in scorers):
-        yield Conflict(
+        yield conflict(
             "an exact match with GSM8K's number requires an instruction to answer with only the number",
             (("reward", "kind"), ("data", "train", "format"), ("data", "train", "instruction")),
             "--set reward.kind=gsm8k",
         )
 
 
-def check_health_bounds(recipe: Recipe) -> Iterator[Conflict]:
+def check_health_bounds(recipe: Recipe) -> Iterator[Finding]:
     for name in tree.of(type(recipe.health)).keys:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.min is not None and rule.max is not None and rule.min > rule.max:
-            yield Conflict(
+            yield conflict(
                 f"no value is at least {rule.min} and at most {rule.max}",
                 (("health", name, "min"), ("health", name, "max")),
             )
 
 
-def check_stop_rule_has_bound(recipe: Recipe) -> Iterator[Conflict]:
+def check_stop_rule_has_bound(recipe: Recipe) -> Iterator[Finding]:
     for name in tree.of(type(recipe.health)).keys:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.action == "stop" and rule.min is None and rule.max is None:
-            yield Conflict(
+            yield conflict(
                 f"[health.{name}] stops the run but has neither `min` nor `max`", (("health", name, "action"),)
             )
 
 
-def check_no_secrets(recipe: Recipe) -> Iterator[Conflict]:
+def check_no_secrets(recipe: Recipe) -> Iterator[Finding]:
     """Check that no value contains a secret: a recipe is stored in the run directory and sent to MLflow."""
     for entry in tree.values(recipe):
         if isinstance(entry.value, str) and holds_secret(entry.value):
-            yield Conflict(
+            yield conflict(
                 f"`{dotted(entry.path)}` contains a password or a token, but a recipe is stored in the run and "
                 f"sent to MLflow",
                 (entry.path,),
                 _SECRET_URI if entry.path == ("tracking", "uri") else None,
+                kind="secret",
             )
+
+
+def check_ray_address_used(recipe: Recipe) -> Iterator[Finding]:
+    if recipe.cluster.ray_address is not None and is_one_process(recipe):
+        yield conflict(
+            "Ray is not used: each role is one process on this machine",
+            (("cluster", "ray_address"),),
+            "--set 'actor.parallel={data=2}'",
+            level=Level.NOTE,
+        )
+
+
+def check_bootstrap_value_is_intended(recipe: Recipe) -> Iterator[Finding]:
+    advantages = recipe.ppo.advantages
+    if advantages.trains_critic and not advantages.reads_values and recipe.ppo.truncated == "bootstrap":
+        yield conflict(
+            "the critic's value is added to the return of each truncated response, but the advantages use no values "
+            "elsewhere",
+            (("ppo", "truncated"), ("ppo", "advantages", "kind")),
+            "--set ppo.truncated=terminal",
+            level=Level.NOTE,
+        )
+
+
+def check_reinforce_is_on_policy(recipe: Recipe) -> Iterator[Finding]:
+    updates = updates_per_step(recipe, POLICY)
+    if recipe.ppo.policy_loss.kind == "reinforce" and updates > 1:
+        yield conflict(
+            "the loss has no ratio to the policy that generated the responses, and the actor makes "
+            f"{updates} updates per step: all but the first are off-policy",
+            (("ppo", "policy_loss", "kind"), ("ppo", "epochs"), _MINIBATCH),
+            f"--set ppo.epochs=1 --set ppo.minibatch_seqs={sequences_per_step(recipe)}",
+            level=Level.NOTE,
+        )
 
 
 RULES = (
@@ -212,67 +250,31 @@ _SECRET_URI = (
 )
 
 
-def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]:
-    """Return all conflicts of a recipe as problems, with the values and origins (`place`) of their keys."""
-    problems: list[Problem] = []
+def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Finding]:
+    """Return all conflicts of a recipe, with the values and origins (`place`) of their keys."""
+    found: list[Finding] = []
     for rule in RULES:
         try:
-            problems.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
+            found.extend(_located(conflict, recipe, place) for conflict in rule(recipe))
         except AttributeError:
             # A value is missing, so the rule is skipped. In a complete recipe the error is a defect of the rule.
             if _is_complete(recipe):
                 raise
-    return problems
+    return found
 
 
-def notes_on(recipe: Recipe) -> list[str]:
-    """Return notes on settings of a valid recipe that may be unintended."""
-    return [*unused(recipe), *doubtful(recipe)]
-
-
-def doubtful(recipe: Recipe) -> list[str]:
-    """Return notes on settings that have an effect but rarely the intended effect."""
-    notes = []
-    ppo, updates = recipe.ppo, updates_per_step(recipe, POLICY)
-    advantages = ppo.advantages
-    if advantages.trains_critic and not advantages.reads_values and ppo.truncated == "bootstrap":
-        notes.append(
-            "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
-            f"`ppo.advantages.kind` (`{advantages.kind}`) uses no values elsewhere; for returns without the critic: "
-            "--set ppo.truncated=terminal"
-        )
-    if ppo.policy_loss.kind == "reinforce" and updates > 1:
-        notes.append(
-            "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the "
-            f"actor makes {updates} updates per step (`ppo.epochs` = `{ppo.epochs}`, `ppo.minibatch_seqs` = "
-            f"`{ppo.minibatch_seqs}`): all but the first are off-policy; for one update: --set ppo.epochs=1 --set "
-            f"ppo.minibatch_seqs={sequences_per_step(recipe)}"
-        )
-    return notes
-
-
-def unused(recipe: Recipe) -> list[str]:
-    """Return notes on settings that have no effect: they are valid, but may be unintended."""
-    if recipe.cluster.ray_address is not None and is_one_process(recipe):
-        return [
-            f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process on "
-            "this machine, without Ray; for several processes: --set 'actor.parallel={data=2}'"
-        ]
-    return []
-
-
-def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[KeyPath], str]) -> Problem:
+def _located(conflict: Finding, recipe: Recipe, place: Callable[[KeyPath], str]) -> Finding:
     settings = []
     for key in conflict.keys:
         value = _value_at(recipe, key)
-        if value is not None and not conflict.hides_values:
+        if value is not None and conflict.kind != "secret":
             settings.append(f"`{dotted(key)}` = `{shown(value)}` ({place(key)})")
     changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
     hint = conflict.hint
     if hint is not None and hint.startswith("--set"):
         hint = f"change the recipe, or add `{hint}`"
-    message = conflict.message + (f": {', '.join(settings)}" if settings else "")
-    return Problem(changed, message, hint)
+    what = conflict.what + (f": {', '.join(settings)}" if settings else "")
+    return replace(conflict, what=what, where=changed, hint=hint)
 
 
 def _value_at(recipe: Recipe, key: KeyPath) -> Any:

@@ -5,7 +5,8 @@ See `across_tables`.
 
 from collections.abc import Iterator
 
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import ImportanceWeights, RatioRejection, Recipe
 
@@ -13,29 +14,29 @@ _TABLE: KeyPath = ("ppo", "rollout_rejection")
 _RATIO_BOUNDS = ("min_ratio", "max_ratio")
 
 
-def check_rejection_bounds(recipe: Recipe) -> Iterator[Conflict]:
+def check_rejection_bounds(recipe: Recipe) -> Iterator[Finding]:
     table = recipe.ppo.rollout_rejection
     if not isinstance(table, RatioRejection):
         return
     own, others = (_RATIO_BOUNDS, ("max",)) if table.statistic == "k1" else (("max",), _RATIO_BOUNDS)
     for name in others:
         if getattr(table, name) is not None:
-            yield Conflict(
+            yield conflict(
                 f"{table.statistic} is bounded by {_words(own)}, so `{name}` has no effect",
                 ((*_TABLE, name), (*_TABLE, "statistic")),
             )
     if all(getattr(table, name) is None for name in own):
-        yield Conflict(
+        yield conflict(
             f"{table.statistic} has no bound: set {_words(own)}",
             ((*_TABLE, "statistic"), (*_TABLE, "kind")),
             f"--set ppo.rollout_rejection.{own[-1]}={2.0 if table.statistic == 'k1' else 0.01}",
         )
 
 
-def check_normalization_is_on(recipe: Recipe) -> Iterator[Conflict]:
+def check_normalization_is_on(recipe: Recipe) -> Iterator[Finding]:
     table = recipe.ppo.rollout_correction
     if isinstance(table, ImportanceWeights) and table.normalize_over != "kept_tokens" and not table.normalize:
-        yield Conflict(
+        yield conflict(
             "`normalize_over` has no effect, because the weights are not divided by their mean",
             (("ppo", "rollout_correction", "normalize_over"), ("ppo", "rollout_correction", "normalize")),
             "--set ppo.rollout_correction.normalize=true",

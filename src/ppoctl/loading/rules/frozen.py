@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ppoctl.convert.tensors import parameter_names
+from ppoctl.finding import Finding, conflict
 from ppoctl.loading.explain import as_toml
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
@@ -16,19 +17,19 @@ from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 
 
-def check_top_layers(recipe: Recipe) -> Iterator[Conflict]:
+def check_top_layers(recipe: Recipe) -> Iterator[Finding]:
     for role, model, shape in _partly_trained(recipe):
         top_layers = trainable_of(recipe, role).top_layers
         if top_layers is not None and top_layers > shape.num_layers:
             key: KeyPath = (role, "train", "top_layers")
-            yield Conflict(
+            yield conflict(
                 f"the model has only {shape.num_layers} layers",
                 (key, model.key),
                 f"--set {'.'.join(key)}={shape.num_layers}",
             )
 
 
-def check_freeze_patterns(recipe: Recipe) -> Iterator[Conflict]:
+def check_freeze_patterns(recipe: Recipe) -> Iterator[Finding]:
     for role, model, shape in _partly_trained(recipe):
         names = _names(recipe, role, shape)
         for pattern in trainable_of(recipe, role).freeze:
@@ -38,7 +39,7 @@ def check_freeze_patterns(recipe: Recipe) -> Iterator[Conflict]:
                 # Layers and experts have the same names, so the nearest names are those of one layer.
                 kinds = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
                 nearest = difflib.get_close_matches(re.sub(r"\.\d+\.", ".*.", pattern), kinds, cutoff=0.0)
-                yield Conflict(
+                yield conflict(
                     f"no parameter has a name like `{pattern}`; the nearest names are "
                     + ", ".join(f"`{name}`" for name in nearest),
                     ((role, "freeze"), model.key),
@@ -46,7 +47,7 @@ def check_freeze_patterns(recipe: Recipe) -> Iterator[Conflict]:
                 )
 
 
-def check_experts_freeze_together(recipe: Recipe) -> Iterator[Conflict]:
+def check_experts_freeze_together(recipe: Recipe) -> Iterator[Finding]:
     """Check that a pattern freezes all experts of a layer or none: a saved state has all of them in one tensor."""
     for role, model, shape in _partly_trained(recipe):
         experts = [name for name in parameter_names(shape, head_of(role)) if _EXPERT in name]
@@ -55,20 +56,20 @@ def check_experts_freeze_together(recipe: Recipe) -> Iterator[Conflict]:
             alike = {_without_expert(name) for name in frozen}
             if part := [name for name in experts if _without_expert(name) in alike and name not in frozen]:
                 general = re.sub(rf"(?<={re.escape(_EXPERT)})[^.]*", "*", pattern)
-                yield Conflict(
+                yield conflict(
                     f"`{pattern}` freezes some experts of a layer, but not `{part[0]}`",
                     ((role, "freeze"), model.key),
                     f"--set '{role}.freeze={as_toml([general])}'",
                 )
 
 
-def check_something_trains(recipe: Recipe) -> Iterator[Conflict]:
+def check_something_trains(recipe: Recipe) -> Iterator[Finding]:
     for role, model, shape in _partly_trained(recipe):
         trainable, head = trainable_of(recipe, role), head_of(role)
         if trainable.lora is None and not any(
             trainable.trains(name, shape, head) for name in _names(recipe, role, shape)
         ):
-            yield Conflict(
+            yield conflict(
                 f"no parameter of the {role} trains", ((role, "freeze"), model.key), f"--set '{role}.freeze=[]'"
             )
 

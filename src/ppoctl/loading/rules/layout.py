@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from math import gcd
 
 from ppoctl.errors import quoted
+from ppoctl.finding import Finding, conflict
 from ppoctl.loading.explain import as_toml
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models
@@ -17,7 +18,7 @@ from ppoctl.recipe.schema import ParallelTable, Recipe
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 
-def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
+def check_tensor_parallel(recipe: Recipe) -> Iterator[Finding]:
     layouts_written: list[tuple[KeyPath, int, RoleModel]] = [
         ((*role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
     ]
@@ -31,7 +32,7 @@ def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
                 fits = max(
                     size for size in range(1, tensor + 1) if not any(length % size for length in dimensions.values())
                 )
-                yield Conflict(
+                yield conflict(
                     f"{tensor} tensor ranks do not divide the model's {count} {name}",
                     (key, model.key),
                     _with_key(recipe, key, fits),
@@ -39,7 +40,7 @@ def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
                 break
 
 
-def check_pipeline_layers(recipe: Recipe) -> Iterator[Conflict]:
+def check_pipeline_layers(recipe: Recipe) -> Iterator[Finding]:
     for role, table, model, shape in _with_shapes(recipe):
         layers = shape.num_layers
         message = _pipeline_problem(table, layers)
@@ -49,102 +50,102 @@ def check_pipeline_layers(recipe: Recipe) -> Iterator[Conflict]:
         keys = tuple((*role, "parallel", key) for key in (*ends, "pipeline"))
         fits = max(size for size in range(1, table.pipeline + 1) if layers % size == 0)
         hint = None if ends else _with_key(recipe, (*role, "parallel", "pipeline"), fits)
-        yield Conflict(message, (*keys, model.key), hint)
+        yield conflict(message, (*keys, model.key), hint)
 
 
-def check_offload_needs_colocation(recipe: Recipe) -> Iterator[Conflict]:
+def check_offload_needs_colocation(recipe: Recipe) -> Iterator[Finding]:
     if recipe.cluster.offload and recipe.cluster.placement == "apart":
-        yield Conflict(
+        yield conflict(
             "each process has its own device, so nothing would use the memory that offloading frees",
             (("cluster", "offload"), ("cluster", "placement")),
             "--set cluster.offload=[]",
         )
 
 
-def check_broadcast_needs_separate_devices(recipe: Recipe) -> Iterator[Conflict]:
+def check_broadcast_needs_separate_devices(recipe: Recipe) -> Iterator[Finding]:
     if recipe.cluster.weights == "broadcast" and recipe.cluster.placement == "colocated":
-        yield Conflict(
+        yield conflict(
             "a broadcast allows one process per device, but colocated roles share a device",
             (("cluster", "weights"), ("cluster", "placement")),
             "--set cluster.weights=shared",
         )
 
 
-def check_ray_address(recipe: Recipe) -> Iterator[Conflict]:
+def check_ray_address(recipe: Recipe) -> Iterator[Finding]:
     address = recipe.cluster.ray_address
     if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
-        yield Conflict(
+        yield conflict(
             f"`{address}` is not `host:port`, the address that `ray start --head` prints",
             (("cluster", "ray_address"),),
             "--set cluster.ray_address=HOST:6379",
         )
 
 
-def check_end_layers(recipe: Recipe) -> Iterator[Conflict]:
+def check_end_layers(recipe: Recipe) -> Iterator[Finding]:
     for role, table in _written(recipe):
         for key in _END_KEYS:
             if getattr(table, key) is not None and table.pipeline == 1:
-                yield Conflict(
+                yield conflict(
                     "a single pipeline rank has all layers",
                     ((*role, "parallel", key), (*role, "parallel", "pipeline")),
                 )
 
 
-def check_interleaving_needs_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+def check_interleaving_needs_pipeline(recipe: Recipe) -> Iterator[Finding]:
     for role, table in _written(recipe):
         if table.stages_per_rank > 1 and table.pipeline == 1:
-            yield Conflict(
+            yield conflict(
                 "interleaving needs more than one pipeline rank",
                 ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline")),
                 f"--set {dotted(role)}.parallel.stages_per_rank=1",
             )
 
 
-def check_interleaved_layers(recipe: Recipe) -> Iterator[Conflict]:
+def check_interleaved_layers(recipe: Recipe) -> Iterator[Finding]:
     for role, table, model, shape in _with_shapes(recipe):
         if _pipeline_problem(table, shape.num_layers) is not None:
             continue
         for count in _layers_of_ranks(table, shape.num_layers):
             if count % table.stages_per_rank:
-                yield Conflict(
+                yield conflict(
                     f"{count} layers of a pipeline rank do not divide into {table.stages_per_rank} stages",
                     ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline"), model.key),
                 )
                 break
 
 
-def check_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
+def check_sequence_parallel(recipe: Recipe) -> Iterator[Finding]:
     for role, table in _written(recipe):
         if table.sequence and table.tensor == 1:
-            yield Conflict(
+            yield conflict(
                 "sequence parallelism splits over the tensor ranks, but there is only one",
                 ((*role, "parallel", "sequence"), (*role, "parallel", "tensor")),
                 f"--set {dotted(role)}.parallel.sequence=false",
             )
 
 
-def check_reshardable(recipe: Recipe) -> Iterator[Conflict]:
+def check_reshardable(recipe: Recipe) -> Iterator[Finding]:
     roles = layouts(recipe)
     if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
-        yield Conflict(
+        yield conflict(
             "no trained role has a distributed optimizer, and other optimizers are always saved for every layout",
             (("checkpoint", "reshardable"),),
             "--set checkpoint.reshardable=full",
         )
 
 
-def check_model_has_experts(recipe: Recipe) -> Iterator[Conflict]:
+def check_model_has_experts(recipe: Recipe) -> Iterator[Finding]:
     for role, table, model, shape in _with_shapes(recipe):
         key = "expert" if table.expert > 1 else "expert_tensor"
         if shape.experts is None and table.expert_ranks > 1:
-            yield Conflict(
+            yield conflict(
                 f"the model has no experts for {getattr(table, key)} ranks to share",
                 ((*role, "parallel", key), model.key),
                 _with_key(recipe, (*role, "parallel", key), 1),
             )
 
 
-def check_expert_count(recipe: Recipe) -> Iterator[Conflict]:
+def check_expert_count(recipe: Recipe) -> Iterator[Finding]:
     for role, table, model, shape in _with_shapes(recipe):
         if shape.experts is None:
             continue
@@ -156,20 +157,20 @@ def check_expert_count(recipe: Recipe) -> Iterator[Conflict]:
             size = getattr(table, key)
             if count % size:
                 fits = max(fit for fit in range(1, size + 1) if count % fit == 0)
-                yield Conflict(
+                yield conflict(
                     f"{size} {ranks} do not divide the model's {count} {what}",
                     ((*role, "parallel", key), model.key),
                     _with_key(recipe, (*role, "parallel", key), fits),
                 )
 
 
-def check_expert_ranks(recipe: Recipe) -> Iterator[Conflict]:
+def check_expert_ranks(recipe: Recipe) -> Iterator[Finding]:
     for role, table in _written(recipe):
         if table.stage_ranks % table.expert_ranks:
             keys = ("expert", "expert_tensor", "tensor", "context", "data")
             # The smallest factor of the data ranks that makes the expert ranks divide all ranks.
             missing = table.expert_ranks // gcd(table.expert_ranks, table.stage_ranks)
-            yield Conflict(
+            yield conflict(
                 f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
                 f"x {table.context} context x {table.data} data ranks that they consist of",
                 tuple((*role, "parallel", key) for key in keys),
@@ -177,7 +178,7 @@ def check_expert_ranks(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
+def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Finding]:
     """Check that experts on several tensor ranks use sequence parallelism.
 
     Without sequence parallelism, each tensor rank would send every token to the experts, and the gradient of a token
@@ -185,7 +186,7 @@ def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
     """
     for role, table, model, shape in _with_shapes(recipe):
         if shape.experts is not None and table.tensor > 1 and not table.sequence:
-            yield Conflict(
+            yield conflict(
                 f"the model has experts: without sequence parallelism, {table.tensor} tensor ranks would send "
                 f"them the "
                 "same tokens",

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ppoctl.convert.adapters import adapters, expert_projections, projection_of, projections
 from ppoctl.convert.tensors import Placement
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.model.lora import Lora
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -15,7 +16,7 @@ from ppoctl.recipe.roles import CRITIC, POLICY
 from ppoctl.recipe.schema import Recipe
 
 
-def check_targets_exist(recipe: Recipe) -> Iterator[Conflict]:
+def check_targets_exist(recipe: Recipe) -> Iterator[Finding]:
     for role, lora, model, shape in _adapted(recipe):
         adaptable = _adaptable(shape)
         unknown = [name for name in lora.targets or () if name not in (*adaptable, *expert_projections(shape))]
@@ -24,16 +25,16 @@ def check_targets_exist(recipe: Recipe) -> Iterator[Conflict]:
             meant = [each for name in lora.targets or () for each in _meant(name, shape)]
             key: KeyPath = (role, "train", "lora", "targets")
             hint = _set_targets(key, meant or adaptable)
-            yield Conflict(f"{wrong}; {_CAN}{_listed(adaptable)}", (key, model.key), hint)
+            yield conflict(f"{wrong}; {_CAN}{_listed(adaptable)}", (key, model.key), hint)
 
 
-def check_targets_are_not_experts(recipe: Recipe) -> Iterator[Conflict]:
+def check_targets_are_not_experts(recipe: Recipe) -> Iterator[Finding]:
     for role, lora, model, shape in _adapted(recipe):
         adaptable, of_experts = _adaptable(shape), expert_projections(shape)
         targets = (*adaptable, *of_experts) if lora.targets is None else lora.targets
         if refused := [name for name in targets if name in of_experts]:
             key: KeyPath = (role, "train", "lora", "targets")
-            yield Conflict(
+            yield conflict(
                 f"experts have no adapters, but their projections are targets: {_listed(refused)}; "
                 f"{_CAN}{_listed(adaptable)}",
                 (key, model.key),
@@ -41,14 +42,14 @@ def check_targets_are_not_experts(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def check_rank_fits_targets(recipe: Recipe) -> Iterator[Conflict]:
+def check_rank_fits_targets(recipe: Recipe) -> Iterator[Finding]:
     for role, lora, model, shape in _adapted(recipe):
         targets = (each for each in projections(shape) if lora.is_target(projection_of(each)))
         smallest = min(targets, key=_full_rank, default=None)
         if smallest is not None and lora.rank > _full_rank(smallest):
             key: KeyPath = (role, "train", "lora", "rank")
             outputs, inputs = smallest.shape
-            yield Conflict(
+            yield conflict(
                 f"`{projection_of(smallest)}` has {inputs} inputs and {outputs} outputs, so a rank above "
                 f"{_full_rank(smallest)} adds nothing",
                 (key, model.key),
@@ -56,22 +57,22 @@ def check_rank_fits_targets(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def check_freeze_leaves_adapters(recipe: Recipe) -> Iterator[Conflict]:
+def check_freeze_leaves_adapters(recipe: Recipe) -> Iterator[Finding]:
     for role, lora, model, shape in _adapted(recipe):
         has_targets = any(lora.is_target(projection_of(each)) for each in projections(shape))
         if has_targets and not adapters(shape, trainable_of(recipe, role)):
-            yield Conflict(
+            yield conflict(
                 f"no projection of the {role} has an adapter, because the patterns match the weights of all targets",
                 ((role, "freeze"), (role, "train", "lora", "targets"), model.key),
                 f"--set '{role}.freeze=[]'",
             )
 
 
-def check_copied_layers_have_no_adapters(recipe: Recipe) -> Iterator[Conflict]:
+def check_copied_layers_have_no_adapters(recipe: Recipe) -> Iterator[Finding]:
     copied = getattr(recipe.value_head, "layers_copied", 0)
     if copied and trainable_of(recipe, POLICY).lora is not None:
         key: KeyPath = (CRITIC, "layers_copied")
-        yield Conflict(
+        yield conflict(
             "layers with adapters cannot be copied for a value head",
             (key, (POLICY, "train", "lora", "rank")),
             f"--set {dotted(key)}=0",

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from ppoctl import metric_registry
 from ppoctl.algorithm.choose import missing, reported_at, updated_role
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
 from ppoctl.loading.rules import evaluation
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.roles import POLICY
@@ -22,47 +23,47 @@ _AT_START: KeyPath = ("eval", "at_start")
 _AT_END: KeyPath = ("eval", "at_end")
 
 
-def check_expectation_bounds(recipe: Recipe) -> Iterator[Conflict]:
+def check_expectation_bounds(recipe: Recipe) -> Iterator[Finding]:
     for name, expected in recipe.expect.items():
         key: KeyPath = ("expect", name)
         if metric_registry.find(name) is None:
-            yield Conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
+            yield conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
         if expected.min is None and expected.max is None and expected.rise_min is None:
-            yield Conflict(f"`{dotted(key)}` has none of `min`, `max` and `rise_min`", (key,))
+            yield conflict(f"`{dotted(key)}` has none of `min`, `max` and `rise_min`", (key,))
         if expected.min is not None and expected.max is not None and expected.min > expected.max:
             message = f"no value is at least {expected.min} and at most {expected.max}"
-            yield Conflict(message, ((*key, "min"), (*key, "max")))
+            yield conflict(message, ((*key, "min"), (*key, "max")))
         if expected.at_step is not None and expected.at_step > recipe.steps:
             message = f"`{name}` is expected at step {expected.at_step} of a run of {recipe.steps} steps"
-            yield Conflict(message, ((*key, "at_step"), ("steps",)))
+            yield conflict(message, ((*key, "at_step"), ("steps",)))
 
 
-def check_metrics_reported(recipe: Recipe) -> Iterator[Conflict]:
+def check_metrics_reported(recipe: Recipe) -> Iterator[Finding]:
     for name, key in _watched(recipe):
         yield from _not_reported(recipe, name, key)
 
 
-def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Finding]:
     """Yield the reasons why no step of this recipe reports the metric."""
     eval_set = metric_registry.eval_set(name)
     lacking = missing(recipe, name)
     if lacking is not None:
-        yield Conflict(f"`{name}` {lacking.needs}", (key, *lacking.keys), lacking.hint)
+        yield conflict(f"`{name}` {lacking.needs}", (key, *lacking.keys), lacking.hint)
     elif eval_set is not None and eval_set not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         message = f"`{name}` names an evaluation set `{eval_set}`; [data.eval] has {have}"
-        yield Conflict(message, (key, ("data", "eval")))
+        yield conflict(message, (key, ("data", "eval")))
     elif eval_set is not None:
         yield from evaluation.not_evaluated(recipe, name, key)
     elif name == metric_registry.TIME_EVAL_S.name and not recipe.data.eval:
-        yield Conflict(f"`{name}` requires an evaluation set, but [data.eval] has none", (key, ("data", "eval")))
+        yield conflict(f"`{name}` requires an evaluation set, but [data.eval] has none", (key, ("data", "eval")))
     elif name in (metric_registry.REWARD_STRICT_MEAN.name, metric_registry.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
     elif (part := metric_registry.reward_part(name)) is not None and not recipe.reward.reports(part):
-        yield Conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
+        yield conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
 
 
-def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Finding]:
     """Yield the reasons why the strict or lenient reading of an answer is not reported in addition to the score.
 
     One of the two readings is the score itself, so only the other reading has a metric.
@@ -70,13 +71,13 @@ def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Confl
     scorer, *others = recipe.reward.singles
     if others or isinstance(recipe.reward, SumReward) or not isinstance(scorer, Gsm8kScorer):
         message = f"`{name}` is one of two readings of an answer, which only `gsm8k` has"
-        yield Conflict(message, (key, ("reward", "kind")), "ppoctl recipes metrics")
+        yield conflict(message, (key, ("reward", "kind")), "ppoctl recipes metrics")
     elif (name == metric_registry.REWARD_STRICT_MEAN.name) == scorer.strict:
         message = f"`{name}` equals the score, which is reported as `{metric_registry.REWARD_SCORE_MEAN.name}`"
-        yield Conflict(message, (key, ("reward", "strict")), "ppoctl recipes metrics")
+        yield conflict(message, (key, ("reward", "strict")), "ppoctl recipes metrics")
 
 
-def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
+def check_expected_step(recipe: Recipe) -> Iterator[Finding]:
     for name, expected in recipe.expect.items():
         step = expected.at_step
         if step is None and recipe.data.eval and is_evaluation_metric(name):
@@ -94,18 +95,18 @@ def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
             where = "the end of the run" if expected.at_step is None else f"step {step}"
             message = f"`{name}` is expected at {where}, but nothing is evaluated then"
             off = _AT_END if step == recipe.steps else _AT_START
-            yield Conflict(message, (key, _EVERY, off), f"--set {dotted(off)}=true" if off == _AT_END else None)
+            yield conflict(message, (key, _EVERY, off), f"--set {dotted(off)}=true" if off == _AT_END else None)
         elif step == 0:
-            yield Conflict(f"`{name}` is expected at step 0, before the first step; steps count from 1", (key,))
+            yield conflict(f"`{name}` is expected at step 0, before the first step; steps count from 1", (key,))
         else:
             until = recipe.ppo.critic_only_until
             message = f"`{name}` is expected at step {step}, when only the critic "
             message += "trains" if until is None else "may train"
             steps: KeyPath = ("critic_only_steps",) if until is None else ("critic_only_until", "at_most")
-            yield Conflict(message, (key, ("ppo", *steps)))
+            yield conflict(message, (key, ("ppo", *steps)))
 
 
-def check_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
+def check_rise_has_two_values(recipe: Recipe) -> Iterator[Finding]:
     for name, expected in recipe.expect.items():
         if expected.rise_min is None or metric_registry.find(name) is None:
             continue
@@ -115,26 +116,26 @@ def check_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
         if is_evaluation_metric(name):
             off = _AT_END if recipe.eval.at_start else _AT_START
             message = f"`{name}` must rise above its first value, but the run evaluates only once"
-            yield Conflict(message, (key, off, _EVERY), f"--set {dotted(off)}=true")
+            yield conflict(message, (key, off, _EVERY), f"--set {dotted(off)}=true")
         else:
-            yield Conflict(
+            yield conflict(
                 f"`{name}` must rise above its first value, but the run reports it only once", (key, ("steps",))
             )
 
 
-def check_health_metrics(recipe: Recipe) -> Iterator[Conflict]:
+def check_health_metrics(recipe: Recipe) -> Iterator[Finding]:
     rule = recipe.health.reference_kl
     if recipe.ppo.kl.place == "none" and (rule.min is not None or rule.max is not None):
-        yield Conflict(
+        yield conflict(
             "`health.reference_kl` bounds the KL to a reference, but none is loaded",
             (("health", "reference_kl"), ("ppo", "kl", "place")),
         )
 
 
-def check_kl_rule_not_constant(recipe: Recipe) -> Iterator[Conflict]:
+def check_kl_rule_not_constant(recipe: Recipe) -> Iterator[Finding]:
     rule, usual = recipe.health.kl, type(recipe.health).model_fields["kl"].default
     if recipe.ppo.old_logprobs == "current" and rule != usual and (rule.min is not None or rule.max is not None):
-        yield Conflict(
+        yield conflict(
             "`health.kl` bounds the KL between old and updated log-probs, which is always 0 with "
             "`ppo.old_logprobs` = `current`",
             (("health", "kl", "max" if rule.min is None else "min"), ("ppo", "old_logprobs")),
@@ -142,39 +143,39 @@ def check_kl_rule_not_constant(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def check_best_metric(recipe: Recipe) -> Iterator[Conflict]:
+def check_best_metric(recipe: Recipe) -> Iterator[Finding]:
     best = recipe.checkpoint.best
     if best is None:
         return
     metric, key = metric_registry.find(best), ("checkpoint", "best")
     if metric is None:
-        yield Conflict(metric_registry.unknown(best), (key,), "ppoctl recipes metrics")
+        yield conflict(metric_registry.unknown(best), (key,), "ppoctl recipes metrics")
     elif metric.better is None and recipe.checkpoint.best_direction is None:
         message = f"`{best}` does not define which of two actors is better"
-        yield Conflict(message, (key,), "--set checkpoint.best_direction=lower")
+        yield conflict(message, (key,), "--set checkpoint.best_direction=lower")
     elif recipe.data.eval and is_evaluation_metric(best) and not _is_evaluated_after_a_step(recipe):
         message = f"`{best}` selects the best actor, but no actor is evaluated after a step"
-        yield Conflict(message, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
+        yield conflict(message, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
     elif updated_role(recipe, best) == POLICY:
         message = (
             f"`{best}` is measured during the actor's update, when the weights it describes have already been "
             f"replaced"
         )
-        yield Conflict(message, (key,), "ppoctl recipes metrics")
+        yield conflict(message, (key,), "ppoctl recipes metrics")
 
 
-def check_best_keys_need_best(recipe: Recipe) -> Iterator[Conflict]:
+def check_best_keys_need_best(recipe: Recipe) -> Iterator[Finding]:
     checkpoint = recipe.checkpoint
     for name in ("best_keep", "best_direction"):
         if checkpoint.best is None and getattr(checkpoint, name) != type(checkpoint).model_fields[name].default:
             message = f"`checkpoint.{name}` is set, but no best actor is kept"
-            yield Conflict(message, (("checkpoint", name),), "--set checkpoint.best=reward/score_mean")
+            yield conflict(message, (("checkpoint", name),), "--set checkpoint.best=reward/score_mean")
 
 
-def check_eval_set_names(recipe: Recipe) -> Iterator[Conflict]:
+def check_eval_set_names(recipe: Recipe) -> Iterator[Finding]:
     for name in recipe.data.eval:
         if not name or "/" in name or name.strip() != name:
-            yield Conflict(f"`{name}` names an evaluation set and must not contain `/`", (("data", "eval", name),))
+            yield conflict(f"`{name}` names an evaluation set and must not contain `/`", (("data", "eval", name),))
 
 
 METRIC_RULES = rules_of(globals())

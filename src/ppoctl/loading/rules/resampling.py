@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import NoResampling, Recipe
 
@@ -10,25 +11,25 @@ _KIND: KeyPath = ("ppo", "resample", "kind")
 _OFF = "--set ppo.resample.kind=none"
 
 
-def check_resampling_fits(recipe: Recipe) -> Iterator[Conflict]:
+def check_resampling_fits(recipe: Recipe) -> Iterator[Finding]:
     """Check the settings that resampling requires."""
     table, advantages = recipe.ppo.resample, recipe.ppo.advantages
     if isinstance(table, NoResampling):
         return
     if not advantages.trains_critic:
-        yield Conflict(
+        yield conflict(
             "rows are sampled again only with a critic, but the advantages train none",
             (_KIND, ("ppo", "advantages", "kind")),
             _OFF,
         )
     if recipe.rollout.groups is not None:
-        yield Conflict(
+        yield conflict(
             "the rows of chosen groups cannot be sampled again",
             (_KIND, ("rollout", "groups")),
             _OFF,
         )
     if table.order == "before_whitening" and not advantages.whiten:
-        yield Conflict(
+        yield conflict(
             "rows are sampled before the advantages are whitened, but the advantages are not whitened",
             (("ppo", "resample", "order"), ("ppo", "advantages", "whiten")),
             "--set ppo.resample.order=after_whitening",

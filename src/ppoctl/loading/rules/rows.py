@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.rows import AnyRows, ColumnRows, DialogueRows, SingleTable, StoredRows, sources_of
 from ppoctl.recipe.schema import Recipe
@@ -29,17 +30,17 @@ def has_truth(table: SingleTable) -> bool:
     return not (isinstance(table, DialogueRows) or (isinstance(table, ColumnRows) and table.answer is None))
 
 
-def check_row_source(recipe: Recipe) -> Iterator[Conflict]:
+def check_row_source(recipe: Recipe) -> Iterator[Finding]:
     for path, table in tables_of_rows(recipe):
         if isinstance(table, StoredRows) and (table.path is None) == (table.dataset is None):
             has_both = table.path is not None
             message = "has both `path` and `dataset`" if has_both else "has no rows: `path` is missing"
             keys = ((*path, "path"), (*path, "dataset", "path")) if has_both else ((*path, "format"),)
             hint = "remove one of the two" if has_both else f"--set {dotted(path)}.path=FILE"
-            yield Conflict(f"[{dotted(path)}] {message}", keys, hint)
+            yield conflict(f"[{dotted(path)}] {message}", keys, hint)
 
 
-def check_mix_weights(recipe: Recipe) -> Iterator[Conflict]:
+def check_mix_weights(recipe: Recipe) -> Iterator[Finding]:
     for path, table in tables_of_rows(recipe):
         if table.weight == 1:
             continue
@@ -49,24 +50,24 @@ def check_mix_weights(recipe: Recipe) -> Iterator[Conflict]:
             message = "an evaluation uses each row of each source once, so a weight has no effect"
         else:
             continue
-        yield Conflict(message, ((*path, "weight"),), f"--set {dotted(path)}.weight=1")
+        yield conflict(message, ((*path, "weight"),), f"--set {dotted(path)}.weight=1")
 
 
-def check_prompt_file_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+def check_prompt_file_conflicts(recipe: Recipe) -> Iterator[Finding]:
     for path, table in tables_of_rows(recipe):
         if table.prompt_file is not None and table.instruction:
-            yield Conflict(
+            yield conflict(
                 "a prompt file contains the complete prompt, so `instruction` has no effect",
                 ((*path, "prompt_file"), (*path, "instruction")),
                 "write the instruction into the file",
             )
 
 
-def check_template_arguments(recipe: Recipe) -> Iterator[Conflict]:
+def check_template_arguments(recipe: Recipe) -> Iterator[Finding]:
     for path, table in tables_of_rows(recipe):
         for name in table.template_args:
             if name in TAKEN_ARGUMENTS:
-                yield Conflict(
+                yield conflict(
                     f"the argument `{name}` of the chat template is set by ppoctl", ((*path, "template_args", name),)
                 )
 

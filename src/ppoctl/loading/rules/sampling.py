@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window
@@ -13,28 +14,28 @@ _FEWEST: KeyPath = ("rollout", "min_new_tokens")
 _WINDOW: KeyPath = ("rollout", "max_window_tokens")
 
 
-def check_min_new_tokens(recipe: Recipe) -> Iterator[Conflict]:
+def check_min_new_tokens(recipe: Recipe) -> Iterator[Finding]:
     rollout = recipe.rollout
     if rollout.min_new_tokens > rollout.max_new_tokens:
-        yield Conflict("the minimum response length exceeds the maximum", (_FEWEST, _NEW))
+        yield conflict("the minimum response length exceeds the maximum", (_FEWEST, _NEW))
     window = rollout.max_window_tokens
     if window is not None and window - rollout.max_prompt_tokens < max(rollout.min_new_tokens, 1):
         message = "the window is too small for the longest prompt and the shortest response"
         smallest = rollout.max_prompt_tokens + max(rollout.min_new_tokens, 1)
-        yield Conflict(message, (_WINDOW, _PROMPT, _FEWEST), f"--set rollout.max_window_tokens={smallest}")
+        yield conflict(message, (_WINDOW, _PROMPT, _FEWEST), f"--set rollout.max_window_tokens={smallest}")
 
 
-def check_window_reachable(recipe: Recipe) -> Iterator[Conflict]:
+def check_window_reachable(recipe: Recipe) -> Iterator[Finding]:
     window = recipe.rollout.max_window_tokens
     if window is not None and generator_window(recipe) < window:
-        yield Conflict("no prompt and response together reach the window", (_WINDOW, _PROMPT, _NEW))
+        yield conflict("no prompt and response together reach the window", (_WINDOW, _PROMPT, _NEW))
 
 
-def check_stop_token_ids(recipe: Recipe) -> Iterator[Conflict]:
+def check_stop_token_ids(recipe: Recipe) -> Iterator[Finding]:
     ids = recipe.rollout.stop_token_ids
     if any(token < 0 for token in ids) or len(set(ids)) != len(ids):
         message = "stop token ids must be unique and at least 0"
-        yield Conflict(message, (("rollout", "stop_token_ids"),))
+        yield conflict(message, (("rollout", "stop_token_ids"),))
 
 
 SAMPLING_RULES = rules_of(globals())

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from ppoctl.errors import holds_secret, quoted
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import Apptainer, Pyxis, SlurmTable, limit_s, memory_mib
@@ -52,7 +53,7 @@ _SECRETS: KeyPath = ("slurm", "secrets")
 _SECRET_HINT = "write it into a file that you own, `chmod 600 FILE`, and --set slurm.secrets=FILE"
 
 
-def check_sbatch_options(recipe: Recipe) -> Iterator[Conflict]:
+def check_sbatch_options(recipe: Recipe) -> Iterator[Finding]:
     for name, value in recipe.slurm.options.items():
         key = ("slurm", "options", name)
         # Slurm accepts any unambiguous prefix of an option name.
@@ -61,28 +62,28 @@ def check_sbatch_options(recipe: Recipe) -> Iterator[Conflict]:
             message = (
                 f"`{name}` is not the long name of an option, such as `exclude`: lower-case letters, digits and `-`"
             )
-            yield Conflict(message, (key,), "man sbatch")
+            yield conflict(message, (key,), "man sbatch")
         elif owned is not None:
-            yield Conflict(f"`--{owned}` cannot be set here: {OWNED[owned]}", (key,), _instead(owned, value))
+            yield conflict(f"`--{owned}` cannot be set here: {OWNED[owned]}", (key,), _instead(owned, value))
         elif name == "gres" and (gpus := re.findall(r"\bgpu\b[^,]*", value)):
-            yield Conflict(
+            yield conflict(
                 f"GPUs cannot be set here: {OWNED['gpus']}", (key,), _instead("gpus-per-node", ",".join(gpus))
             )
 
 
-def check_gpu_type(recipe: Recipe) -> Iterator[Conflict]:
+def check_gpu_type(recipe: Recipe) -> Iterator[Finding]:
     table, key = recipe.slurm, ("slurm", "gpu_type")
     if table.gpu_type is None:
         return
     if not re.fullmatch(r"[\w.+-]+", table.gpu_type, re.ASCII):
         message = "not a GPU type: letters, digits and `_.+-`; the number of GPUs is `slurm.gpus_per_node`"
-        yield Conflict(message, (key,), "sinfo --format=%G")
+        yield conflict(message, (key,), "sinfo --format=%G")
     elif table.gpus_per_node is None:
         message = "a GPU type is set, but without `slurm.gpus_per_node` the job requests no GPUs"
-        yield Conflict(message, (key,), "--set slurm.gpus_per_node=8")
+        yield conflict(message, (key,), "--set slurm.gpus_per_node=8")
 
 
-def check_single_line(recipe: Recipe) -> Iterator[Conflict]:
+def check_single_line(recipe: Recipe) -> Iterator[Finding]:
     """Check that values are one line: a second line would be a command of the batch script, or would end the options
     of sbatch."""
     table = recipe.slurm
@@ -91,95 +92,95 @@ def check_single_line(recipe: Recipe) -> Iterator[Conflict]:
     values += [(("slurm", "options", name), value) for name, value in table.options.items()]
     for key, value in values:
         if value is not None and re.search(r"[\n\r\0]", value):
-            yield Conflict(
+            yield conflict(
                 f"`{dotted(key)}` becomes one line of the batch script, but the value is not one line", (key,)
             )
 
 
-def check_no_nul_bytes(recipe: Recipe) -> Iterator[Conflict]:
+def check_no_nul_bytes(recipe: Recipe) -> Iterator[Finding]:
     """Check for NUL bytes: a shell drops them silently, and a program cannot receive them."""
     for key, value in _texts(recipe.slurm):
         if "\0" in value:
-            yield Conflict(
+            yield conflict(
                 f"`{dotted(key)}` contains a NUL byte, which cannot be passed to a shell or a program", (key,)
             )
 
 
-def check_variable_names(recipe: Recipe) -> Iterator[Conflict]:
+def check_variable_names(recipe: Recipe) -> Iterator[Finding]:
     named = [(("slurm", "environment", name), name) for name in recipe.slurm.environment]
     for key, name in [*named, *((("slurm", "pass_on"), name) for name in recipe.slurm.pass_on)]:
         if not _VARIABLE.fullmatch(name):
-            yield Conflict(
+            yield conflict(
                 f"`{name}` is not a variable name: letters, digits and `_`, not beginning with a digit", (key,)
             )
 
 
-def check_no_secret_in_job(recipe: Recipe) -> Iterator[Conflict]:
+def check_no_secret_in_job(recipe: Recipe) -> Iterator[Finding]:
     """Check for secrets: the script is stored in the run, and Slurm shows it and the variables to other users."""
     for name, value in recipe.slurm.environment.items():
         if value and _names_a_secret(name):
             message = f"variable `{name}` looks like a secret, but the script would show it"
-            yield Conflict(message, (("slurm", "environment", name),), _SECRET_HINT, hides_values=True)
+            yield conflict(message, (("slurm", "environment", name),), _SECRET_HINT, kind="secret")
     for name in recipe.slurm.pass_on:
         if _names_a_secret(name):
             message = f"variable `{name}` looks like a secret, but Slurm would store it with the job"
-            yield Conflict(message, (("slurm", "pass_on"),), _SECRET_HINT)
+            yield conflict(message, (("slurm", "pass_on"),), _SECRET_HINT, kind="secret")
     for line in recipe.slurm.setup:
         secret = next((name for name, _ in _ASSIGNED.findall(line) if _names_a_secret(name)), None)
         if secret is not None or holds_secret(line):
             source = f"`{secret}`" if secret else "a URI"
             message = f"a line of `slurm.setup` contains a secret ({source}), but the script would show it"
-            yield Conflict(message, (("slurm", "setup"),), _SECRET_HINT, hides_values=True)
+            yield conflict(message, (("slurm", "setup"),), _SECRET_HINT, kind="secret")
 
 
-def check_time_limit(recipe: Recipe) -> Iterator[Conflict]:
+def check_time_limit(recipe: Recipe) -> Iterator[Finding]:
     if recipe.slurm.time is not None and _limit_s(recipe.slurm) is None:
         message = (
             "not a Slurm time limit; valid forms: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or "
             "`days-HH:MM:SS`"
         )
-        yield Conflict(message, (("slurm", "time"),), "--set slurm.time=04:00:00")
+        yield conflict(message, (("slurm", "time"),), "--set slurm.time=04:00:00")
 
 
-def check_warning_time(recipe: Recipe) -> Iterator[Conflict]:
+def check_warning_time(recipe: Recipe) -> Iterator[Finding]:
     table = recipe.slurm
     limit = None if table.time is None else _limit_s(table)
     if limit is not None and table.warn_s >= limit:
         longer = f"--set slurm.time={2 * table.warn_s // 60 + 1}"
-        yield Conflict(
+        yield conflict(
             f"the warning, {table.warn_s} s before the end, would come before a job of {limit:g} s starts",
             (("slurm", "warn_s"), ("slurm", "time")),
             f"--set slurm.warn_s={int(limit) // 2}" if limit >= 60 else longer,
         )
 
 
-def check_memory(recipe: Recipe) -> Iterator[Conflict]:
+def check_memory(recipe: Recipe) -> Iterator[Finding]:
     if recipe.slurm.memory is not None:
         try:
             memory_mib(recipe.slurm.memory)
         except ValueError:
             message = "not an amount of memory: a whole number and K, M, G or T; `0`: all memory of a node"
-            yield Conflict(message, (("slurm", "memory"),), "--set slurm.memory=200G")
+            yield conflict(message, (("slurm", "memory"),), "--set slurm.memory=200G")
 
 
-def check_requeues(recipe: Recipe) -> Iterator[Conflict]:
+def check_requeues(recipe: Recipe) -> Iterator[Finding]:
     table = recipe.slurm
     if not table.requeue and table.requeues not in (0, SlurmTable.model_fields["requeues"].default):
-        yield Conflict(
+        yield conflict(
             f"requeuing is off, but `slurm.requeues` is {table.requeues}",
             (("slurm", "requeues"), ("slurm", "requeue")),
             "--set slurm.requeue=true",
         )
 
 
-def check_mounts(recipe: Recipe) -> Iterator[Conflict]:
+def check_mounts(recipe: Recipe) -> Iterator[Finding]:
     """Check container mounts: container runtimes read a comma as the end of a mount."""
     container = recipe.slurm.container
     for mount in container.mounts if isinstance(container, Pyxis | Apptainer) else ():
         sides = mount.split(":")
         if len(sides) not in (2, 3) or not all(side.startswith("/") for side in sides[:2]) or "," in mount:
             message = f"`{mount}` is not a mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma"
-            yield Conflict(message, (("slurm", "container", "mounts"),))
+            yield conflict(message, (("slurm", "container", "mounts"),))
 
 
 SLURM_RULES = rules_of(globals())

@@ -7,29 +7,30 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from ppoctl import metric_registry
-from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.finding import Finding, conflict
 from ppoctl.loading.rules.metrics import is_evaluation_metric, steps_with_metric
+from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 _EVERY: KeyPath = ("eval", "every_steps")
 
 
-def check_until_bounds(recipe: Recipe) -> Iterator[Conflict]:
+def check_until_bounds(recipe: Recipe) -> Iterator[Finding]:
     for name, target in recipe.until.items():
         key: KeyPath = ("until", name)
         if metric_registry.find(name) is None:
-            yield Conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
+            yield conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
         if _is_time(name):
-            yield Conflict(f"`{name}` is measured by a clock, and no clock decides when a run ends", (key,))
+            yield conflict(f"`{name}` is measured by a clock, and no clock decides when a run ends", (key,))
         if target.min is None and target.max is None:
-            yield Conflict(f"`{dotted(key)}` has neither `min` nor `max`", (key,))
+            yield conflict(f"`{dotted(key)}` has neither `min` nor `max`", (key,))
         if target.min is not None and target.max is not None and target.min > target.max:
             message = f"no value is at least {target.min} and at most {target.max}"
-            yield Conflict(message, ((*key, "min"), (*key, "max")))
+            yield conflict(message, ((*key, "min"), (*key, "max")))
 
 
-def check_until_can_end(recipe: Recipe) -> Iterator[Conflict]:
+def check_until_can_end(recipe: Recipe) -> Iterator[Finding]:
     """Check that each metric has enough values before the last step, and that some step reports all metrics."""
     steps = _steps_before_the_last(recipe)
     for name, found in steps.items():
@@ -39,18 +40,18 @@ def check_until_can_end(recipe: Recipe) -> Iterator[Conflict]:
             found_text = f"{len(found)} steps before the last report it, fewer than {needed}"
             message = f"`{name}` cannot end the run early: {found_text}"
             every = (_EVERY,) if is_evaluation_metric(name) else ()
-            yield Conflict(message, ((*key, "for_steps") if needed > 1 else key, *every, ("steps",)))
+            yield conflict(message, ((*key, "for_steps") if needed > 1 else key, *every, ("steps",)))
             return
     if len(steps) == len(recipe.until) and steps and _first_end(recipe, steps) is None:
-        yield Conflict("no step before the last reports all metrics of [until]", (("until",), ("steps",)))
+        yield conflict("no step before the last reports all metrics of [until]", (("until",), ("steps",)))
 
 
-def check_expected_before_end(recipe: Recipe) -> Iterator[Conflict]:
+def check_expected_before_end(recipe: Recipe) -> Iterator[Finding]:
     steps = _steps_before_the_last(recipe)
     first = _first_end(recipe, steps) if recipe.until and len(steps) == len(recipe.until) else None
     for name, expected in recipe.expect.items():
         if first is not None and expected.at_step is not None and expected.at_step > first:
-            yield Conflict(
+            yield conflict(
                 f"`{name}` is expected at step {expected.at_step}, but [until] may end the run after step {first}",
                 (("expect", name, "at_step"), ("until",)),
             )
