@@ -34,7 +34,7 @@ class Finding:
 
     level: Level
     what: str
-    """What was found, with the offending value in backticks."""
+    """Result in one sentence, with the offending value in backticks."""
     where: str = ""
     """Origin of the value (`file:line`, `environment NAME` or `--set`), or the thing that was checked; empty: the
     recipe as a whole."""

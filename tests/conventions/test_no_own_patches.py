@@ -35,7 +35,6 @@ OWN_MODULES: dict[str, int] = {
     "loop/test_run.py": 1,
     "plan/test_gpu_memory.py": 1,
     "preflight/test_preflight_rows_and_space.py": 5,
-    "rewards/test_code_reward.py": 6,
     "rewards/third_kind.py": 1,
     "runs/test_changed_settings.py": 1,
     "runs/test_evaluate.py": 1,

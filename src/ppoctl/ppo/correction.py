@@ -18,7 +18,7 @@ from torch import Tensor
 from ppoctl.ppo.kl import MAX_LOG_RATIO
 from ppoctl.ppo.masking import masked_mean
 
-Level = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
+RatioLevel = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def kept_by_ratio(
     log_ratio: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     *,
-    level: Level,
+    level: RatioLevel,
     min_ratio: float | None,
     max_ratio: float | None,
 ) -> Bool[Tensor, "B R"]:
@@ -146,7 +146,7 @@ def kept_by_divergence(
     mask: Bool[Tensor, "B R"],
     *,
     statistic: Literal["k2", "k3"],
-    level: Level,
+    level: RatioLevel,
     max_nats: float,
 ) -> Bool[Tensor, "B R"]:
     """Return the tokens whose estimate of KL(sampler || trainer) is at most `max_nats`, at the given level (see
@@ -189,7 +189,7 @@ def _inside(ratio: Tensor, mask: Tensor, *, min_ratio: float, max_ratio: float) 
     return CorrectionWeights(torch.where(mask & ~outside, ratio, 0), outside)
 
 
-def _at(x: Tensor, mask: Tensor, level: Level) -> Tensor:
+def _at(x: Tensor, mask: Tensor, level: RatioLevel) -> Tensor:
     """Return x per token, or aggregated over its sequence, as `[B, R]` or `[B, 1]`."""
     if level == "token":
         return x

@@ -294,8 +294,8 @@ OUTPUTS = [
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "layout"), OUTPUTS, ids=named(OUTPUTS))
 def test_logprobs_match_transformers_and_sent_and_exported_weights_are_exact(pool, model, tmp_path, kind, layout):
-    """Of experts, only the ranks that hold one copy of a stage's experts send, bucket by bucket. Padding of the
-    vocabulary is neither sent nor exported."""
+    """Experts are sent bucket by bucket, by the ranks that hold one copy. Padding of the vocabulary is neither
+    sent nor exported."""
     actor, rollouts = started_actor(pool, settings_of(model, kind, layout)), lab.make_rollouts()
     expected, entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, TEMPERATURE)
     found = lab.scores(actor, rollouts, TEMPERATURE)
