@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ppoctl.errors import quoted
 from ppoctl.finding import Finding, Level
-from ppoctl.metric_registry import Metric
+from ppoctl.metric_registry import REWARD_SCORE_MEAN, Metric
 
 Points = Sequence[tuple[int, float]]
 Shown = Literal["worst", "best", "longest"]
@@ -48,7 +48,7 @@ class Curves:
     @property
     def steps(self) -> int:
         """Number of steps with a score."""
-        return len(self.of("reward/score_mean"))
+        return len(self.of(REWARD_SCORE_MEAN))
 
     def key(self, path: str) -> Any:
         """Return the value of a recipe key such as `ppo.kl.coef`; None if the key is absent."""
@@ -64,11 +64,11 @@ class Curves:
 
     def early(self, metric: Metric | str) -> float:
         """Return the mean over the first third of the steps, at most `AVERAGED`; NaN if there is no value."""
-        return _mean(self.of(metric)[: self._averaged(metric)])
+        return mean(self.of(metric)[: self._averaged(metric)])
 
     def recent(self, metric: Metric | str) -> float:
         """Return the mean over the last third of the steps, at most `AVERAGED`; NaN if there is no value."""
-        return _mean(self.of(metric)[-self._averaged(metric) :])
+        return mean(self.of(metric)[-self._averaged(metric) :])
 
     def since(self, metric: Metric | str, bound: float, *, below: bool = False) -> int | None:
         """Return the first step with a value above (`below`: at or below) the bound; None if there is none."""
@@ -100,7 +100,8 @@ class Curves:
         return min(max(len(self.of(metric)) // 3, 1), AVERAGED)
 
 
-def _mean(points: Points) -> float:
+def mean(points: Points) -> float:
+    """Return the mean of the values; NaN if there is none."""
     return fmean(value for _, value in points) if points else math.nan
 
 

@@ -4,7 +4,7 @@ Each rule returns a symptom, or None. Bounds are from docs/reading-curves.md and
 """
 
 from ppoctl import metric_registry as registry
-from ppoctl.diagnose.curves import Curves, Points, Symptom, symptom
+from ppoctl.diagnose.curves import Curves, Symptom, mean, symptom
 from ppoctl.diagnose.update_rules import EQUAL
 from ppoctl.errors import quoted
 from ppoctl.finding import Level
@@ -223,7 +223,7 @@ def score_falls(run: Curves) -> Symptom | None:
     """The mean score fell by a quarter of its standard deviation, from the highest mean of as many steps."""
     points = run.of(SCORE)
     window = min(max(len(points) // 3, 1), 10)
-    means = [(points[at][0], _mean(points[at : at + window])) for at in range(len(points) - window + 1)]
+    means = [(points[at][0], mean(points[at : at + window])) for at in range(len(points) - window + 1)]
     step, best = max(means, key=lambda point: point[1], default=(0, 0.0))
     if len(points) < 6 or best - run.recent(SCORE) <= max(value for _, value in run.of(SPREAD)) / 4:
         return None
@@ -235,7 +235,3 @@ def score_falls(run: Curves) -> Symptom | None:
         f"{run.scaled('actor.optimizer.lr', 0.3)}{run.back_to(step + 1)}",
         "worst",
     )
-
-
-def _mean(points: Points) -> float:
-    return sum(value for _, value in points) / len(points)
