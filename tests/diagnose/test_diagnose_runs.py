@@ -16,6 +16,8 @@ PLANTED = {
     "lr-4e-3": ("learning-rate-high", 1, "--set actor.optimizer.lr=2e-4"),
     "grpo-lr-4e-7": ("learning-rate-low", 1, "--set actor.optimizer.lr=8e-5"),
     "critic-lr-1e-6": ("explained-variance", 2, "--set critic.optimizer.lr=0.004"),
+    "critic-frozen": ("explained-variance", 2, "--set critic.optimizer.lr=0.004"),
+    "paid-by-length": ("length", 10, "--set 'reward.length_penalty={per_token=0.01}'"),
     "kl-3": ("kl-penalty", 2, "--set ppo.kl.coef=0.3"),
     "digit-1": ("scorer", 8, "the scorer; to stop early"),
     "max-tokens-12": ("truncation", 1, "--set rollout.max_new_tokens=24"),

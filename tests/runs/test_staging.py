@@ -131,7 +131,7 @@ def test_mlflow_address_from_secrets_reaches_the_job(tmp_path: Path, uri: str) -
 def test_submission_checks_faults_that_only_a_job_would_notice(tmp_path: Path) -> None:
     loaded = recipe(f"slurm.secrets={secrets(tmp_path, mode=0o644)}", f"data.eval.heldout.path={tmp_path}/none")
     assert [problem.where for problem in staging.job_faults(loaded)] == ["--set"]
-    assert "others may read it" in staging.job_faults(loaded)[0].message
+    assert "others may read it" in staging.job_faults(loaded)[0].what
 
 
 class Hub(BaseHTTPRequestHandler):
