@@ -199,16 +199,13 @@ def _show_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_mis
 
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, including the recipe keys that it would change."""
+    from ppoctl.runs import changed_settings
+    from ppoctl.runs.run_recipe import recipe_of
     from ppoctl.store.run_paths import RunPaths
 
-    change = None
-    if sets:
-        from ppoctl.runs.changed_settings import change as change_of
-        from ppoctl.runs.run_recipe import recipe_of
-
-        resolved = RunPaths(run.resolve())
-        change = change_of(resolved, recipe_of(resolved, sets))
-    to_come = _to_come(table, change.steps if change else _last_step(RunPaths(run)))
+    paths = RunPaths(run.resolve())
+    change = changed_settings.change(paths, recipe_of(paths, sets)) if sets else None
+    to_come = _to_come(table, change.steps if change else changed_settings.last_step(paths))
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
         keys = [{"key": key, "from": old, "to": new} for key, old, new in change.keys] if change else []
@@ -222,14 +219,6 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
         render.line(f"  {'step' if len(to_come) == 1 else 'steps'} {_span(to_come)}  run")
     for line in change.lines() if change else ["--set changes nothing"] if sets else []:
         render.line(f"  {line}")
-
-
-def _last_step(paths: "RunPaths") -> int:
-    """Return the last step of the run with its recorded recipe."""
-    from ppoctl.runs.changed_settings import last_step
-    from ppoctl.runs.run_recipe import newest_recorded
-
-    return last_step(paths, newest_recorded(paths))
 
 
 def _to_come(table: "ResumePlan", steps: int) -> range:

@@ -30,33 +30,66 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.jobs import longer_command
 from ppoctl.store.journal import read_lines
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.sources import recorded_reward_digest
 
 
-def require_same_run(paths: RunPaths, recipe: Recipe) -> Recipe:
-    """Return the recorded recipe that this recipe would replace.
+@dataclass(frozen=True)
+class _RecordedRun:
+    """What a run directory has recorded, read once for all checks."""
 
-    Raises RecipeError if the run cannot continue with this recipe at any step, and StorageError if a saved state
-    cannot be loaded under the recipe's layout.
-    """
-    recorded = newest_recorded(paths)
-    _require_the_same(paths, recorded, recipe)
-    _require_fitting_states(paths, recipe)
-    return recorded
+    paths: RunPaths
+    recipe: Recipe
+    """Recipe of the newest steps."""
+    outlines: Outlines
+    saved: int
+    """Last step whose states are saved for all roles; 0: none."""
+
+    @staticmethod
+    def of(paths: RunPaths) -> "_RecordedRun":
+        recipe, outlines = newest_recorded(paths), outlines_of(paths)
+        return _RecordedRun(paths, recipe, outlines, max(saved_steps(paths, outlines.roles), default=0))
+
+    def is_done(self, step: int) -> bool:
+        """Whether the last stage of a step is committed."""
+        return manifests.read(self.paths.stage(step, self.outlines.at(step).last)) is not None
+
+    def ended_early(self, recipe: Recipe) -> str | None:
+        """Return the values that end the run with this recipe after its last saved step, before `steps`, as text;
+        None: the run continues, or all steps are done."""
+        return (
+            early_end(recipe, self.saved, metrics_by_step(read_lines(self.paths.journal))) if recipe.until else None
+        )
+
+    def last_step(self, recipe: Recipe) -> int:
+        """Return the last step of the run with this recipe: `steps`, unless `[until]` has ended the run."""
+        return recipe.steps if self.ended_early(recipe) is None else self.saved
 
 
-def last_saved(paths: RunPaths) -> int:
-    """Return the last step whose states are saved for all roles; 0: none."""
-    return max(saved_steps(paths, outlines_of(paths).roles), default=0)
+def require_same_run(paths: RunPaths, recipe: Recipe) -> None:
+    """Raise RecipeError if the run cannot continue with this recipe at any step, and StorageError if a saved state
+    cannot be loaded under the recipe's layout."""
+    _require_same_run(_RecordedRun.of(paths), recipe)
 
 
-def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None:
+def last_step(paths: RunPaths) -> int:
+    """Return the last step of the run with its recorded recipe."""
+    run = _RecordedRun.of(paths)
+    return run.last_step(run.recipe)
+
+
+def _require_same_run(run: _RecordedRun, recipe: Recipe) -> None:
+    _require_the_same(run, recipe)
+    _require_fitting_states(run, recipe)
+
+
+def _require_the_same(run: _RecordedRun, recipe: Recipe) -> None:
     """Raise RecipeError if a recipe changes the run's name, trained roles or models, or ends the run before a step
     that is done."""
+    paths, recorded = run.paths, run.recipe
     require_same_roles(recorded, recipe)
     _require_same_trained_part(recorded, recipe)
     if recipe.model != recorded.model:
@@ -80,11 +113,10 @@ def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None
             f"`name` is `{recipe.name}`, but this run is `{recorded.name}`: a run keeps its name",
             hint=f"for a new run: ppoctl train {quoted(paths.recipe_toml)} --set name={quoted(recipe.name)}",
         )
-    finished = (step for step in paths.committed_steps() if is_done(paths, step))
-    done = max([last_saved(paths), *finished])
-    if recipe.steps > recorded.steps and (reason := ended_early(paths, recipe)) is not None:
+    done = max([run.saved, *filter(run.is_done, paths.committed_steps())])
+    if recipe.steps > recorded.steps and (reason := run.ended_early(recipe)) is not None:
         raise RecipeError(
-            f"`steps` is `{recipe.steps}`, but `[until]` ended the run after step {last_saved(paths)}: {reason}",
+            f"`steps` is `{recipe.steps}`, but `[until]` ended the run after step {run.saved}: {reason}",
             hint=longer_command(paths.root, recipe.steps, ended_early=True),
         )
     if recipe.steps < done:
@@ -107,28 +139,11 @@ def _require_same_trained_part(recorded: Recipe, recipe: Recipe) -> None:
         raise RecipeError("\n".join(problems), hint="start a new run with another `name`")
 
 
-def ended_early(paths: RunPaths, recipe: Recipe) -> str | None:
-    """Return the values that end the run with this recipe after its last saved step, before `steps`, as text; None:
-    the run continues, or all steps are done."""
-    return early_end(recipe, last_saved(paths), metrics_by_step(read_lines(paths.journal))) if recipe.until else None
-
-
-def last_step(paths: RunPaths, recipe: Recipe) -> int:
-    """Return the last step of the run with this recipe: `steps`, unless `[until]` has ended the run."""
-    return recipe.steps if ended_early(paths, recipe) is None else last_saved(paths)
-
-
-def is_done(paths: RunPaths, step: int) -> bool:
-    """Whether the last stage of a step is committed."""
-    return manifests.read(paths.stage(step, outlines_of(paths).at(step).last)) is not None
-
-
-def _require_fitting_states(paths: RunPaths, recipe: Recipe) -> None:
+def _require_fitting_states(run: _RecordedRun, recipe: Recipe) -> None:
     """Raise StorageError if a saved state cannot be loaded under the recipe's layout, before anything is started."""
-    start = last_saved(paths)
-    for role in outlines_of(paths).roles:
-        for step in paths.saved_steps(role):
-            manifest = manifests.read(paths.state(role, step)) if step >= start else None
+    for role in run.outlines.roles:
+        for step in run.paths.saved_steps(role):
+            manifest = manifests.read(run.paths.state(role, step)) if step >= run.saved else None
             if manifest is None:
                 continue
             saved, wanted = manifest.extra["layout"], saved_layout(recipe, role)
@@ -142,7 +157,7 @@ def _require_fitting_states(paths: RunPaths, recipe: Recipe) -> None:
             raise StorageError(
                 f"the {role}'s state of step {step} was saved under `{saved_under}` and cannot be loaded under "
                 f"`{wanted_under}`",
-                hint=_how_to_load(paths, keys),
+                hint=_how_to_load(run.paths, keys),
             )
 
 
@@ -193,21 +208,22 @@ def change(paths: RunPaths, recipe: Recipe) -> Change | None:
     that is impossible, or not yet possible, and StorageError if a saved state cannot be loaded under the recipe's
     layout.
     """
-    recorded = require_same_run(paths, recipe)
-    if recipe == recorded:
+    run = _RecordedRun.of(paths)
+    _require_same_run(run, recipe)
+    if recipe == run.recipe:
         return None
-    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), last_step(paths, recipe))
-    _require_continuous_rate(paths, recorded, recipe, changes.from_step - 1)
+    changes = Change(differences(run.recipe, recipe), _holds_from(run, recipe), run.last_step(recipe))
+    _require_continuous_rate(run, recipe, changes.from_step - 1)
     return changes
 
 
-def _require_continuous_rate(paths: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
+def _require_continuous_rate(run: _RecordedRun, recipe: Recipe, done: int) -> None:
     """Raise RecipeError if the actor's learning rate counts PPO steps and the recipe would change the step it counts
     from.
 
     The learning rate must count from the first step that trained, or will train, the actor.
     """
-    recorded_steps, wanted = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
+    recorded_steps, wanted = run.recipe.ppo.critic_only_steps, recipe.ppo.critic_only_steps
     table = optimizer_of(recipe, POLICY)
     moves = table.lr_schedule != "constant" or warmup_updates(recipe, POLICY) > 0
     if recorded_steps == wanted or table.lr_ticks != "step" or not moves or done <= min(recorded_steps, wanted):
@@ -216,7 +232,7 @@ def _require_continuous_rate(paths: RunPaths, recorded: Recipe, recipe: Recipe, 
     raise RecipeError(
         f"`ppo.critic_only_steps` is `{wanted}`, was `{recorded_steps}`, and {done} steps are done: the actor's "
         'learning rate counts steps from there (`actor.optimizer.lr_ticks` = `"step"`), so it would jump',
-        hint=f"ppoctl resume {quoted(paths.root)} --set ppo.critic_only_steps={step}",
+        hint=f"ppoctl resume {quoted(run.paths.root)} --set ppo.critic_only_steps={step}",
     )
 
 
@@ -230,16 +246,15 @@ def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
     return changes
 
 
-def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
+def _holds_from(run: _RecordedRun, recipe: Recipe) -> int:
     """Return the first step that a changed recipe would hold for. Raises RecipeError if the recipe cannot change
     yet."""
-    start = last_saved(paths)
-    step = run_dir.first_free_step(paths, after=start)
-    if step - 1 > start and _is_fixable(paths, step - 1, recipe):
+    paths, start = run.paths, run.saved
+    step = free = run_dir.first_free_step(paths, after=start)
+    if step - 1 > start and _is_fixable(run, step - 1, recipe):
         step -= 1
-    keys = [key for key, _, _ in result_differences(recorded, recipe)]
-    generated = run_dir.first_free_step(paths, after=start) > start + 1
-    changed = [key for key in keys if generated and _is_of_the_whole_run(key)]
+    keys = [key for key, _, _ in result_differences(run.recipe, recipe)]
+    changed = [key for key in keys if free > start + 1 and _is_of_the_whole_run(key)]
     if step > start + 1 and _LOSS not in keys:
         changed += [key for key in keys if key == _LOSS_FILE]
     if changed:
@@ -249,7 +264,7 @@ def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
             hint=f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}",
         )
-    if step - 1 > start and not is_done(paths, step - 1):
+    if step - 1 > start and not run.is_done(step - 1):
         _require_same_environments(paths, step - 1, keys)
     return step
 
@@ -265,13 +280,13 @@ def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str
             )
 
 
-def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
+def _is_fixable(run: _RecordedRun, step: int, recipe: Recipe) -> bool:
     """Whether the step is unfinished and its committed stages read no changed key."""
-    if is_done(paths, step):
+    if run.is_done(step):
         return False
-    present = stages_present(paths, step, outlines_of(paths).at(step))
-    committed = {stage.name: manifests.read(paths.stage(step, stage.name)) for stage in present}
-    now, scored_by = trace_at(recipe, step), recorded_reward_digest(paths)
+    present = stages_present(run.paths, step, run.outlines.at(step))
+    committed = {stage.name: manifests.read(run.paths.stage(step, stage.name)) for stage in present}
+    now, scored_by = trace_at(recipe, step), recorded_reward_digest(run.paths)
     return all(
         name in now and item.fingerprint == now[name].fingerprint(recipe, scored_by)
         for name, item in committed.items()
