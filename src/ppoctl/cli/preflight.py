@@ -53,41 +53,59 @@ def examined(
     return loaded, findings
 
 
-def startable(
-    files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool, is_job: bool = False
-) -> "Loaded":
-    """Return a recipe that has passed all checks, for `train`, `rollout` and a Slurm job (`is_job`).
+def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
+    """Return a recipe that has passed all checks, for `train` and `rollout`.
 
     Raises one error that lists all problems. With `force`, memory and disk are not checked.
     """
+    loaded = _capable(files, sets, runs)
+    require_resources(loaded.recipe, runs / loaded.recipe.name, force=force)
+    return loaded
+
+
+def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
+    """Return a recipe that has passed the checks for a Slurm job: those of `startable`, except memory and GPUs. This
+    machine does not know the nodes of the job."""
+    loaded = _capable(files, sets, runs)
+    _require_disk(loaded.recipe, runs / loaded.recipe.name, force=force)
+    return loaded
+
+
+def _capable(files: Sequence[Path], sets: Sequence[str], runs: Path) -> "Loaded":
     from ppoctl.loading.capabilities import require_capable
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)  # before rows are read, which may take minutes
     loaded, _ = examined(files, sets, strict=True)
     require_capable(loaded.recipe)
-    require_resources(loaded.recipe, runs / loaded.recipe.name, force=force, is_job=is_job)
     return loaded
 
 
-def require_resources(recipe: "Recipe", run: Path, *, force: bool, is_job: bool = False) -> None:
+def require_resources(recipe: "Recipe", run: Path, *, force: bool) -> None:
     """Check the run directory, the GPUs, free disk and memory; with `force`, only the directory and the GPUs.
 
-    The memory and GPUs of a Slurm job (`is_job`) are not checked: this machine does not know its nodes. Raises
-    StorageError if the directory is not writable or its disk has too little free space. Raises
+    Raises StorageError if the directory is not writable or its disk has too little free space. Raises
     EnvironmentProblemError if the compute mode of a GPU excludes the processes of the run, and OutOfMemoryError if
     the memory is too small.
     """
     from ppoctl.finding import require_none
     from ppoctl.preflight import resources
     from ppoctl.runs.available_memory import memory_of
+
+    require_none(resources.shared_gpus(recipe))
+    _require_disk(recipe, run, force=force)
+    if not force:
+        require_none([resources.memory(recipe, *memory_of(recipe))])
+
+
+def _require_disk(recipe: "Recipe", run: Path, *, force: bool) -> None:
+    from ppoctl.finding import require_none
+    from ppoctl.preflight.resources import disk
     from ppoctl.store.folders import require_writable
 
     require_writable(run)
-    require_none(() if is_job else resources.shared_gpus(recipe))
     if not force:
-        require_none([resources.disk(recipe, run)])
-        require_none([] if is_job else [resources.memory(recipe, *memory_of(recipe))])
+        require_none([disk(recipe, run)])
 
 
 def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":

@@ -30,7 +30,7 @@ class Submission:
         self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool = False
     ) -> None:
         """Submit a job that starts the run of a recipe."""
-        loaded = preflight.startable(files, sets, runs, force=self.force, is_job=True)
+        loaded = preflight.submittable(files, sets, runs, force=self.force)
         from ppoctl.runs import submission
         from ppoctl.store.run_paths import RunPaths
 
