@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
+from ppoctl.cli.findings import print_causes
 from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import ExitCode, RecipeError, quoted
 
@@ -31,8 +32,7 @@ def diagnose(run: RunArgument, json: JsonOption = False) -> int | None:
     if json:
         render.json({"ok": not is_failed, "findings": [_as_json(*pair) for pair in found]})
     else:
-        for finding, sample in found:
-            _print(finding, sample)
+        print_causes((finding, _shown(sample)) for finding, sample in found)
     return int(ExitCode.HEALTH) if is_failed else None
 
 
@@ -40,9 +40,5 @@ def _as_json(finding: "Finding", sample: "Evidence | None") -> dict[str, Any]:
     return {**finding.as_json(), "sample": None if sample is None else vars(sample)}
 
 
-def _print(finding: "Finding", sample: "Evidence | None") -> None:
-    render.prose(f"{finding.level.value}: {finding}")
-    if finding.hint is not None:
-        render.prose(f"    change: {finding.hint}")
-    if sample is not None:
-        render.prose(f"    sample: {render.printable(sample.command)}  (prompt {render.printable(sample.prompt)})")
+def _shown(sample: "Evidence | None") -> str | None:
+    return None if sample is None else f"{sample.command}  (prompt {sample.prompt})"

@@ -24,6 +24,15 @@ def print_notes(findings: "Iterable[Finding]") -> None:
             render.print_stderr(f"{finding.level.value}: {where}{_text(finding)}")
 
 
+def print_causes(findings: "Iterable[tuple[Finding, str | None]]") -> None:
+    """Print findings as paragraphs: what was found, what to change, and what shows it, if anything does."""
+    for finding, shown in findings:
+        render.prose(f"{finding.level.value}: {finding}")
+        for label, text in (("change", finding.hint), ("sample", shown)):
+            if text is not None:
+                render.prose(f"    {label}: {render.printable(text)}")
+
+
 def _text(finding: "Finding") -> str:
     what = finding.what.replace("\n", "; ")
     return what if finding.hint is None else f"{what}; fix: {finding.hint}"

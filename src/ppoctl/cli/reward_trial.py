@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ppoctl.cli import render
+from ppoctl.cli.findings import print_findings
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
@@ -41,7 +42,7 @@ def print_reports(reports: "Sequence[Report]") -> None:
             ]
             render.table(rows, ("response", "score", *(["as gold"] if has_gold else []), "no score", "slowest"))
         render.line()
-        render.table([(found.level, found.what) for found in report.findings])
+        print_findings(report.findings, with_where=False)
         took = ", ".join(f"{name} {_seconds(report.seconds[name])}" for name in ("p50", "p99", "max"))
         render.line(f"scoring time per response: {took}; per step: about {_seconds(report.seconds['step'])}")
         render.line()

@@ -39,7 +39,7 @@ from ppoctl.wire.sources import recorded_reward_digest
 
 @dataclass(frozen=True)
 class _RecordedRun:
-    """What a run directory has recorded, read once for all checks."""
+    """Recorded settings and progress of a run, read once for all checks."""
 
     paths: RunPaths
     recipe: Recipe
