@@ -68,7 +68,7 @@ COVERED = {
     # Only the second of four layers has experts: the last rank has none, or each rank has two stages of one layer.
     "qwen3-moe-mixed": ("PP2 EP2", "PP2 EP2 interleaved"),
     # The model with latent queries has everything that this one has, except one product.
-    "deepseek-v3": ("TP2",),
+    "deepseek-v3": ("TP2 sequence",),
 }
 """Kind -> layouts. One family of each kind has all layouts, the others have the splits that their own modules could
 get wrong."""
