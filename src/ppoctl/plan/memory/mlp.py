@@ -77,15 +77,13 @@ def update_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Return the peak bytes of an update in addition to the kept activations.
 
     Experts have their peak at the end of the forward pass, when the input of the layer is in memory, too. An MLP has
-    its peak in the backward pass, when the gradients of its output, of gate and of up are in memory, and those of
-    the outputs of adapters.
+    its peak in the backward pass, when the gradients of its output, of gate and of up are in memory.
     """
     hidden = batch.tokens * shard.hidden_bytes
     if shard.shape.has_experts(layer):
         return _experts_at_work(shard, batch) + hidden
-    adapted = shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
     gradients = 2 * shard.precision.weight * shard.shape.ffn_hidden_size // shard.layout.tensor
-    return hidden + batch.tokens * gradients + adapted
+    return hidden + batch.tokens * gradients
 
 
 def _experts_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:
