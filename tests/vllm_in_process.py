@@ -47,27 +47,28 @@ def undisturbed() -> Iterator[None]:
 
 
 class Tenancy:
-    """The owner of torch's default process group, and the number of engines in this process.
+    """The engines in this process, and the owner of torch's default process group.
 
     vLLM's own state is global to the process, so this object is too (`TENANCY`). An engine uses the trainer's default
     group if there is one; otherwise vLLM creates a group, and the last engine to close destroys it.
     """
 
     def __init__(self) -> None:
-        self._engines = 0
+        self.engines: list[Any] = []
+        """vLLM's objects of the engines that were started in this process and have not been closed."""
         self._made_default_group = False
 
     def enter(self) -> None:
         """Prepare for an engine that is about to start."""
-        if self._engines == 0:
+        if not self.engines:
             self._made_default_group = not torch.distributed.is_initialized()
-        self._engines += 1
 
     @contextmanager
-    def leaving(self) -> Iterator[None]:
+    def leaving(self, llm: Any) -> Iterator[None]:
         """Shut down one engine in the block, without destroying process groups that others use."""
         engine_core: Any = importlib.import_module("vllm.v1.engine.core")
-        self._engines -= 1
+        # By identity. A test's fake of an engine is not among them.
+        self.engines[:] = [other for other in self.engines if other is not llm]
         tear_down = engine_core.cleanup_dist_env_and_memory
         destroy = torch.distributed.destroy_process_group
 
@@ -75,7 +76,7 @@ class Tenancy:
             if group is not None and group is not torch.distributed.group.WORLD:
                 destroy(group)
 
-        if self._engines > 0:
+        if self.engines:
             # The other engines still use vLLM's groups.
             engine_core.cleanup_dist_env_and_memory = lambda: None
         elif not self._made_default_group:
@@ -102,17 +103,14 @@ _started, _end = engine_module.started, engine_module.end
 
 def _started_as_a_guest(settings: VllmSettings, **options: Any) -> Any:
     TENANCY.enter()
-    try:
-        with undisturbed():
-            return _started(settings, **options)
-    except BaseException:
-        with TENANCY.leaving():
-            pass
-        raise
+    with undisturbed():
+        llm = _started(settings, **options)
+    TENANCY.engines.append(llm)
+    return llm
 
 
 def _ended_as_a_guest(llm: Any) -> None:
-    with undisturbed(), TENANCY.leaving():
+    with undisturbed(), TENANCY.leaving(llm):
         _end(llm)
 
 
