@@ -22,6 +22,7 @@ from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.sum import SumReward
 from ppoctl.rewards.table import Candidates, ProcessScorer
 from rewards.asking import word_ids
+from rewards.scorers_in_process import Scoring
 
 OpenPool = Callable[..., ScorerPool]
 
@@ -151,22 +152,11 @@ def test_non_finite_probe_score_raises_reward_error(drill_pool: OpenPool) -> Non
         probe(drill_pool(), EXACT, [row("number inf")], word_ids)
 
 
-class Overflowing:
-    """A scorer without a pool that checks its scores."""
-
-    def submit(self, request: ScoreRequest) -> Future[Score]:
-        future: Future[Score] = Future()
-        future.set_result(Score(math.inf if request.response else 0.0, "ok"))
-        return future
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(("reward", "name"), [(EXACT, "gold"), (WithoutGold(), "short")])
 def test_probe_rejects_infinite_scores_of_any_scorer(reward: ProcessScorer, name: str) -> None:
+    scorer = Scoring(lambda request: math.inf if request.response else 0.0)
     with pytest.raises(RewardError, match=f"{name} scored inf"):
-        require_sound(probe(Overflowing(), reward, [row("A")], word_ids), reward)
+        require_sound(probe(scorer, reward, [row("A")], word_ids), reward)
 
 
 class Judge:
