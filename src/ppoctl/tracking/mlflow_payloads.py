@@ -26,14 +26,11 @@ ABSENT = "absent"
 STATUS: dict[str, str] = {
     "running": "RUNNING",
     "finished": "FINISHED",
-    "unmet": "FAILED",
-    "short": "FAILED",
-    "failed": "FAILED",
-    "stopped": "FAILED",
     "preempted": "KILLED",
     "interrupted": "KILLED",
 }
-"""MLflow's status for each status of an attempt. The tag `ppoctl.status` has the status of the attempt.
+"""MLflow's status for each status of an attempt; FAILED for all others. The tag `ppoctl.status` has the status of
+the attempt.
 
 A run is FAILED if a health rule stopped it, if it ended before its last step, or if it did not meet `[expect]`. It is
 KILLED if a signal or a user stopped it.
@@ -76,7 +73,7 @@ class Ending:
 
     @property
     def status(self) -> str:
-        """MLflow's status; `FAILED` for statuses that MLflow does not have."""
+        """MLflow's status."""
         return STATUS.get(self.word, "FAILED")
 
     @property
