@@ -139,24 +139,3 @@ def test_bad_input_is_one_clear_error_and_leaves_no_files(
     assert "hint:" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs/gsm8k-smoke").exists()
-
-
-def test_empty_dataset_and_blocked_runs_folder_are_refused(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    empty = forked(tmp_path, "train", str(SMOKE), "--set", f"data.train.path={tmp_path}/empty.jsonl")
-    assert empty.returncode == 4
-    assert "empty.jsonl" in empty.stderr
-    (tmp_path / "runs").write_text("in the way")
-    blocked = forked(tmp_path, "train", str(SMOKE))
-    assert blocked.returncode == 8
-    assert "runs` is a file" in blocked.stderr
-    assert "Traceback" not in blocked.stderr
-
-
-@pytest.mark.slow  # `tests/runs/test_session.py` covers it on fakes every day
-def test_unreachable_mlflow_does_not_affect_training(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
-    uri = 'tracking={kind="mlflow", uri="http://127.0.0.1:9"}'
-    done = forked(tmp_path, "train", str(SMOKE), "--set", uri, "--set", "steps=1", "--set", "eval.at_start=false")
-    assert done.returncode == 0, done.stderr
-    assert "mlflow:" in done.stderr
-    assert answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")["state"] == "finished"
