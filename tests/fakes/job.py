@@ -13,7 +13,7 @@ from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError
-from ppoctl.loop.run import Health, RunContext, run
+from ppoctl.loop.run import RunContext, run
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded
@@ -163,7 +163,6 @@ def open_run(
     witness: Witness,
     *,
     recipes: Mapping[int, Recipe] | None = None,
-    health: Health | None = None,
     gate: Gate | None = None,
     components: Components | None = None,
     choose: StepFunctionAt = step_function_at,
@@ -180,7 +179,7 @@ def open_run(
         notify=lambda text: None,
         log=lambda text: None,
         observers=(witness,),
-        health=health or HealthMonitor(recipe.health),
+        health=HealthMonitor(recipe.health),
         versions={},
     )
     components = components or fake_components(

@@ -17,7 +17,7 @@ from ppoctl.batch.sealed_json import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
-from ppoctl.tracking.mlflow_tables import ROWS_PER_TABLE
+from ppoctl.tracking.mlflow_payloads import ROWS_PER_TABLE
 
 TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
 
