@@ -9,8 +9,8 @@ from ppoctl.errors import RecipeError
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.finding import Finding
 from ppoctl.loading.load import examine, load
-from ppoctl.loading.rules.across_tables import violations
-from ppoctl.loading.rules.critic import CRITIC_RULES
+from ppoctl.loading.rules import critic
+from ppoctl.loading.rules.across_tables import rules_of, violations
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import SMALLEST, Write
 
@@ -156,7 +156,7 @@ def test_critic_is_refused_if_the_advantages_train_none(smallest: Path) -> None:
     assert problem.hint == "remove the table [critic], or add `--set ppo.advantages.kind=gae`"
 
 
-@pytest.mark.parametrize("rule", CRITIC_RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", rules_of(critic), ids=lambda rule: rule.__name__)
 def test_rule_accepts_ppo_with_every_key_of_a_critic(smallest: Path, rule: Any) -> None:
     # Only one of the two keys of a critic warm-up may be set.
     sets = [setting for settings, _, _ in CASES for setting in settings if "critic_only_steps" not in setting]

@@ -7,7 +7,8 @@ import pytest
 
 from ppoctl.errors import RecipeError
 from ppoctl.loading.load import load
-from ppoctl.loading.rules.frozen import FROZEN_RULES
+from ppoctl.loading.rules import frozen
+from ppoctl.loading.rules.across_tables import rules_of
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 
@@ -55,7 +56,7 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "written", "says", "hint"), CASES)
 def test_part_that_does_not_fit_model_raises(rule: str, written: str, says: str, hint: str) -> None:
-    assert rule in {check.__name__ for check in FROZEN_RULES}
+    assert rule in {check.__name__ for check in rules_of(frozen)}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
     assert says in str(caught.value)

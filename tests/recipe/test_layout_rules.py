@@ -7,7 +7,8 @@ import pytest
 
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.load import load
-from ppoctl.loading.rules.layout import LAYOUT_RULES
+from ppoctl.loading.rules import layout
+from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.recipe.parallel import layouts, processes
 from ppoctl.recipe.schema import ParallelTable
 
@@ -95,7 +96,7 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "written", "says"), CASES)
 def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: str) -> None:
-    assert rule in {check.__name__ for check in LAYOUT_RULES}
+    assert rule in {check.__name__ for check in rules_of(layout)}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
     assert says in str(caught.value)
@@ -175,7 +176,7 @@ EXPERT_CASES = [
 
 @pytest.mark.parametrize(("rule", "written", "says", "hint"), EXPERT_CASES)
 def test_layout_that_does_not_fit_experts_raises(experts: str, rule: str, written: str, says: str, hint: str) -> None:
-    assert rule in {check.__name__ for check in LAYOUT_RULES}
+    assert rule in {check.__name__ for check in rules_of(layout)}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [experts, written])
     assert says in str(caught.value)

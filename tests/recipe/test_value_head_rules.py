@@ -7,7 +7,8 @@ import pytest
 
 from ppoctl.errors import RecipeError
 from ppoctl.loading.load import examine, load
-from ppoctl.loading.rules.value_head import VALUE_HEAD_RULES
+from ppoctl.loading.rules import value_head
+from ppoctl.loading.rules.across_tables import rules_of
 from recipe.conftest import SMALLEST, Write
 
 NO_CRITIC = SMALLEST[: SMALLEST.index("[critic.optimizer]")]
@@ -113,7 +114,7 @@ def test_copied_layers_must_be_on_the_last_pipeline_stage(
         sets = [f"actor.parallel={parallel}", f"critic.layers_copied={layers}"]
         loaded, _ = examine([file], sets, {}, judges=())
         assert loaded is not None
-        return [conflict.hint or "" for rule in VALUE_HEAD_RULES for conflict in rule(loaded.recipe)]
+        return [conflict.hint or "" for rule in rules_of(value_head) for conflict in rule(loaded.recipe)]
 
     assert conflicts(last) == []
     assert conflicts(last + 1) == [f"--set critic.layers_copied={last}"]
