@@ -158,16 +158,8 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         3,
         "model.safetensors` cannot be read: its tensors cover it up to byte 3,454,584 of 3,453,584",
     ),
-    "no header": (
-        text("model.safetensors", b"\xff" * 100),
-        3,
-        "model.safetensors` cannot be read: ",
-    ),
-    "empty": (
-        text("model.safetensors", b""),
-        3,
-        "model.safetensors` cannot be read: Expecting value",
-    ),
+    "no header": (text("model.safetensors", b"\xff" * 100), 3, "model.safetensors` cannot be read: "),
+    "empty": (text("model.safetensors", b""), 3, "model.safetensors` cannot be read: Expecting value"),
     "an index of something else": (index, 3, "of `{base}` is in a file but not in the index"),
     "an index of nothing": (
         text("model.safetensors.index.json", '{"weight_map": {}}'),

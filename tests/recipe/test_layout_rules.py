@@ -26,16 +26,8 @@ CASES = [
         "critic.parallel={tensor=3}",
         "3 tensor ranks do not divide the model's 4 attention heads",
     ),
-    (
-        "check_tensor_parallel",
-        "generator.tensor=3",
-        "3 tensor ranks do not divide the model's 4 attention heads",
-    ),
-    (
-        "check_tensor_parallel",
-        "generator.tensor=4",
-        "4 tensor ranks do not divide the model's 2 key/value heads",
-    ),
+    ("check_tensor_parallel", "generator.tensor=3", "3 tensor ranks do not divide the model's 4 attention heads"),
+    ("check_tensor_parallel", "generator.tensor=4", "4 tensor ranks do not divide the model's 2 key/value heads"),
     (
         "check_pipeline_layers",
         "actor.parallel={pipeline=3}",
@@ -46,16 +38,8 @@ CASES = [
         "actor.parallel={pipeline=2, first_stage_layers=4}",
         "the model's 4 layers, 4 of them set for the first and last rank, do not divide over 2 pipeline ranks",
     ),
-    (
-        "check_ray_address",
-        "cluster.ray_address=auto",
-        "`auto` is not `host:port`",
-    ),
-    (
-        "check_end_layers",
-        "actor.parallel={last_stage_layers=2}",
-        "a single pipeline rank has all layers",
-    ),
+    ("check_ray_address", "cluster.ray_address=auto", "`auto` is not `host:port`"),
+    ("check_end_layers", "actor.parallel={last_stage_layers=2}", "a single pipeline rank has all layers"),
     (
         "check_interleaving_needs_pipeline",
         "actor.parallel={stages_per_rank=2}",
@@ -86,11 +70,7 @@ CASES = [
         "cluster.weights=broadcast",
         "a broadcast allows one process per device, but colocated roles share a device",
     ),
-    (
-        "check_reshardable",
-        "checkpoint.reshardable=dp",
-        "no trained role has a distributed optimizer",
-    ),
+    ("check_reshardable", "checkpoint.reshardable=dp", "no trained role has a distributed optimizer"),
 ]
 
 
@@ -106,10 +86,7 @@ def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: st
     ("sizes", "says"),
     [
         # Llama 2 13B has 40 heads, and 13,824 columns.
-        (
-            {"intermediate_size": 13824, "vocab_size": 32000},
-            "the model's 13824 columns of an MLP",
-        ),
+        ({"intermediate_size": 13824, "vocab_size": 32000}, "the model's 13824 columns of an MLP"),
         ({"intermediate_size": 13825, "vocab_size": 32000}, None),
         ({"intermediate_size": 13825, "vocab_size": 32001}, "the model's 32064 rows of the embedding, padded"),
         ({"intermediate_size": 13824, "vocab_size": 32000, "model_type": "qwen3_moe", "num_experts": 5}, None),
