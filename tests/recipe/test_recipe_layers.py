@@ -262,6 +262,8 @@ def test_variable_used_by_other_layer_is_not_a_key(write: Write) -> None:
         ([], {**models, "PPOCTL_MODEL": '{path="$PPOCTL_MODELS/x"}'}),
     ):
         assert load([file], sets, environ).recipe.model.path == "/models/x"
+    over = write('[model]\npath = "$PPOCTL_MODELS/x"\n', "over.toml")
+    assert load([file, over], (), models).recipe.model.path == "/models/x"
 
 
 def test_variable_in_comment_is_not_used(write: Write) -> None:
