@@ -93,9 +93,7 @@ def choices_of(annotation: Any) -> list[str]:
 
 def test_logs_help_shows_usage_options_and_examples(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert (
-        ask("logs", "--help").out
-        == """\
+    screen = """\
 Usage: ppoctl logs [OPTIONS] RUN
 
   Print the logs of a run. Default: the console of the run. --what selects the
@@ -118,7 +116,7 @@ Options:
     ppoctl logs my -f                # follow the console until the run ends
     ppoctl logs my --what engines -n 20
 """
-    )
+    assert ask("logs", "--help").out == screen
     assert ask("recipes", "keys", "--help").out.startswith("Usage: ppoctl recipes keys [OPTIONS] [KEY]\n")
     assert "--rows N         Training rows for --reward.  [default: 64]\n" in ask("validate", "--help").out
 

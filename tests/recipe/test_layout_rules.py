@@ -11,6 +11,7 @@ from ppoctl.loading.rules import layout
 from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.recipe.parallel import layouts, processes
 from ppoctl.recipe.schema import ParallelTable
+from recipe.conftest import model_as_read, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 
@@ -77,9 +78,7 @@ CASES = [
 @pytest.mark.parametrize(("rule", "written", "says"), CASES)
 def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: str) -> None:
     assert rule in {check.__name__ for check in rules_of(layout)}
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], [written])
-    assert says in str(caught.value)
+    assert says in str(refusal([QUICKSTART], [written]))
 
 
 @pytest.mark.parametrize(
@@ -96,17 +95,12 @@ def test_tensor_ranks_must_divide_every_split_dimension(
     tmp_path: Path, sizes: dict[str, object], says: str | None
 ) -> None:
     heads = {"num_attention_heads": 40, "num_key_value_heads": 40, "hidden_size": 5120}
-    config = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 4096, **heads, **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
-    written = [f"model.path={tmp_path}", "actor.parallel={tensor=5, sequence=true}"]
+    model = model_as_read(tmp_path, **{"model_type": "llama", **heads, **sizes})
+    written = [model, "actor.parallel={tensor=5, sequence=true}"]
     if says is None:
         load([QUICKSTART], written)
         return
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], written)
-    assert says in str(caught.value)
+    assert says in str(refusal([QUICKSTART], written))
 
 
 @pytest.fixture(params=["qwen2_moe", "qwen3_moe", "deepseek_v3"])
@@ -114,13 +108,9 @@ def experts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A model with 6 experts of 32 columns, as far as `load` reads it; families use different fields for the number
     of experts."""
     count, heads = ("n_routed_experts", 4) if request.param == "deepseek_v3" else ("num_experts", 2)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": heads, "num_experts_per_tok": 2}
-    sizes |= {count: 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
+    sizes = {"num_key_value_heads": heads, count: 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     sizes |= {"n_group": 2} if request.param == "deepseek_v3" else {}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": request.param, **sizes}))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
-    return f"model.path={tmp_path}"
+    return model_as_read(tmp_path, model_type=request.param, **sizes)
 
 
 EXPERT_CASES = [
@@ -154,10 +144,9 @@ EXPERT_CASES = [
 @pytest.mark.parametrize(("rule", "written", "says", "hint"), EXPERT_CASES)
 def test_layout_that_does_not_fit_experts_raises(experts: str, rule: str, written: str, says: str, hint: str) -> None:
     assert rule in {check.__name__ for check in rules_of(layout)}
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], [experts, written])
-    assert says in str(caught.value)
-    assert hint in str(caught.value.hint)
+    caught = refusal([QUICKSTART], [experts, written])
+    assert says in str(caught)
+    assert hint in str(caught.hint)
 
 
 @pytest.mark.parametrize(("key", "size"), [("expert", 2), ("expert_tensor", 2)])
@@ -237,17 +226,14 @@ def test_critic_layout_is_checked_against_critic_model(tmp_path: Path, table: st
     own = {**base, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96, "num_hidden_layers": 6}
     own.pop("layer_types")
     (tmp_path / "config.json").write_text(json.dumps(own), "utf-8")
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], [f"model.critic={tmp_path}", table])
-    [line] = caught.value.message.splitlines()
+    [line] = refusal([QUICKSTART], [f"model.critic={tmp_path}", table]).message.splitlines()
     assert says in line
     assert f'`model.critic.path` = `"{tmp_path}"`' in line
     # A critic that follows the actor keeps the rest of its layout.
     follows = [f"model.critic={tmp_path}", "actor.parallel={tensor=2, data=3}"]
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], follows)
+    caught = refusal([QUICKSTART], follows)
     hint = "critic.parallel={data=3}"
-    assert f"--set {quoted(hint)}" in str(caught.value.hint)
+    assert f"--set {quoted(hint)}" in str(caught.hint)
     assert load([QUICKSTART], [*follows, hint]).recipe.critic.parallel == ParallelTable(data=3)
     fits = [f"model.critic={tmp_path}", "actor.parallel={tensor=2}", "critic.parallel={pipeline=3}"]
     assert load([QUICKSTART], fits).recipe.critic.parallel == ParallelTable(pipeline=3)
@@ -286,8 +272,7 @@ def test_layout_description_lists_parallel_sizes() -> None:
     ],
 )
 def test_hint_of_layout_error_is_valid(written: str, hint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], [written])
-    assert caught.value.hint is not None
-    assert f"--set {hint}`" in caught.value.hint
+    caught = refusal([QUICKSTART], [written])
+    assert caught.hint is not None
+    assert f"--set {hint}`" in caught.hint
     load([QUICKSTART], [hint])

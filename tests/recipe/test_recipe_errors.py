@@ -6,22 +6,21 @@ from pathlib import Path
 import pytest
 
 from conventions.conftest import ROOT
-from ppoctl.errors import ExitCode, MissingAssetError, RecipeError
+from ppoctl.errors import ExitCode, MissingAssetError
 from ppoctl.loading.layers import NESTED, NO_KEYS, PREFIX
 from ppoctl.loading.layers import ROOT as ROOT_TABLE
 from ppoctl.loading.load import load
 from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe import schema_tree as tree
-from recipe.conftest import SMALLEST, Write
+from recipe.conftest import SMALLEST, Write, refusal
 
 
 def said(
     *files: Path, sets: tuple[str, ...] = (), environ: dict[str, str] | None = None
 ) -> tuple[list[str], str | None]:
-    with pytest.raises(RecipeError) as caught:
-        load(files, sets, environ or {})
-    assert caught.value.exit_code == ExitCode.USAGE == 2
-    return caught.value.message.splitlines(), caught.value.hint
+    caught = refusal(files, sets, environ or {})
+    assert caught.exit_code == ExitCode.USAGE == 2
+    return caught.message.splitlines(), caught.hint
 
 
 FORMATS = '`"gsm8k"`, `"columns"`, `"verl"`, `"dialogues"`, `"python"`, `"mix"`'

@@ -7,7 +7,6 @@ from pkgutil import iter_modules
 
 import pytest
 
-from ppoctl.errors import RecipeError
 from ppoctl.finding import Level
 from ppoctl.loading import rules
 from ppoctl.loading.load import load
@@ -27,7 +26,7 @@ from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.loading.rules.metrics import is_lower_better
 from ppoctl.recipe import cadence
 from ppoctl.recipe.sizes import warmup_updates
-from recipe.conftest import SMALLEST, Write
+from recipe.conftest import SMALLEST, Write, refusal
 
 EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 
@@ -787,9 +786,7 @@ CASES: list[tuple[str, list[str], str]] = [
 
 @pytest.mark.parametrize(("rule", "sets", "line"), CASES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(CASES)])
 def test_broken_rule_reports_its_message(smallest: Path, rule: str, sets: list[str], line: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], sets, {})
-    assert caught.value.message == line
+    assert refusal([smallest], sets, {}).message == line
 
 
 def test_every_rule_has_a_failing_case() -> None:
@@ -859,17 +856,14 @@ def test_values_at_rule_bounds_are_accepted(smallest: Path) -> None:
     ],
 )
 def test_values_beyond_rule_bounds_are_rejected(smallest: Path, sets: list[str], says: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], sets, {})
-    assert says in caught.value.message
-    assert len(caught.value.message.splitlines()) == 1
+    caught = refusal([smallest], sets, {})
+    assert says in caught.message
+    assert len(caught.message.splitlines()) == 1
 
 
 def test_suggested_warmup_fraction_is_valid(smallest: Path) -> None:
     sets = ["steps=75", "actor.optimizer.lr_warmup_frac=0.001"]
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], sets, {})
-    hint = str(caught.value.hint).partition("`--set ")[2].rstrip("`")
+    hint = str(refusal([smallest], sets, {}).hint).partition("`--set ")[2].rstrip("`")
     # A fraction of 150 updates has two digits.
     assert warmup_updates(load([smallest], [*sets, hint], {}).recipe, "actor") == 2
 
@@ -896,9 +890,8 @@ def test_rules_are_checked_despite_errors_in_other_keys(write: Write) -> None:
     """All rules run in one pass: a misspelled key does not hide a conflict, and a missing value skips only its own
     rules."""
     text = SMALLEST.replace("steps = 10\n", "").replace("minibatch_seqs = 2", "minibatch_seqs = 3")
-    with pytest.raises(RecipeError) as caught:
-        load([write(text)], ["actor.optimizer.lr_warmup_updates=99", "seed='x'", "critic.optimizer.lrr=1"], {})
-    said = caught.value.message.splitlines()
+    sets = ["actor.optimizer.lr_warmup_updates=99", "seed='x'", "critic.optimizer.lrr=1"]
+    said = refusal([write(text)], sets, {}).message.splitlines()
     assert [
         part in line
         for part, line in zip(("`seed`", "missing `steps`", "`lrr`", "the 4 sequences"), said, strict=True)
@@ -907,9 +900,8 @@ def test_rules_are_checked_despite_errors_in_other_keys(write: Write) -> None:
 
 
 def test_rule_hint_is_one_change(smallest: Path) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], ["ppo.minibatch_seqs=3"], {})
-    assert caught.value.hint == "change the recipe, or add `--set ppo.minibatch_seqs=2`"
+    caught = refusal([smallest], ["ppo.minibatch_seqs=3"], {})
+    assert caught.hint == "change the recipe, or add `--set ppo.minibatch_seqs=2`"
     assert load([smallest], ["ppo.minibatch_seqs=2"], {})
 
 

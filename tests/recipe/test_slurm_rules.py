@@ -10,6 +10,7 @@ from ppoctl.loading.rules import slurm
 from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.loading.rules.slurm import OWNED
 from ppoctl.recipe.slurm import is_image_file, limit_s, memory_mib
+from recipe.conftest import refusal
 
 CASES: list[tuple[str, str, str, str | None]] = [
     (
@@ -169,9 +170,8 @@ CASES: list[tuple[str, str, str, str | None]] = [
 
 @pytest.mark.parametrize(("rule", "setting", "line", "hint"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
 def test_invalid_slurm_setting_raises(smallest: Path, rule: str, setting: str, line: str, hint: str | None) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], [setting], {})
-    assert (caught.value.message, caught.value.hint) == (line, hint)
+    caught = refusal([smallest], [setting], {})
+    assert (caught.message, caught.hint) == (line, hint)
 
 
 def test_every_slurm_rule_has_a_failing_case() -> None:
