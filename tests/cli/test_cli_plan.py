@@ -314,6 +314,13 @@ def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) ->
     assert {item["name"] for item in found["items"]} >= {"actor weights", "KV cache"}
 
 
+def test_plan_json_has_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    doubtful = ("ppo.policy_loss.kind=reinforce", "ppo.epochs=2")
+    [found] = json.loads(output_of(capsys, QUICKSTART, *keys(*doubtful), "--json"))["findings"]
+    assert (found["level"], found["kind"], found["where"]) == ("note", "recipe", "--set")
+    assert "all but the first are off-policy" in found["what"]
+
+
 def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
     out = output_of(capsys, QUICKSTART, *keys(*sets))
     return out[out.index("processes\n") : out.index("\nupdates")]
