@@ -7,6 +7,7 @@ import pytest
 
 from fakes.job import play
 from ppoctl.cli.app import run
+from ppoctl.loop.early_end import metrics_by_step
 from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import outlines_of
@@ -27,24 +28,14 @@ def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name
     play(root, recipe(steps=5))
     play(tmp_path / "today", recipe(steps=5))
     assert layout.ledger.read_bytes().startswith(before)
-    kept_metrics, today = (metrics_by_step(each) for each in (layout, RunPaths(tmp_path / "today")))
-    for step in today:
+    kept, today = (metrics_by_step(read_lines(each.journal)) for each in (layout, RunPaths(tmp_path / "today")))
+    for step in range(6):
         # `trained/` counts start at the first step that counted them.
         left_out = ("trained/", "eval/") if step == 3 else ("trained/",)
-        kept_metrics[step] = {
-            name: value for name, value in kept_metrics[step].items() if not name.startswith(left_out)
-        }
-        known = {name: today[step][name] for name in kept_metrics[step]}  # not metrics that were added since
-        assert kept_metrics[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
-
-
-def metrics_by_step(paths: RunPaths) -> dict[int, dict[str, float]]:
-    """Return the metrics by step; if a stage was journaled twice, the later line counts."""
-    found: dict[int, dict[str, float]] = {}
-    for line in read_lines(paths.journal):
-        if "stage" in line:
-            found.setdefault(line["step"], {}).update(line["figures"])
-    return found
+        metrics = {name: value for name, value in kept(step).items() if not name.startswith(left_out)}
+        known = {name: today(step)[name] for name in metrics}  # not metrics that were added since
+        assert known
+        assert metrics == pytest.approx(known, rel=1e-4, abs=1e-6), step
 
 
 @pytest.mark.parametrize("name", STOPS)

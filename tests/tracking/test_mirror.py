@@ -330,10 +330,7 @@ import os, signal, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from tracking_lab import SETTINGS, Mlflow, RunDir
-from ppoctl.tracking.mirror import MirrorHooks
-from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.mirror import MirrorHooks
-from ppoctl.tracking.mirror import MlflowMirror, MirrorIntervals
+from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror
 
 run = RunDir(Path({runs!r}))
 around = MirrorHooks(notify=sys.stderr.write)
