@@ -49,7 +49,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     found = FakeSlurm(tmp_path / "slurm")
     found.use(monkeypatch)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return found
 
 

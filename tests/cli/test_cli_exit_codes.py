@@ -163,26 +163,6 @@ def test_debug_option_shows_the_traceback_in_any_position(
         assert err.endswith("error: x\n")
 
 
-def test_json_error_has_all_fields(failing: list[object], capsys: pytest.CaptureFixture[str]) -> None:
-    failing[0] = errors.RecipeError("a\nb", hint="c")
-    assert run(["fail-for-the-test", "--json"]) == 2
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert json.loads(captured.out) == {
-        "error": {"kind": "RecipeError", "message": "a\nb", "problems": ["a", "b"], "hint": "c", "exit_code": 2}
-    }
-
-
-def test_exit_code_is_the_return_value_of_the_command(failing: list[object]) -> None:
-    failing[0] = 9
-    assert run(["fail-for-the-test"]) == 9
-
-
-def test_ctrl_c_is_130(failing: list[object]) -> None:
-    failing[0] = KeyboardInterrupt()
-    assert run(["fail-for-the-test"]) == 130
-
-
 def test_colour_requires_a_terminal_and_no_no_color(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

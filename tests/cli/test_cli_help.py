@@ -66,21 +66,9 @@ def test_help_list_truncates_no_sentence(ask: RunCli, monkeypatch: pytest.Monkey
     )
 
 
-def test_help_lists_every_command_once_in_its_group(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_of_the_help_have_every_command_once() -> None:
     listed = [name for names in SECTIONS.values() for name in names]
     assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert (
-        """
-Monitor:
-  runs          List your runs, one row per run.
-  status        Show the state of a run.
-  logs          Print the logs of a run.
-
-Inspect:
-"""
-        in ask("--help").out
-    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -105,9 +93,7 @@ def choices_of(annotation: Any) -> list[str]:
 
 def test_logs_help_shows_usage_options_and_examples(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert (
-        ask("logs", "--help").out
-        == """\
+    screen = """\
 Usage: ppoctl logs [OPTIONS] RUN
 
   Print the logs of a run. Default: the console of the run. --what selects the
@@ -130,7 +116,7 @@ Options:
     ppoctl logs my -f                # follow the console until the run ends
     ppoctl logs my --what engines -n 20
 """
-    )
+    assert ask("logs", "--help").out == screen
     assert ask("recipes", "keys", "--help").out.startswith("Usage: ppoctl recipes keys [OPTIONS] [KEY]\n")
     assert "--rows N         Training rows for --reward.  [default: 64]\n" in ask("validate", "--help").out
 

@@ -195,24 +195,20 @@ def test_follow_goes_from_slurm_log_to_attempts_and_ends_with_the_run(
     assert (out, err, process.returncode) == ("ends\n", "", 0)
 
 
-def test_follow_ends_when_slurm_has_no_more_jobs(
-    made: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm")
-    slurm.use(monkeypatch)
+def test_follow_ends_when_slurm_has_no_more_jobs(made: RunPaths, cluster: FakeSlurm) -> None:
     record(made, JobRecord("7", 1.0, "resume"))
-    slurm.has("7", "PENDING")
+    cluster.has("7", "PENDING")
     events: list[dict[str, Any]] = []
     assert not _is_over(made, events, may_query=True)
-    slurm.has("7", "CANCELLED")
+    cluster.has("7", "CANCELLED")
     assert not _is_over(made, events, may_query=False)
     assert _is_over(made, events, may_query=True)
     events.append({"event": "attempt_started", "attempt": 1, "pid": 1, "host": "another", "at": 1.0, "job": "7"})
     events.append({"event": "attempt_ended", "attempt": 1, "status": "preempted", "exit_code": 75, "at": 2.0})
     assert _is_over(made, events, may_query=True)
-    slurm.has("7", "RUNNING", restarts=1)
+    cluster.has("7", "RUNNING", restarts=1)
     assert not _is_over(made, events, may_query=True)
-    slurm.goes_away()
+    cluster.goes_away()
     assert not _is_over(made, events, may_query=True)
 
 

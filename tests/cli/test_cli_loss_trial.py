@@ -34,9 +34,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: RunCli) -> RunCli:
 def test_trial_prints_each_check_of_loss_and_estimator(ask: RunCli, tmp_path: Path) -> None:
     result = ask("validate", "no-critic.toml", "loss.toml", "estimator.toml", "--loss")
     assert result.code == 0
-    assert (
-        result.out
-        == f"""\
+    screen = f"""\
 ppo.policy_loss ({tmp_path}/my_loss.py:loss): 8 random responses of at most 12 tokens
 ok  losses are finite numbers of shape [8, 12]; metric `policy/custom_weight`
 ok  gradients are finite
@@ -55,7 +53,7 @@ ok  padding changes no advantage
 ok  the order of the responses changes no advantage
 
 """
-    )
+    assert result.out == screen
     assert result.err.endswith("ok: no-critic.toml + loss.toml + estimator.toml\n")
 
 

@@ -39,9 +39,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) ->
 def test_plan_of_the_quickstart_on_a_laptop(capsys: pytest.CaptureFixture[str]) -> None:
     out = output_of(capsys, QUICKSTART)
     here = f", {memory.machine_bytes() / 2**30:,.3g} GiB"
-    assert (
-        out[out.index("disk\n") :].replace(here, ", 8 GiB")
-        == """\
+    screen = """\
 disk
   checkpoints     8, of which 2 are kept
   records         at most 412 KiB a step, 4.02 MiB at a time
@@ -103,14 +101,12 @@ contents of this machine with all processes
   samples and records   824 KiB   all except rollout
   published weights     3.29 MiB  always
 """
-    )
+    assert out[out.index("disk\n") :].replace(here, ", 8 GiB") == screen
 
 
 def test_plan_of_a_large_model_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     out = output_of(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", code=7)
-    assert (
-        out[out.index("memory") :]
-        == """\
+    screen = """\
 memory (estimates, GPU)
   of the largest rank           actor          critic
   parameters                    1,903,953,408  1,903,953,408
@@ -199,7 +195,7 @@ largest items in critic_update, and what to do
   if every role is offloaded, no stage needs more than 66.2 GiB (rollout):
     --set 'cluster.offload=["actor", "critic", "generator"]'
 """
-    )
+    assert out[out.index("memory") :] == screen
 
 
 def test_plan_with_each_process_on_its_own_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,9 +203,7 @@ def test_plan_with_each_process_on_its_own_gpu(capsys: pytest.CaptureFixture[str
     layout += keys("generator.engines=4", "generator.tensor=2", 'cluster.placement="apart"')
     batching = keys('actor.recompute="full"', "actor.batching.forward_max_tokens_per_microbatch=40000")
     out = output_of(capsys, *LARGE, *layout, *batching, "--gpu-gib", "80")
-    assert (
-        out[out.index("processes") : out.index("data\n")]
-        == """\
+    screen = """\
 processes
   actor      8: tensor 4, data 2
   critic     8: tensor 4, data 2
@@ -234,17 +228,15 @@ updates
   replayed by a resume, maximum  80 updates            80 updates
 
 """
-    )
+    assert out[out.index("processes") : out.index("data\n")] == screen
     assert "  generator     7.09 GiB weights in each process\n" in out
     assert "sequences of full length in each engine\n" in out
-    assert (
-        out[out.index("stages, ") : out.index("  reward ")]
-        == """\
+    screen = """\
 stages, each process on its own GPU, 80 GiB
                  the actor's GPU        the critic's GPU        the generator's GPU
   rollout        43.5 GiB         fits  31.5 GiB          fits  55.9 GiB             fits
 """
-    )
+    assert out[out.index("stages, ") : out.index("  reward ")] == screen
     titles = [line for line in out.splitlines() if line.startswith(("contents of", "host memory"))]
     assert titles == [
         "contents of the actor's GPU",
@@ -258,9 +250,7 @@ def test_plan_of_colocated_roles_with_offload(capsys: pytest.CaptureFixture[str]
     offload = keys('cluster.offload=["actor", "critic", "generator"]')
     out = output_of(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", *offload)
     assert "  rollout        66.2 GiB  fits\n" in out
-    assert (
-        out[out.index("  offloaded while") : out.index("  actor gather buffer")]
-        == """\
+    screen = """\
   offloaded while others compute: actor, critic, generator
 
 contents of the fullest of 8 GPUs (actor, critic, generator)
@@ -269,22 +259,20 @@ contents of the fullest of 8 GPUs (actor, critic, generator)
   actor optimizer       10.6 GiB  actor_update, actor_save, actor_load
   reference             3.55 GiB  logprobs, correction, advantages
 """
-    )
+    assert out[out.index("  offloaded while") : out.index("  actor gather buffer")] == screen
     assert "\n  offloaded             142 GiB   all except actor_load\n" in out
 
 
 def test_plan_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     out = output_of(capsys, *LARGE)
-    assert (
-        out[out.index("largest items") :]
-        == """\
+    screen = """\
 largest items in actor_update, and what to do
   states being written  191 GiB   set `checkpoint.asynchronous = false`
   actor optimizer       85.1 GiB  use more nodes (`cluster.ray_address`) or a smaller model
   actor activations     81.5 GiB  raise `actor.parallel.context`, or set `actor.recompute`
   critic optimizer      79 GiB    use more nodes (`cluster.ray_address`) or a smaller model
 """
-    )
+    assert out[out.index("largest items") :] == screen
 
 
 @pytest.mark.parametrize(
@@ -326,15 +314,20 @@ def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) ->
     assert {item["name"] for item in found["items"]} >= {"actor weights", "KV cache"}
 
 
+def test_plan_json_has_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    doubtful = ("ppo.policy_loss.kind=reinforce", "ppo.epochs=2")
+    [found] = json.loads(output_of(capsys, QUICKSTART, *keys(*doubtful), "--json"))["findings"]
+    assert (found["level"], found["kind"], found["where"]) == ("note", "recipe", "--set")
+    assert "all but the first are off-policy" in found["what"]
+
+
 def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
     out = output_of(capsys, QUICKSTART, *keys(*sets))
     return out[out.index("processes\n") : out.index("\nupdates")]
 
 
 def test_plan_reports_idle_processes_and_unused_ray(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        processes(capsys, "actor.parallel={data=100}", "critic.parallel={data=2}", "generator.engines=8")
-        == """\
+    screen = """\
 processes
   actor      100: data 100; 36 of its data ranks get no row of a minibatch
   critic     2: data 2
@@ -342,15 +335,13 @@ processes
   devices    100: each is shared by one process of every role
   Ray        started by the run, on this machine
 """
-    )
-    assert (
-        processes(capsys, "cluster.ray_address=head:6379")
-        == """\
+    assert processes(capsys, "actor.parallel={data=100}", "critic.parallel={data=2}", "generator.engines=8") == screen
+    screen = """\
 processes
   all roles  in the process of the command; vLLM in a second process
   Ray        not started: `cluster.ray_address` is not used
 """
-    )
+    assert processes(capsys, "cluster.ray_address=head:6379") == screen
     assert "  Ray        the cluster at `head:6379`" in processes(
         capsys, "generator.engines=2", "cluster.ray_address=head:6379"
     )

@@ -173,6 +173,16 @@ def test_resume_of_an_unmet_run_returns_the_same_exit_code(tmp_path: Path, ask: 
     assert result.err.splitlines()[0] == "all steps are done: nothing is left to do"
 
 
+def test_resume_prints_notes_on_doubtful_keys(tmp_path: Path, ask: RunCli) -> None:
+    root = tmp_path / "fake"
+    trained(root, written(steps=2))
+    doubtful = ("steps=4", "ppo.policy_loss.kind=reinforce", "ppo.epochs=2")
+    result = ask("resume", root, *(word for key in doubtful for word in ("--set", key)))
+    [note] = [line for line in result.err.splitlines() if "note: --set: the loss has no ratio" in line]
+    assert "off-policy" in note
+    assert result.code != 0
+
+
 def test_run_path_is_printed_as_typed(tmp_path: Path, ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path / "fake", written(steps=2))
     monkeypatch.chdir(tmp_path)

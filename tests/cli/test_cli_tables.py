@@ -32,22 +32,18 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_last_column_wraps_below_itself(printed: Print) -> None:
-    assert (
-        printed(60)
-        == """\
+    screen = """\
 key            default  meaning
 rollout.min_p  0.0      Draw from ids at least this many
                         times as likely as the likeliest; 0:
                         from all.
 rollout.seed   -        Where the draws begin.
 """
-    )
+    assert printed(60) == screen
 
 
 def test_row_too_wide_for_columns_is_printed_as_a_block(printed: Print) -> None:
-    assert (
-        printed(40)
-        == """\
+    screen = """\
 rollout.min_p
   default: 0.0
   meaning: Draw from ids at least this
@@ -56,7 +52,7 @@ rollout.min_p
 rollout.seed
   meaning: Where the draws begin.
 """
-    )
+    assert printed(40) == screen
 
 
 def test_row_that_fits_or_has_no_terminal_is_a_single_line(printed: Print) -> None:

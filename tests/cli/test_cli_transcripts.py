@@ -23,11 +23,6 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: RunCli) -> RunCli:
     return ask
 
 
-def test_valid_recipe_prints_ok_on_stderr(ask: RunCli) -> None:
-    note = "note: r.toml:4: `model.path` is `org/base`: it has not been fetched; not checked\n"
-    assert ask("validate", "r.toml") == CliResult(0, "", f"{note}ok: r.toml\n")
-
-
 def test_validate_notes_doubtful_settings_as_text_and_json(ask: RunCli) -> None:
     doubtful = ("--set", "ppo.policy_loss.kind=reinforce")
     note, missing = json.loads(ask("validate", "r.toml", *doubtful, "--json").out)["findings"]
@@ -74,18 +69,6 @@ error: r.toml:7: `data.train.path` is `{here}/train.jsonl`: no such file
 hint: ppoctl recipes keys
 """,
     )
-
-
-def test_context_length_must_fit_the_model(ask: RunCli) -> None:
-    Path("m").mkdir()
-    config = json.loads((MODEL / "config.json").read_text("utf-8"))
-    Path("m/config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}), "utf-8")
-    result = ask("validate", "r.toml", "--set", "model.path=m")
-    assert result.code == 2
-    assert (
-        "error: r.toml:11: a window of 33 tokens (`rollout.max_prompt_tokens` `20` + `rollout.max_new_tokens` `13`) "
-        "does not fit the model's 32 positions"
-    ) in result.err.splitlines()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])

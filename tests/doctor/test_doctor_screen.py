@@ -35,9 +35,7 @@ def test_screen_of_a_healthy_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(gpu_part(node()), verbose=True, json=False) is None
     said = capsys.readouterr()
     assert said.err == ""
-    assert (
-        said.out
-        == """\
+    screen = """\
 ok  driver        580.65.06, for CUDA up to 13.0
 ok  packages      torch 2.13.0, vllm 0.32.0, megatron-core 0.16.1, ray 2.60.0
 ok  torch         2.13.0, built for CUDA 13.0, finds 2 of 2 GPUs
@@ -48,7 +46,7 @@ ok  NCCL          2.29.7
 ok  compiler      /usr/bin/cc
 8 checks passed
 """
-    )
+    assert said.out == screen
 
 
 def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,9 +56,7 @@ def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str])
     assert report(gpu_part(broken)[2:6], verbose=True, json=False) == 3
     said = capsys.readouterr()
     assert said.err == ""
-    assert (
-        said.out
-        == """\
+    screen = """\
 error    torch        2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; fix: make setup-gpu  # or, without \
 a checkout: uv pip install --reinstall 'ppoctl[gpu]'
 ok       GPUs         2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
@@ -70,7 +66,7 @@ warning  peer access  none between GPUs 0 and 1 (1 of 1 pairs): transfers go thr
 topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
 1 check passed, 1 warning, 2 failed
 """
-    )
+    assert said.out == screen
 
 
 def test_doctor_prints_every_check_and_leaves_no_files(

@@ -45,7 +45,8 @@ class FakeSlurm:
             (folder / name).chmod(0o755)
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put the programs first in PATH."""
+        """Put the programs first in PATH; this process is not in a job."""
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
         monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
 
     def has(

@@ -4,10 +4,11 @@ python tests/plan/fit_page.py        prints the table; PYTHONPATH=src:tests, PPO
 """
 
 import time
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ppoctl.loading.load import load
-from ppoctl.plan.fit.moves import moves_of
 from ppoctl.plan.fit.proposals import Proposal, Proposals
 from ppoctl.plan.fit.search import MARGIN_GIB
 from ppoctl.plan.memory.assumptions import GIB
@@ -30,7 +31,29 @@ CASES = (
     ("verl/run_qwen3_8b_megatron", 79.0, 1),
     ("verl/run_qwen3_8b_megatron", 79.0, 8),
 )
+MOVES = {
+    "token budgets": ("*.batching.*",),
+    "recomputation": ("*.recompute",),
+    "offload": ("cluster.offload",),
+    "KV cache": ("generator.gpu_memory_frac",),
+    "no CUDA graphs": ("generator.compile",),
+    "engines": ("generator.engines", "generator.tensor"),
+    "layout": ("*.parallel", "cluster.placement", "cluster.weights", "checkpoint.reshardable"),
+    "optimizer on the CPU": ("*.optimizer.on",),
+    "part that trains": ("*.train",),
+}
+"""Kind of change, as the page names it -> glob patterns of the dotted keys that it changes."""
 HEADER = ("recipe", "GPUs", "1", "2", "3")
+
+
+def moves_of(keys: Iterable[str]) -> list[str]:
+    """Return the kinds of change that these dotted keys belong to, in the order of the page."""
+    changed = list(keys)
+    return [
+        name
+        for name, patterns in MOVES.items()
+        if any(fnmatchcase(key, pattern) for key in changed for pattern in patterns)
+    ]
 
 
 def row(name: str, gib: float, gpus: int) -> tuple[str, ...]:
@@ -49,7 +72,7 @@ def row(name: str, gib: float, gpus: int) -> tuple[str, ...]:
 
 def cell(proposal: Proposal, proposals: Proposals) -> str:
     """Return time, kinds of changes and peak of a proposal."""
-    kinds = ", ".join(move.name for move in moves_of(map(dotted, proposal.changes))) or "no change"
+    kinds = ", ".join(moves_of(map(dotted, proposal.changes))) or "no change"
     trains = {key[0]: value for key, value in proposal.changes.items() if key[-1] == "train"}
     parts = [f"{role}: {'adapters' if 'lora' in value else 'last layers'}" for role, value in trains.items()]
     peak = max(pool.fullest.bytes for pool in proposal.memory.places) / GIB

@@ -24,13 +24,7 @@ LATENT = replace(
     head_dim=6,
     latent=LatentShape(query_rank=3, kv_rank=5, nope_dim=4, rope_dim=2, value_dim=4, norm_eps=1e-6),
     experts=ExpertShape(
-        6,
-        2,
-        5,
-        renormalise=True,
-        layers=(False, True),
-        shared_ffn_hidden_size=7,
-        sigmoid=SigmoidRouting(1, 1, 1.0),
+        6, 2, 5, renormalise=True, layers=(False, True), shared_ffn_hidden_size=7, sigmoid=SigmoidRouting(1, 1, 1.0)
     ),
 )
 CAPPED = replace(

@@ -159,14 +159,8 @@ def test_full_kl_adds_logits_chunk_and_reference_hidden_states() -> None:
         ("{place='loss', estimator='k3', coef=0.1}", set()),
         ("{place='reward', estimator='full', coef=0.1}", {"forward"}),
         ("{place='loss', estimator='full', coef=0.1}", {"update"}),
-        (
-            "{place='loss', estimator='full', coef=0.1, adaptive={target_per_token=0.1}}",
-            {"forward", "update"},
-        ),
-        (
-            "{place='reward', estimator='full', coef=0.1, adaptive={target_per_token=0.1}}",
-            {"forward"},
-        ),
+        ("{place='loss', estimator='full', coef=0.1, adaptive={target_per_token=0.1}}", {"forward", "update"}),
+        ("{place='reward', estimator='full', coef=0.1, adaptive={target_per_token=0.1}}", {"forward"}),
     ],
 )
 def test_full_kl_passes_follow_kl_settings(smallest: Path, kl: str, passes: set[str]) -> None:
@@ -270,11 +264,7 @@ def test_bucket_copies_depend_on_weight_transfer(
     weights: str, one_node: bool, sender: int, engine: int, host: int
 ) -> None:
     cluster = ClusterTable.model_validate({"weights": weights, "placement": "apart"})
-    assert generator.copies_of(cluster, one_node=one_node) == {
-        "actor": sender,
-        "generator": engine,
-        "node": host,
-    }
+    assert generator.copies_of(cluster, one_node=one_node) == {"actor": sender, "generator": engine, "node": host}
 
 
 @pytest.mark.parametrize(

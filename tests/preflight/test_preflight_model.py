@@ -158,16 +158,8 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         3,
         "model.safetensors` cannot be read: its tensors cover it up to byte 3,454,584 of 3,453,584",
     ),
-    "no header": (
-        text("model.safetensors", b"\xff" * 100),
-        3,
-        "model.safetensors` cannot be read: ",
-    ),
-    "empty": (
-        text("model.safetensors", b""),
-        3,
-        "model.safetensors` cannot be read: Expecting value",
-    ),
+    "no header": (text("model.safetensors", b"\xff" * 100), 3, "model.safetensors` cannot be read: "),
+    "empty": (text("model.safetensors", b""), 3, "model.safetensors` cannot be read: Expecting value"),
     "an index of something else": (index, 3, "of `{base}` is in a file but not in the index"),
     "an index of nothing": (
         text("model.safetensors.index.json", '{"weight_map": {}}'),
@@ -210,7 +202,8 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a window too long": (
         config(max_position_embeddings=32),
         2,
-        "a window of 33 tokens (`rollout.max_prompt_tokens`",
+        "rollout.max_new_tokens: a window of 33 tokens (`rollout.max_prompt_tokens` `20` + `rollout.max_new_tokens` "
+        "`13`) does not fit the model's 32 positions",
     ),
 }
 
@@ -230,9 +223,9 @@ def test_intact_model_and_rows_have_no_problems(folder: Path) -> None:
 def test_wrong_model_is_reported_in_one_sentence(folder: Path, case: str) -> None:
     damage, code, says = WRONG[case]
     damage(folder / "base")
-    problems = check(load([Path("r.toml")]).recipe, device="cpu")
+    problems = check(load([Path("r.toml")]).recipe, lambda path: ".".join(path), device="cpu")
     wanted = says.format(base=folder / "base", here=folder)
-    [found] = [problem for problem in problems if wanted in problem.what]
+    [found] = [problem for problem in problems if wanted in f"{problem.where}: {problem.what}"]
     assert found.error.exit_code == code
     assert found.hint
 

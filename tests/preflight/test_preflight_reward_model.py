@@ -20,12 +20,7 @@ WRONG: dict[str, tuple[list[str], Break, str, str]] = {
         "`{judge}` is not a reward model: its config.json names Qwen2ForCausalLM, not a ...ForSequenceClassification",
         "grep -A1 architectures",
     ),
-    "a lost head": (
-        [],
-        lambda judge: shutil.copy(QUICKSTART / "model.safetensors", judge),
-        "score.weight",
-        "",
-    ),
+    "a lost head": ([], lambda judge: shutil.copy(QUICKSTART / "model.safetensors", judge), "score.weight", ""),
     "no weights": (
         [],
         lambda judge: (judge / "model.safetensors").unlink(),

@@ -177,18 +177,6 @@ def locked(folder: Path) -> Path:
     return folder
 
 
-def in_a_file(folder: Path) -> Path:
-    folder.write_text("", "utf-8")
-    return folder / "runs"
-
-
-@pytest.mark.parametrize(("make", "says"), [(in_a_file, "`{0}/x` is a file, but `{0}/x/runs` must be a folder")])
-def test_folder_that_cannot_be_created_raises(tmp_path: Path, make: Callable[[Path], Path], says: str) -> None:
-    with pytest.raises(StorageError) as caught:
-        require_writable(make(tmp_path / "x"))
-    assert caught.value.message == says.format(tmp_path)
-
-
 def as_nobody(ask: Callable[[], None]) -> int:
     """Return the exit code of the error for a process without privileges; root may write anywhere."""
     child = os.fork()
@@ -229,22 +217,6 @@ def test_writable_check_leaves_no_files(tmp_path: Path) -> None:
     assert caught.value.hint == f"name another folder, or move it away: mv {tmp_path}/out {tmp_path}/out.old"
     with pytest.raises(StorageError, match=r"`.*/no` is not a folder"):
         require_new(tmp_path / "no" / "out", "folder")
-
-
-def test_outputs_are_checked_before_engines_start(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # importing it would fail
-    (folder / "there").touch()
-    assert run(["eval", "r.toml", "--ckpt", "base", "--out", "there"]) == 2
-    assert run(["convert-ckpt", "base", "there", "--to", "megatron"]) == 2
-    assert run(["eval", "--ckpt", "base"]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert lines == [
-        "error: `there` exists",
-        "error: `there` exists",
-        "error: `base` is a model folder: add a recipe that names the evaluation sets",
-    ]
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
 """A smallest complete recipe in an empty folder, which is the working directory, so that messages contain short
 names."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ppoctl.errors import RecipeError
+from ppoctl.loading.load import load
 
 SMALLEST = """\
 name = "small"
@@ -29,6 +34,22 @@ lr = 1e-5
 """
 
 Write = Callable[..., Path]
+
+
+def refusal(*arguments: Any) -> RecipeError:
+    """Return the error of `load` with these arguments."""
+    with pytest.raises(RecipeError) as caught:
+        load(*arguments)
+    return caught.value
+
+
+def model_as_read(folder: Path, **fields: object) -> str:
+    """Write as much of a model as `load` reads, and return the setting that names it."""
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096, **fields}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).touch()
+    return f"model.path={folder}"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ppoctl.errors import RecipeError
 from ppoctl.loading.capabilities import NOT_YET, require_capable, wanting
 from ppoctl.loading.load import load
 from ppoctl.runs.session import prepare
-from recipe.conftest import SMALLEST, Write
+from recipe.conftest import SMALLEST, Write, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 MISSING = 'requires = ["critic-free", "async"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
@@ -79,9 +79,7 @@ def test_capability_that_came_since_may_still_be_required(write: Write, name: st
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_critic_free_estimator_is_reported_as_not_available_yet(smallest: Path, kind: str) -> None:
-    with pytest.raises(RecipeError) as error:
-        load([smallest], [f"ppo.advantages.kind={kind}"])
-    assert error.value.message == (
+    assert refusal([smallest], [f"ppo.advantages.kind={kind}"]).message == (
         f'--set: `ppo.advantages.kind` is `"{kind}"`, a known feature that is not available yet: further '
         "algorithms without a critic (GPG, optimal token baselines)"
     )
@@ -99,9 +97,7 @@ def test_critic_free_estimator_is_reported_as_not_available_yet(smallest: Path, 
     ],
 )
 def test_estimator_of_another_system_is_translated(smallest: Path, name: str, says: str) -> None:
-    with pytest.raises(RecipeError) as error:
-        load([smallest], [f"ppo.advantages.kind={name}"])
-    assert error.value.message.endswith(f"; {says}")
+    assert refusal([smallest], [f"ppo.advantages.kind={name}"]).message.endswith(f"; {says}")
 
 
 def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
@@ -122,12 +118,11 @@ def test_table_of_planned_feature_is_reported_as_not_available_yet(
     smallest: Path, setting: str, key: str, what: str
 ) -> None:
     """The error is one sentence, without a list of all keys."""
-    with pytest.raises(RecipeError) as error:
-        load([smallest], [setting])
-    says = error.value.message
+    error = refusal([smallest], [setting])
+    says = error.message
     assert says.startswith(f"--set: unknown key `{key}`; it is a known feature that is not available yet: {what}")
     assert len(says.splitlines()) == 1
-    assert error.value.hint == "ppoctl recipes keys requires"
+    assert error.hint == "ppoctl recipes keys requires"
 
 
 def test_limits_page_names_every_planned_capability() -> None:

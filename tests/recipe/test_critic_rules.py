@@ -5,14 +5,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ppoctl.errors import RecipeError
 from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.finding import Finding
 from ppoctl.loading.load import examine, load
-from ppoctl.loading.rules.across_tables import violations
-from ppoctl.loading.rules.critic import CRITIC_RULES
+from ppoctl.loading.rules import critic
+from ppoctl.loading.rules.across_tables import rules_of, violations
 from ppoctl.recipe.schema import Recipe
-from recipe.conftest import SMALLEST, Write
+from recipe.conftest import SMALLEST, Write, refusal
 
 NO_CRITIC = SMALLEST[: SMALLEST.index("[critic.optimizer]")]
 TRAINS_NONE = "the advantages train no critic"
@@ -128,22 +127,20 @@ def test_values_that_are_the_defaults_are_accepted_without_a_critic(write: Write
 def test_critic_warmup_that_contradicts_other_keys_is_refused(
     smallest: Path, sets: list[str], message: str, hint: str
 ) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], sets, {})
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    caught = refusal([smallest], sets, {})
+    assert (caught.message, caught.hint) == (message, hint)
     load([smallest], ["ppo.critic_only_until={explained_variance=0.5, at_most=9}"], {})
 
 
 @pytest.mark.parametrize("kind", ["gae", "monte_carlo"])
 def test_missing_critic_is_refused_if_the_advantages_train_one(write: Write, kind: str) -> None:
     """The keys of a critic are then not reported: the table is what is missing."""
-    with pytest.raises(RecipeError) as caught:
-        load([write(NO_CRITIC)], [f"ppo.advantages.kind={kind}", "ppo.critic_epochs=2"], {})
-    assert caught.value.message == (
+    caught = refusal([write(NO_CRITIC)], [f"ppo.advantages.kind={kind}", "ppo.critic_epochs=2"], {})
+    assert caught.message == (
         "--set: missing table [critic], which the advantages train; it needs `critic.optimizer.lr`: "
         f'`ppo.advantages.kind` = `"{kind}"` (--set)'
     )
-    assert caught.value.hint == "change the recipe, or add `--set critic.optimizer.lr=LR`"
+    assert caught.hint == "change the recipe, or add `--set critic.optimizer.lr=LR`"
     loaded = load([write(NO_CRITIC)], ["critic.optimizer.lr=1e-5"], {})
     assert loaded.recipe == load([write(SMALLEST)], (), {}).recipe
 
@@ -156,7 +153,7 @@ def test_critic_is_refused_if_the_advantages_train_none(smallest: Path) -> None:
     assert problem.hint == "remove the table [critic], or add `--set ppo.advantages.kind=gae`"
 
 
-@pytest.mark.parametrize("rule", CRITIC_RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", rules_of(critic), ids=lambda rule: rule.__name__)
 def test_rule_accepts_ppo_with_every_key_of_a_critic(smallest: Path, rule: Any) -> None:
     # Only one of the two keys of a critic warm-up may be set.
     sets = [setting for settings, _, _ in CASES for setting in settings if "critic_only_steps" not in setting]

@@ -6,8 +6,8 @@ import pytest
 
 from fakes.components import fake_recipe
 from ppoctl.finding import Finding
-from ppoctl.loading.rules.across_tables import RULES
-from ppoctl.loading.rules.environment import ENVIRONMENT_RULES
+from ppoctl.loading.rules import environment
+from ppoctl.loading.rules.across_tables import RULES, rules_of
 from ppoctl.recipe.schema import Recipe
 
 CLASS = {"kind": "python", "path": "env:Counts"}
@@ -25,7 +25,7 @@ def with_environment(environment: dict[str, Any] | None, **changes: Any) -> Reci
 
 
 def conflicts(recipe: Recipe) -> list[Finding]:
-    return [conflict for rule in ENVIRONMENT_RULES for conflict in rule(recipe)]
+    return [conflict for rule in rules_of(environment) for conflict in rule(recipe)]
 
 
 REFUSED: dict[str, tuple[dict[str, Any] | None, dict[str, Any], str, list[str], str | None]] = {

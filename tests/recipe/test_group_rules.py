@@ -7,8 +7,8 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.dynamic_sampling import with_groups
 from ppoctl.finding import Finding
-from ppoctl.loading.rules.across_tables import RULES
-from ppoctl.loading.rules.groups import GROUP_RULES
+from ppoctl.loading.rules import groups
+from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.recipe.schema import Recipe
 
 MOMENTS = {"kind": "exact_match", "moments": {"kind": "running"}}
@@ -18,7 +18,7 @@ ALL = {"critic_sees": "all"}
 
 
 def conflicts(recipe: Recipe) -> list[Finding]:
-    return [conflict for rule in GROUP_RULES for conflict in rule(recipe)]
+    return [conflict for rule in rules_of(groups) for conflict in rule(recipe)]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
@@ -121,4 +121,3 @@ def test_recipe_is_accepted(groups: dict[str, Any], changes: dict[str, Any]) -> 
 def test_recipe_without_dynamic_sampling_is_accepted() -> None:
     rollout = {"prompts_per_step": 8, "samples_per_prompt": 1, "max_prompt_tokens": 4, "max_new_tokens": 6}
     assert conflicts(fake_recipe(rollout=rollout, reward=MOMENTS)) == []
-    assert set(GROUP_RULES) <= set(RULES)

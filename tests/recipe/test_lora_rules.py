@@ -7,7 +7,9 @@ import pytest
 
 from ppoctl.errors import RecipeError
 from ppoctl.loading.load import load
-from ppoctl.loading.rules.lora import LORA_RULES
+from ppoctl.loading.rules import lora
+from ppoctl.loading.rules.across_tables import rules_of
+from recipe.conftest import model_as_read, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 ATTENTION = "`q_proj`, `k_proj`, `v_proj`, `o_proj`"
@@ -76,17 +78,15 @@ CASES: list[tuple[str, list[str], str, str]] = [
 def test_adapters_that_do_not_fit_the_model_are_refused_with_one_message(
     rule: str, sets: list[str], says: str, hint: str
 ) -> None:
-    assert rule in {check.__name__ for check in LORA_RULES}
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], sets)
-    assert says in caught.value.message
-    assert len(caught.value.message.splitlines()) == 1
-    assert hint in str(caught.value.hint)
+    caught = refusal([QUICKSTART], sets)
+    assert says in caught.message
+    assert len(caught.message.splitlines()) == 1
+    assert hint in str(caught.hint)
 
 
 def test_every_rule_about_adapters_has_a_failing_case() -> None:
     tested_with_experts = "check_targets_are_not_experts"
-    assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in LORA_RULES}
+    assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in rules_of(lora)}
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,7 @@ def test_projections_of_experts_are_refused_as_targets(
     tmp_path: Path, config: dict[str, object], adaptable: list[str]
 ) -> None:
     """Also if layers without experts have projections of the same names: peft would adapt both."""
-    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 4096}
-    (tmp_path / "config.json").write_text(json.dumps(sizes | config))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
-    model = f"model.path={tmp_path}"
+    model = model_as_read(tmp_path, num_hidden_layers=3, **config)
     load([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={adaptable}}}}}"])
     listed = ", ".join(f"`{name}`" for name in adaptable)
     for targets, refused, hint in (
@@ -158,13 +154,12 @@ def test_projections_of_experts_are_refused_as_targets(
         (["up_proj", "o_proj"], "`up_proj`", ["o_proj"]),
         (["down_proj"], "`down_proj`", adaptable),
     ):
-        with pytest.raises(RecipeError) as caught:
-            load([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={targets}}}}}"])
+        caught = refusal([QUICKSTART], [model, f"actor.train={{lora={{rank=3, targets={targets}}}}}"])
         assert (
             f"experts have no adapters, but their projections are targets: {refused}; "
             f"the projections that can have adapters are {listed}: "
-        ) in caught.value.message
-        assert f"actor.train.lora.targets={json.dumps(hint)}'" in str(caught.value.hint)
+        ) in caught.message
+        assert f"actor.train.lora.targets={json.dumps(hint)}'" in str(caught.hint)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +191,4 @@ def test_projections_of_experts_are_refused_as_targets(
     ],
 )
 def test_key_of_other_systems_for_adapters_names_ours_or_what_is_not_offered(written: str, says: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([QUICKSTART], [written])
-    assert says in caught.value.message
+    assert says in refusal([QUICKSTART], [written]).message

@@ -30,7 +30,7 @@ from ppoctl.recipe.schema import (
     ParallelTable,
     Recipe,
 )
-from recipe.conftest import SMALLEST, Write
+from recipe.conftest import SMALLEST, Write, refusal
 
 
 def test_later_layer_overrides_earlier_layers(write: Write) -> None:
@@ -262,6 +262,8 @@ def test_variable_used_by_other_layer_is_not_a_key(write: Write) -> None:
         ([], {**models, "PPOCTL_MODEL": '{path="$PPOCTL_MODELS/x"}'}),
     ):
         assert load([file], sets, environ).recipe.model.path == "/models/x"
+    over = write('[model]\npath = "$PPOCTL_MODELS/x"\n', "over.toml")
+    assert load([file, over], (), models).recipe.model.path == "/models/x"
 
 
 def test_variable_in_comment_is_not_used(write: Write) -> None:
@@ -272,9 +274,7 @@ def test_variable_in_comment_is_not_used(write: Write) -> None:
 
 @pytest.mark.parametrize("setting", ["#a=1", "a", "=1", "a.=1", "[a]=1"])
 def test_set_without_key_raises(smallest: Path, setting: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load([smallest], [setting], {})
-    assert f"`{setting}` is not KEY=VALUE with a dotted key" in caught.value.message
+    assert f"`{setting}` is not KEY=VALUE with a dotted key" in refusal([smallest], [setting], {}).message
 
 
 def test_model_path_is_hub_id_unless_first_part_is_a_folder(write: Write, tmp_path: Path) -> None:

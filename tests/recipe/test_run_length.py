@@ -11,7 +11,7 @@ from ppoctl.errors import DataError, MissingAssetError, RecipeError
 from ppoctl.finding import note
 from ppoctl.loading.load import examine, load
 from ppoctl.loading.write import recipe_as_toml
-from recipe.conftest import SMALLEST, Write
+from recipe.conftest import SMALLEST, Write, refusal
 
 IN_EPOCHS = SMALLEST.replace("steps = 10", "epochs = 3")
 ROW = '{"question": "1", "answer": "#### 1"}\n'
@@ -70,9 +70,7 @@ def test_uncountable_epochs_are_reported_once(write: Write) -> None:
 @pytest.mark.parametrize(("value", "says"), [("0", "must be at least 1"), ("1.5", "must be a whole number")])
 def test_invalid_epochs_value_raises(write: Write, value: str, says: str) -> None:
     write(ROW * 8, "train.jsonl")
-    with pytest.raises(RecipeError) as caught:
-        load([write(SMALLEST)], [f"epochs={value}"], {})
-    assert caught.value.message == f"--set: `epochs` is `{value}`: {says}"
+    assert refusal([write(SMALLEST)], [f"epochs={value}"], {}).message == f"--set: `epochs` is `{value}`: {says}"
 
 
 def test_epochs_count_multiple_files_and_mix_weights(write: Write) -> None:
@@ -113,10 +111,9 @@ def test_data_paths_start_at_recipe_folder_or_variable(write: Write, tmp_path: P
 
 def test_epochs_with_dynamic_sampling_are_refused(write: Write) -> None:
     write(ROW * 8, "train.jsonl")
-    with pytest.raises(RecipeError) as caught:
-        load([write(IN_EPOCHS)], ["rollout.groups={}", "rollout.samples_per_prompt=2"], {})
-    assert caught.value.message == (
+    caught = refusal([write(IN_EPOCHS)], ["rollout.groups={}", "rollout.samples_per_prompt=2"], {})
+    assert caught.message == (
         "r.toml:2: `epochs` is `3`, but with [rollout.groups] the prompts of a step depend on the scores, so no "
         "number of steps is an epoch"
     )
-    assert caught.value.hint == "write `steps` in place of `epochs`"
+    assert caught.hint == "write `steps` in place of `epochs`"

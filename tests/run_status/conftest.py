@@ -12,5 +12,4 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """Put Slurm's programs on the PATH of this process."""
     found = FakeSlurm(tmp_path / "slurm")
     found.use(monkeypatch)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return found

@@ -14,15 +14,10 @@ from ppoctl.slurm.client import Slurm, SlurmAbsentError, SlurmAwayError, SlurmJo
 def test_job_is_read_from_controller_output(cluster: FakeSlurm) -> None:
     cluster.has("12", "PENDING", reason="Resources", start="1795407125", end="1795407725")
     cluster.has("13", "FAILED", reason="NonZeroExitCode", nodes="node[1-2]", restarts=2, status="1792", end="NONE")
+    cluster.has("14", "CANCELLED", status="15")
     assert Slurm().job("12") == SlurmJob("12", "PENDING", "Resources", "", 0, "0:0", 1795407125.0, 1795407725.0)
     assert Slurm().job("13") == SlurmJob("13", "FAILED", "NonZeroExitCode", "node[1-2]", 2, "7:0", None, None)
-
-
-def test_exit_code_includes_ending_signal(cluster: FakeSlurm) -> None:
-    cluster.has("12", "CANCELLED", status="15")
-    job = Slurm().job("12")
-    assert job is not None
-    assert job.exit_code == "0:15"
+    assert Slurm().job("14") == SlurmJob("14", "CANCELLED", exit_code="0:15")
 
 
 def test_jobs_are_queried_once_and_forgotten_jobs_from_sacct(cluster: FakeSlurm) -> None:

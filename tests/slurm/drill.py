@@ -86,14 +86,7 @@ class Drill:
     def train_locally(self, *words: str) -> None:
         """Run `ppoctl train RECIPE` in a child process, outside Slurm."""
         done = subprocess.run(
-            [
-                str(self.command),
-                "train",
-                str(self.folder / "recipe.toml"),
-                "--runs",
-                str(self.folder / "runs"),
-                *words,
-            ],
+            [self.command, "train", self.folder / "recipe.toml", "--runs", self.folder / "runs", *words],
             capture_output=True,
             text=True,
             check=False,

@@ -75,13 +75,13 @@ SelectTypeParameters=CR_CPU
 # Slurm's usual intervals would be most of a test's time
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1
-KillWait={kill_wait_s}
+KillWait=30
 SlurmdTimeout=6
 SlurmctldTimeout=10
 MessageTimeout=10
 InactiveLimit=0
 CompleteWait=0
-MinJobAge={remembered_s}
+MinJobAge=86400
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -109,8 +109,6 @@ class Lab:
         kind: Literal["ports", "namespaces"] = "ports",
         cpus: int = 4,
         gpus: int = 2,
-        kill_wait_s: int = 30,
-        remembered_s: int = 86400,
     ) -> None:
         assert gpus in (0, 2), "a node has no GPUs, or two"
         self.nodes = tuple(f"node{number}" for number in range(1, nodes + 1))
@@ -121,12 +119,7 @@ class Lab:
             "PATH": PATH,
             "SLURM_CONF": str(self.folder / "slurm.conf"),
         }
-        self._settings = {
-            "cpus": cpus,
-            "gpus": gpus,
-            "kill_wait_s": kill_wait_s,
-            "remembered_s": remembered_s,
-        }
+        self._cpus, self._gpus = cpus, gpus
         self._commands: dict[str, list[str]] = {}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -165,7 +158,7 @@ class Lab:
         shutil.rmtree(self.folder)
 
     def _configure(self) -> None:
-        folder, settings = self.folder, self._settings
+        folder = self.folder
         folder.chmod(0o755)  # munge must be reachable for all users
         for name in ("munge", "state", "log", "shared", *(f"spool/{node}" for node in self.nodes)):
             (folder / name).mkdir(parents=True)
@@ -173,13 +166,12 @@ class Lab:
             self.network.make()
         ports = iter(_free_ports(1 + len(self.nodes)))
         port = next(ports)
-        gpus = f" Gres=gpu:{settings['gpus']}" if settings["gpus"] else ""
+        gpus = f" Gres=gpu:{self._gpus}" if self._gpus else ""
         places = [
-            f"NodeName={node} {self._place(node)} Port={next(ports)} CPUs={settings['cpus']} RealMemory=4000{gpus}"
+            f"NodeName={node} {self._place(node)} Port={next(ports)} CPUs={self._cpus} RealMemory=4000{gpus}"
             for node in self.nodes
         ]
         text = CONFIGURATION.format(
-            **settings,
             folder=folder,
             host=HOST,
             address=self.network.address if self.network else "127.0.0.1",
@@ -188,7 +180,7 @@ class Lab:
             nodes="\n".join(places),
         )
         (folder / "slurm.conf").write_text(text)
-        devices = ",".join(DEVICES[: settings["gpus"]])
+        devices = ",".join(DEVICES[: self._gpus])
         (folder / "gres.conf").write_text(f"Name=gpu File={devices}\n" if devices else "")
         # Even without cgroups slurmd looks for them, unless the configuration names their version.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, found_run, run_names
+from ppoctl.cli.options import JsonOption, RunArgument, found_run, paths_of, run_names
 from ppoctl.cli.summary import key_figures
 from ppoctl.errors import ExitCode
 
@@ -88,13 +88,9 @@ def compare(
 
 def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     """Print the differences between two runs, and return whether the samples of the runs differ."""
-    from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
-    from ppoctl.store.run_paths import RunPaths
 
-    left, right = RunPaths(run), RunPaths(other)
-    for paths in (left, right):
-        run_dir.facts(paths)
+    left, right = paths_of(run), paths_of(other)
     found = _differences(left, right)
     samples = side_by_side(left.ledger, right.ledger)
     if as_json:

@@ -4,17 +4,30 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ppoctl.cli.summary import RUNS
 from ppoctl.errors import quoted
 
+if TYPE_CHECKING:
+    from ppoctl.store.run_paths import RunPaths
+
 
 def is_run(folder: Path) -> bool:
     """Whether the folder is a run directory: it has a run.json or, if the run.json is lost, a journal."""
     return any((folder / name).is_file() for name in ("run.json", "journal.jsonl"))
+
+
+def paths_of(run: Path) -> "RunPaths":
+    """Return the paths of a run. Raises the errors of `store.run_dir.facts`, such as that it is not a run."""
+    from ppoctl.store import run_dir
+    from ppoctl.store.run_paths import RunPaths
+
+    paths = RunPaths(run)
+    run_dir.facts(paths)
+    return paths
 
 
 def run_folders(parent: Path) -> list[Path]:

@@ -51,7 +51,7 @@ def plan(
 
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None and fit is None else "gpu"
-    loaded, _ = preflight.examined(files, sets or (), strict=assets, device=device)
+    loaded, findings = preflight.examined(files, sets or (), strict=assets, device=device)
     if sbatch:
         submission.print_script(loaded.recipe, runs)
         return
@@ -60,7 +60,7 @@ def plan(
         return
     planned = plan_of(loaded.recipe, gpu_gib)
     if json:
-        render.json(planned.as_dict())
+        render.json({**planned.as_dict(), "findings": [finding.as_json() for finding in findings]})
     elif full:
         print_full(loaded.recipe, planned)
     else:

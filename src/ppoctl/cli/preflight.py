@@ -109,17 +109,19 @@ def _require_disk(recipe: "Recipe", run: Path, *, force: bool) -> None:
 
 
 def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
-    """Return the recipe that an existing run continues with.
+    """Return the recipe that an existing run continues with, and print the notes on its keys.
 
     Raises the errors of `require_same_run` and `require_resources`.
     """
+    from ppoctl.loading.rules.across_tables import violations
     from ppoctl.runs.changed_settings import require_same_run
-    from ppoctl.runs.run_recipe import recipe_of
+    from ppoctl.runs.run_recipe import loaded_of
 
-    recipe = recipe_of(paths, sets)
-    require_same_run(paths, recipe)
-    require_resources(recipe, paths.root, force=force)
-    return recipe
+    loaded = loaded_of(paths, sets)
+    print_notes(violations(loaded.recipe, loaded.place))
+    require_same_run(paths, loaded.recipe)
+    require_resources(loaded.recipe, paths.root, force=force)
+    return loaded.recipe
 
 
 class Reading:

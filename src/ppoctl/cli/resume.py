@@ -20,6 +20,7 @@ from ppoctl.cli.options import (
     TestOnly,
     Verbose,
     as_typed,
+    paths_of,
 )
 from ppoctl.cli.submission import Submission
 from ppoctl.errors import RecipeError, quoted
@@ -71,11 +72,7 @@ def resume(
 ) -> int | None:
     """Resume a run from the point where it stopped. Changed keys (--set) apply from the first step without a
     rollout."""
-    from ppoctl.store import run_dir
-    from ppoctl.store.run_paths import RunPaths
-
-    paths = RunPaths(run)
-    run_dir.facts(paths)
+    paths = paths_of(run)
     if plan:
         _show_plan(run, paths, sets or (), allow_missing=allow_missing, as_json=json)
         return None

@@ -9,7 +9,7 @@ import typer
 from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
-from ppoctl.cli.options import JsonOption, SeveralRuns, Wait, is_run
+from ppoctl.cli.options import JsonOption, SeveralRuns, Wait, is_run, paths_of
 from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
 
 if TYPE_CHECKING:
@@ -63,14 +63,12 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     Raises RecipeError if a folder is not a run, RunAliveError if a run may be running, and StorageError if the parent
     folder of a run is not writable.
     """
-    from ppoctl.store import run_dir
     from ppoctl.store.folders import require_writable
-    from ppoctl.store.run_paths import RunPaths
 
     known = {run.resolve(): run for run in reversed(runs)}
     for root, run in known.items():
         if not is_run(run):
-            run_dir.facts(RunPaths(run))
+            paths_of(run)
         require_writable(root.parent)
     rows, _ = listed(reversed(known.values()), wait_s)
     for row in rows:
@@ -100,12 +98,9 @@ def _tracking(run: Path) -> "MlflowTracking | None":
     from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir
-    from ppoctl.store.run_paths import RunPaths
 
-    paths = RunPaths(run)
     try:
-        run_dir.facts(paths)
-        tracking = from_resolved(run_dir.newest_recipe(paths)).tracking
+        tracking = from_resolved(run_dir.newest_recipe(paths_of(run))).tracking
     except PpoctlError as error:
         raise StorageError(
             f"the MLflow settings of run `{run}` cannot be read: {error.message}",

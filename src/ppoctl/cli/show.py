@@ -1,12 +1,11 @@
 """`ppoctl show`: print one sample of a step or an evaluation in full, or a list of samples."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ppoctl.cli import pager, render, sample_list, sample_screen
-from ppoctl.cli.options import JsonOption, RunArgument
+from ppoctl.cli.options import JsonOption, RunArgument, paths_of
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def show(
     --list, --eval or a filter, a list of samples."""
     from ppoctl.store.sample_list import SampleFilter, Source
 
-    source = Source(_paths(run), evaluations=evaluation or set_ is not None)
+    source = Source(paths_of(run), evaluations=evaluation or set_ is not None)
     if manifest:
         step = source.last() if step is None else step
         render.json({"step": step, "manifests": _manifests(source.paths, step)})
@@ -173,15 +172,6 @@ def _extreme(rows: "list[SampleRow]", wanted: "SampleFilter", extreme: Extreme) 
         message = "no matching sample has a score" if any(map(wanted.takes, rows)) else "no sample matches"
         raise RecipeError(message, hint="ppoctl show --help")
     return (min if extreme == "worst" else max)(scored, key=lambda pair: pair[0])[1]
-
-
-def _paths(run: Path) -> "RunPaths":
-    from ppoctl.store import run_dir
-    from ppoctl.store.run_paths import RunPaths
-
-    paths = RunPaths(run)
-    run_dir.facts(paths)
-    return paths
 
 
 def _manifests(paths: "RunPaths", step: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, Wait
+from ppoctl.cli.options import JsonOption, RunArgument, Wait, paths_of
 from ppoctl.errors import SlurmError, quoted
 
 if TYPE_CHECKING:
@@ -38,11 +38,8 @@ def stop(
     the run are cancelled."""
     from ppoctl.slurm import run_status, stopping
     from ppoctl.slurm.run_state import run_state
-    from ppoctl.store import run_dir
-    from ppoctl.store.run_paths import RunPaths
 
-    paths = RunPaths(run)
-    run_dir.facts(paths)
+    paths = paths_of(run)
     done = stopping.stop(paths, after, run_status.slurm(wait))
     state = run_state(done.facts, done.snapshot, now=time.time())
     messages = list(_messages(run, after, done, state))

@@ -1,7 +1,7 @@
 """`ppoctl track`: upload the parts of a run that MLflow does not have yet."""
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument
+from ppoctl.cli.options import JsonOption, RunArgument, paths_of
 from ppoctl.errors import RecipeError, quoted
 
 
@@ -11,11 +11,9 @@ def track(run: RunArgument, json: JsonOption = False) -> None:
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.runs.mlflow_extras import around
     from ppoctl.store import run_dir
-    from ppoctl.store.run_paths import RunPaths
     from ppoctl.tracking.mirror import rebuild as send
 
-    paths = RunPaths(run)
-    run_dir.facts(paths)
+    paths = paths_of(run)
     tracking = from_resolved(run_dir.newest_recipe(paths)).tracking
     if not isinstance(tracking, MlflowTracking):
         raise RecipeError(

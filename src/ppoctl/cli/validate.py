@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppoctl import units
-from ppoctl.cli import loss_trial, preflight, render, reward_trial
+from ppoctl.cli import preflight, render, trials
 from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def validate(
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
         require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
-    reports = reward_trial.tried(loaded.recipe, rows) if reward else []
-    trials = loss_trial.tried(loaded.recipe) if loss else []
+    reports = trials.tried_reward(loaded.recipe, rows) if reward else []
+    losses = trials.tried_loss(loaded.recipe) if loss else []
     if json:
         answer: dict[str, Any] = {
-            "ok": reward_trial.is_worth_training_on(reports) and loss_trial.is_right(trials),
+            "ok": trials.are_right([*reports, *losses]),
             "name": loaded.recipe.name,
             "files": [str(file) for file in files],
             "findings": [finding.as_json() for finding in findings],
@@ -62,18 +62,17 @@ def validate(
         if reward:
             answer["reward"] = [report.as_json() for report in reports]
         if loss:
-            answer["loss"] = [trial.as_json() for trial in trials]
+            answer["loss"] = [trial.as_json() for trial in losses]
         if staged is not None:
             answer["assets"] = [asdict(asset) for asset in staged]
         render.json(answer)
     else:
         if show:
             _show(loaded)
-        reward_trial.print_reports(reports)
-        loss_trial.print_trials(trials)
+        trials.print_reports(reports)
+        trials.print_losses(losses)
         _print_assets(staged or ())
-    reward_trial.require_worth_training_on(reports)
-    loss_trial.require_right(trials)
+    trials.require_right(reports, losses)
     if not json:
         render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
 

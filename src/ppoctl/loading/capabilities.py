@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from ppoctl.errors import RecipeError
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 
@@ -76,6 +75,3 @@ def check_without(recipe: Recipe) -> Iterator[Finding]:
     for name in recipe.without:
         if name not in recipe.requires:
             yield conflict(f"the recipe does not require `{name}`", (("without",), ("requires",)))
-
-
-CAPABILITY_RULES = rules_of(globals())

@@ -18,9 +18,9 @@ from ppoctl.finding import Finding, problem
 from ppoctl.loading.capabilities import planned_key, planned_value
 from ppoctl.loading.key_examples import EXAMPLES
 from ppoctl.loading.layers import Layers
-from ppoctl.loading.other_names import known_elsewhere
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.docstring_fields import parse_docstring
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
 from ppoctl.recipe.schema import Recipe
 
@@ -230,7 +230,7 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
     if planned := planned_value((*path, choice.tag), written):
         return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
-    known = known_elsewhere(choice, written) if isinstance(written, str) else ""
+    known = _known_elsewhere(choice, written) if isinstance(written, str) else ""
     return f"{_not_one_of((*path, choice.tag), written, choice.tags)}{known}"
 
 
@@ -375,3 +375,14 @@ _EXPLANATIONS: dict[str, Callable[[KeyPath, ErrorDetails, Layers], str]] = {
     "union_tag_invalid": _wrong_tag,
     "union_tag_not_found": _no_tag,
 }
+
+
+def _known_elsewhere(choice: tree.Choice, name: str) -> str:
+    """Return `; KIND is SYSTEM's NAME` for each alternative that another system calls so; empty: none."""
+    found: dict[str, str] = {}
+    for kind, table in choice.tables.items():
+        for system, names in parse_docstring(table.model.__doc__ or "").other_names:
+            for each in names.split(", "):
+                if each.partition(" ")[0].lower() == name.lower():  # a note in parentheses may follow the name
+                    found.setdefault(kind, f'; `"{kind}"` is {each} of {system}')
+    return "".join(found.values())

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
@@ -12,16 +13,16 @@ from ppoctl.finding import Finding, from_error, note, problem, require_none
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
-from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.model.shape_reader import read_shape, shape_if_known
 from ppoctl.preflight.conversations import conversation_notes
-from ppoctl.preflight.lora_start import require_start
-from ppoctl.preflight.model import model_faults, require_own_model, require_reward_model
+from ppoctl.preflight.model import find_model, model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.role_model import lora_starts, own_models
+from ppoctl.recipe.role_model import lora_starts, model_of, own_models, trainable_of
+from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import (
     AdaptersTable,
@@ -157,7 +158,20 @@ def _lora_starts(recipe: Recipe, place: OriginOf) -> Iterator[Finding]:
         table = recipe.trained[role]
         if isinstance(table.train, AdaptersTable) and _has_all_keys(table.train.lora) and not start.startswith("$"):
             key = (role, "train", "lora", "start")
-            yield from _tried("model", place(key), partial(require_start, recipe, role, dotted(key)))
+            yield from _tried("model", place(key), partial(_require_start, recipe, role, dotted(key)))
+
+
+def _require_start(recipe: Recipe, role: str, key: str) -> None:
+    """Raise an error if a role cannot start from its adapter: no folder, not a plain LoRA, another model, or other
+    settings than those of the recipe. `key`: of the folder. Without the model of the role, which is reported as
+    missing, only the folder is checked."""
+    start = lora_starts(recipe)[role]
+    adapter = PeftFolder(find_model(start, key))
+    model = local_folder(model_of(recipe, role).path)
+    if model is not None and (model / "config.json").is_file():
+        require_fits(
+            adapter, trainable_of(recipe, role), read_shape(model), head_of(role), key.removesuffix(".start")
+        )
 
 
 def _call_format(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Finding]:

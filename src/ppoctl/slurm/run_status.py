@@ -57,8 +57,6 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
     runs = list(runs)
     # The query includes the newest job of each run, which a user may have requeued by hand.
     ids = dict.fromkeys(id for run in runs for id in (*run.open_jobs, *run.job_ids[-1:]))
-    if not ids:
-        return SlurmSnapshot()
     try:
         return SlurmSnapshot(slurm.jobs(list(ids)))
     except SlurmError as error:

@@ -6,35 +6,39 @@ their values and their origins. A recipe may lack values (see `partial`): readin
 AttributeError, and the rule is then skipped.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from ppoctl.errors import holds_secret
 from ppoctl.finding import Finding, Level, conflict
-from ppoctl.loading.capabilities import CAPABILITY_RULES
+from ppoctl.loading import capabilities
 from ppoctl.loading.explain import shown
-from ppoctl.loading.rules.correction import CORRECTION_RULES
-from ppoctl.loading.rules.critic import CRITIC_RULES
-from ppoctl.loading.rules.environment import ENVIRONMENT_RULES
-from ppoctl.loading.rules.estimators import ESTIMATOR_RULES
-from ppoctl.loading.rules.evaluation import EVALUATION_RULES
-from ppoctl.loading.rules.frozen import FROZEN_RULES
-from ppoctl.loading.rules.groups import GROUP_RULES
-from ppoctl.loading.rules.kl import KL_RULES
-from ppoctl.loading.rules.layout import LAYOUT_RULES
-from ppoctl.loading.rules.lora import LORA_RULES
-from ppoctl.loading.rules.losses import LOSS_RULES
-from ppoctl.loading.rules.metrics import METRIC_RULES
-from ppoctl.loading.rules.resampling import RESAMPLING_RULES
-from ppoctl.loading.rules.rewards import REWARD_RULES
-from ppoctl.loading.rules.rows import ROW_RULES, has_truth, tables_of_rows
-from ppoctl.loading.rules.sampling import SAMPLING_RULES
-from ppoctl.loading.rules.schedule import SCHEDULE_RULES
-from ppoctl.loading.rules.slurm import SLURM_RULES
-from ppoctl.loading.rules.until import UNTIL_RULES
-from ppoctl.loading.rules.value_head import VALUE_HEAD_RULES
-from ppoctl.loading.rules_of import rules_of
+from ppoctl.loading.rules import (
+    correction,
+    critic,
+    environment,
+    estimators,
+    evaluation,
+    frozen,
+    groups,
+    kl,
+    layout,
+    lora,
+    losses,
+    metrics,
+    resampling,
+    rewards,
+    rows,
+    sampling,
+    schedule,
+    slurm,
+    until,
+    value_head,
+)
+from ppoctl.loading.rules.rows import has_truth, tables_of_rows
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
@@ -209,30 +213,40 @@ def check_reinforce_is_on_policy(recipe: Recipe) -> Iterator[Finding]:
         )
 
 
-RULES = (
-    *rules_of(globals()),
-    *CAPABILITY_RULES,
-    *REWARD_RULES,
-    *ROW_RULES,
-    *SCHEDULE_RULES,
-    *RESAMPLING_RULES,
-    *KL_RULES,
-    *LOSS_RULES,
-    *ESTIMATOR_RULES,
-    *CORRECTION_RULES,
-    *CRITIC_RULES,
-    *VALUE_HEAD_RULES,
-    *METRIC_RULES,
-    *UNTIL_RULES,
-    *EVALUATION_RULES,
-    *SAMPLING_RULES,
-    *GROUP_RULES,
-    *ENVIRONMENT_RULES,
-    *LAYOUT_RULES,
-    *FROZEN_RULES,
-    *LORA_RULES,
-    *SLURM_RULES,
+Rule = Callable[[Recipe], Iterator[Finding]]
+"""A function that yields each conflict that it finds between keys of a recipe."""
+
+
+def rules_of(module: ModuleType) -> tuple[Rule, ...]:
+    """Return the rules of a module, its functions `check_*`, in the order of their definition."""
+    return tuple(member for name, member in vars(module).items() if name.startswith("check_"))
+
+
+_MODULES = (
+    sys.modules[__name__],
+    capabilities,
+    rewards,
+    rows,
+    schedule,
+    resampling,
+    kl,
+    losses,
+    estimators,
+    correction,
+    critic,
+    value_head,
+    metrics,
+    until,
+    evaluation,
+    sampling,
+    groups,
+    environment,
+    layout,
+    frozen,
+    lora,
+    slurm,
 )
+RULES = tuple(rule for module in _MODULES for rule in rules_of(module))
 
 _LAST_TOKEN = {
     False: " - 1: the last token is predicted, not read",

@@ -6,7 +6,6 @@ See `across_tables`.
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import ImportanceWeights, RatioRejection, Recipe
 
@@ -45,6 +44,3 @@ def check_normalization_is_on(recipe: Recipe) -> Iterator[Finding]:
 
 def _words(names: tuple[str, ...]) -> str:
     return " or ".join(f"`{name}`" for name in names)
-
-
-CORRECTION_RULES = rules_of(globals())

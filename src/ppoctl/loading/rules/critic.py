@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.roles import CRITIC
@@ -92,6 +91,3 @@ def check_critic_warmup_ends(recipe: Recipe) -> Iterator[Finding]:
             ((*_UNTIL, "at_most"), ("steps",)),
             f"--set {dotted(_UNTIL)}.at_most={max(recipe.steps // 10, 1)}",
         )
-
-
-CRITIC_RULES = rules_of(globals())

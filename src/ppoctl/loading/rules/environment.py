@@ -11,7 +11,6 @@ from ppoctl.environments.choose import ChooseEnvironment
 from ppoctl.environments.tools import ToolsEnvironment
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.rules.rows import tables_of_rows
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import EpisodeTable, NoEnvironment, Recipe
 from ppoctl.rewards.environment import EnvironmentScorer
@@ -130,9 +129,6 @@ def check_rows_have_environment_field(recipe: Recipe) -> Iterator[Finding]:
                 ((*path, "fields"), (*key, "field")),
                 f"--set '{dotted(path)}.fields={listed}'",
             )
-
-
-ENVIRONMENT_RULES = rules_of(globals())
 
 
 def _episodes(recipe: Recipe) -> Iterator[tuple[EpisodeTable, KeyPath, int, KeyPath]]:

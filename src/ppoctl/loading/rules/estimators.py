@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.shaping import RewardShaping
@@ -58,6 +57,3 @@ def check_components_are_not_shaped(recipe: Recipe) -> Iterator[Finding]:
                 (_KIND, ("reward", key)),
                 "--set ppo.advantages.kind=grpo",
             )
-
-
-ESTIMATOR_RULES = rules_of(globals())

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from ppoctl import metric_registry
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.rules.rows import has_truth
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.rows import sources_of
 from ppoctl.recipe.schema import Recipe
@@ -66,9 +65,6 @@ def check_first_evaluation(recipe: Recipe) -> Iterator[Finding]:
     elif table.first_step > recipe.steps:
         message = f"the first evaluation follows step {table.first_step} of a run of {recipe.steps} steps"
         yield conflict(message, (_FIRST, ("steps",)))
-
-
-EVALUATION_RULES = rules_of(globals())
 
 
 def not_evaluated(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from ppoctl.convert.tensors import parameter_names
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.explain import as_toml
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
@@ -76,9 +75,6 @@ def check_something_trains(recipe: Recipe) -> Iterator[Finding]:
 
 _EXPERT = ".local_experts."
 """Before the number of an expert in a name."""
-
-
-FROZEN_RULES = rules_of(globals())
 
 
 def _partly_trained(recipe: Recipe) -> Iterator[tuple[str, RoleModel, ModelShape]]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import fewest_rounds, sees_all
@@ -120,6 +119,3 @@ def check_remax_has_one_round(recipe: Recipe) -> Iterator[Finding]:
             (_KIND,),
             "--set ppo.advantages.kind=rloo",
         )
-
-
-GROUP_RULES = rules_of(globals())

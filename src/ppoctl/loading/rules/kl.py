@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
@@ -116,6 +115,3 @@ def check_full_kl_options(recipe: Recipe) -> Iterator[Finding]:
             (full, ("ppo", "old_logprobs")),
             "--set ppo.old_logprobs=trainer",
         )
-
-
-KL_RULES = rules_of(globals())

@@ -7,7 +7,6 @@ from math import gcd
 from ppoctl.errors import quoted
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.explain import as_toml
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models
@@ -193,9 +192,6 @@ def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Finding]:
                 ((*role, "parallel", "sequence"), (*role, "parallel", "tensor"), model.key),
                 _with_key(recipe, (*role, "parallel", "sequence"), value=True),
             )
-
-
-LAYOUT_RULES = rules_of(globals())
 
 
 def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:

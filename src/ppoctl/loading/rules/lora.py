@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from ppoctl.convert.adapters import adapters, expert_projections, projection_of, projections
 from ppoctl.convert.tensors import Placement
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.model.lora import Lora
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -78,8 +77,6 @@ def check_copied_layers_have_no_adapters(recipe: Recipe) -> Iterator[Finding]:
             f"--set {dotted(key)}=0",
         )
 
-
-LORA_RULES = rules_of(globals())
 
 _CAN = "the projections that can have adapters are "
 

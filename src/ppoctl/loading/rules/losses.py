@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import ClippedLoss, Recipe
@@ -54,6 +53,3 @@ def check_correction_has_trainer_logprobs(recipe: Recipe) -> Iterator[Finding]:
             (*enabled, _OLD),
             "--set ppo.old_logprobs=trainer",
         )
-
-
-LOSS_RULES = rules_of(globals())

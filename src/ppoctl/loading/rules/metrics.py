@@ -10,7 +10,6 @@ from ppoctl import metric_registry
 from ppoctl.algorithm.choose import missing, reported_at, updated_role
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.rules import evaluation
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.roles import POLICY
@@ -176,9 +175,6 @@ def check_eval_set_names(recipe: Recipe) -> Iterator[Finding]:
     for name in recipe.data.eval:
         if not name or "/" in name or name.strip() != name:
             yield conflict(f"`{name}` names an evaluation set and must not contain `/`", (("data", "eval", name),))
-
-
-METRIC_RULES = rules_of(globals())
 
 
 def is_lower_better(checkpoint: CheckpointTable) -> bool:

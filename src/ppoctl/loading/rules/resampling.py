@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import NoResampling, Recipe
 
@@ -34,6 +33,3 @@ def check_resampling_fits(recipe: Recipe) -> Iterator[Finding]:
             (("ppo", "resample", "order"), ("ppo", "advantages", "whiten")),
             "--set ppo.resample.order=after_whitening",
         )
-
-
-RESAMPLING_RULES = rules_of(globals())

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ppoctl import metric_registry
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
@@ -137,6 +136,3 @@ def check_offload_without_reward_model(recipe: Recipe) -> Iterator[Finding]:
             (("cluster", "offload"), ("reward", "kind")),
             f"--set 'cluster.offload={json.dumps(listed)}'",
         )
-
-
-REWARD_RULES = rules_of(globals())

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.rows import AnyRows, ColumnRows, DialogueRows, SingleTable, StoredRows, sources_of
 from ppoctl.recipe.schema import Recipe
@@ -70,6 +69,3 @@ def check_template_arguments(recipe: Recipe) -> Iterator[Finding]:
                 yield conflict(
                     f"the argument `{name}` of the chat template is set by ppoctl", ((*path, "template_args", name),)
                 )
-
-
-ROW_RULES = rules_of(globals())

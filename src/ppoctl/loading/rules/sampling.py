@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window
@@ -36,6 +35,3 @@ def check_stop_token_ids(recipe: Recipe) -> Iterator[Finding]:
     if any(token < 0 for token in ids) or len(set(ids)) != len(ids):
         message = "stop token ids must be unique and at least 0"
         yield conflict(message, (("rollout", "stop_token_ids"),))
-
-
-SAMPLING_RULES = rules_of(globals())

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import ceil
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import planned_updates, updates_per_tick, warmup_updates
@@ -86,9 +85,6 @@ def check_constant_lr_keys(recipe: Recipe) -> Iterator[Finding]:
                     _keys(role, name, "lr_schedule"),
                     f"--set {role}.optimizer.lr_schedule=linear",
                 )
-
-
-SCHEDULE_RULES = rules_of(globals())
 
 
 def _keys(role: str, *names: str) -> tuple[KeyPath, ...]:

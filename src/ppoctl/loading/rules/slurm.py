@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from ppoctl.errors import holds_secret, quoted
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import Apptainer, Pyxis, SlurmTable, limit_s, memory_mib
@@ -182,8 +181,6 @@ def check_mounts(recipe: Recipe) -> Iterator[Finding]:
             message = f"`{mount}` is not a mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma"
             yield conflict(message, (("slurm", "container", "mounts"),))
 
-
-SLURM_RULES = rules_of(globals())
 
 _SAME_VALUE = ("partition", "account", "qos", "nodes", "cpus-per-task", "mem", "time", "constraint")
 """Options of sbatch whose value has the same form as the value of the `[slurm]` key."""

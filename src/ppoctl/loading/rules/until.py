@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from ppoctl import metric_registry
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.rules.metrics import is_evaluation_metric, steps_with_metric
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
@@ -55,9 +54,6 @@ def check_expected_before_end(recipe: Recipe) -> Iterator[Finding]:
                 f"`{name}` is expected at step {expected.at_step}, but [until] may end the run after step {first}",
                 (("expect", name, "at_step"), ("until",)),
             )
-
-
-UNTIL_RULES = rules_of(globals())
 
 
 def _is_time(name: str) -> bool:

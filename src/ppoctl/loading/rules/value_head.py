@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.loading.rules_of import rules_of
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layers_of_last_stage, layouts
@@ -101,6 +100,3 @@ def check_copied_layers_are_on_last_stage(recipe: Recipe) -> Iterator[Finding]:
             (_COPIED, (POLICY, "parallel", "pipeline"), ("model", "path")),
             f"--set {dotted(_COPIED)}={last}",
         )
-
-
-VALUE_HEAD_RULES = rules_of(globals())

@@ -7,14 +7,13 @@ from itertools import islice
 from typing import Any
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.fit.choices import FitCandidate, candidate_of, changes, settled
-from ppoctl.plan.fit.moves import TOP_LAYERS, adapters_for, change_of_results, top_layers_for
+from ppoctl.plan.fit.choices import FitCandidate, TrainedPartTable, candidate_of, changes, settled
 from ppoctl.plan.fit.search import FitSearch, Found, IsValid, TrainedParts
 from ppoctl.plan.fit.seconds import StepSeconds, sequences_at_once
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import devices
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import AdaptersTable, LoraTable, Recipe, TopLayersTable
 
 MOST = 3
 """Number of proposals."""
@@ -23,6 +22,10 @@ EXAMINED = 100
 CLEARLY_FASTER = 0.75
 """A proposal that changes the results replaces one that does not if its time is at most this fraction of the time of
 the fastest that does not."""
+TOP_LAYERS = (1 / 2, 1 / 4, 1 / 8)
+"""Fractions of the layers that are tried as the last layers that train."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Targets of adapters in a model with experts, which have none."""
 NEGLIGIBLE = 0.01
 """A setting of the recipe is kept if the step is slower by at most this fraction."""
 
@@ -91,7 +94,7 @@ class _Proposer:
         search, candidate = self.search, found.candidate
         recipe = settled(search.base, candidate)
         results = tuple(
-            change_of_results(role, choice.train)
+            _change_of_results(role, choice.train)
             for role, choice in candidate.roles.items()
             if choice.train != search.recipe.trained[role].train
         )
@@ -160,10 +163,10 @@ def _other_parts(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Iterator[l
     own = {role: table.train for role, table in recipe.trained.items()}
     whole = [role for role, part in own.items() if part is None]
     for role in whole if len(whole) > 1 else ():
-        yield [{**own, role: adapters_for(shapes[role])}]
+        yield [{**own, role: _adapters_for(shapes[role])}]
     if whole:
-        yield [{**own, **{role: adapters_for(shapes[role]) for role in whole}}]
-        yield [{**own, **{role: top_layers_for(shapes[role], frac) for role in whole}} for frac in TOP_LAYERS]
+        yield [{**own, **{role: _adapters_for(shapes[role]) for role in whole}}]
+        yield [{**own, **{role: _top_layers_for(shapes[role], frac) for role in whole}} for frac in TOP_LAYERS]
 
 
 def _kind(recipe: Recipe) -> object:
@@ -195,3 +198,24 @@ def _with_value_of(own: FitCandidate, candidate: FitCandidate, path: tuple[str, 
         batching = choice.batching.model_copy(update={names[1]: getattr(own_choice.batching, names[1])})
         return candidate.with_role(first, replace(choice, batching=batching))
     return candidate.with_role(first, replace(choice, **{names[0]: getattr(own_choice, names[0])}))
+
+
+def _adapters_for(shape: ModelShape) -> AdaptersTable:
+    """Return the adapters that are tried."""
+    is_dense = shape.experts is None
+    return AdaptersTable(lora=LoraTable(rank=8) if is_dense else LoraTable(rank=8, targets=ATTENTION))
+
+
+def _top_layers_for(shape: ModelShape, frac: float) -> TopLayersTable:
+    """Return the last layers that are tried: this fraction of all, at least one."""
+    return TopLayersTable(top_layers=max(1, int(shape.num_layers * frac)))
+
+
+def _change_of_results(role: str, part: TrainedPartTable) -> str:
+    """Return what a role trains in place of all layers."""
+    if isinstance(part, AdaptersTable):
+        return (
+            f"the {role} trains adapters of rank {part.lora.rank} (their learning rate is usually ten times as high)"
+        )
+    assert part is not None
+    return f"only the last {part.top_layers} layers of the {role} train"

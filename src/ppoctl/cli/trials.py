@@ -1,4 +1,4 @@
-"""The output of `ppoctl validate --reward`: responses that were tried, their scores, and findings on the reward."""
+"""The output of `ppoctl validate --reward` and `--loss`: what was tried, and the findings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,16 +8,28 @@ from ppoctl.cli.findings import print_findings
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
+    from ppoctl.runs.loss_trial import LossTrial
     from ppoctl.runs.reward_trial import Report
 
 
-def tried(recipe: "Recipe", rows: int) -> "list[Report]":
+def tried_reward(recipe: "Recipe", rows: int) -> "list[Report]":
     """Try the reward on `rows` training rows, and return a report for each scorer."""
     from ppoctl.runs.reward_trial import try_reward
 
     render.passing(f"trying the reward on {rows} rows")
     try:
         return try_reward(recipe, rows)
+    finally:
+        render.passing()
+
+
+def tried_loss(recipe: "Recipe") -> "list[LossTrial]":
+    """Try the loss, and the estimator if it is a function of the user."""
+    from ppoctl.runs.loss_trial import try_functions
+
+    render.passing("trying the loss on random responses")
+    try:
+        return try_functions(recipe)
     finally:
         render.passing()
 
@@ -48,17 +60,29 @@ def print_reports(reports: "Sequence[Report]") -> None:
         render.line()
 
 
-def is_worth_training_on(reports: "Sequence[Report]") -> bool:
+def print_losses(losses: "Sequence[LossTrial]") -> None:
+    """Print each trial: what was tried, and one line for each finding."""
+    for trial in losses:
+        render.heading(f"{trial.key} ({trial.name}): {trial.inputs}")
+        print_findings(trial.findings, with_where=False)
+        render.line()
+
+
+def are_right(trials: "Sequence[Report | LossTrial]") -> bool:
     """Whether no finding has the level `error`."""
-    return all(not found.is_error for report in reports for found in report.findings)
+    return not any(finding.is_error for trial in trials for finding in trial.findings)
 
 
-def require_worth_training_on(reports: "Sequence[Report]") -> None:
-    """Raise RewardError if a finding has the level `error`."""
+def require_right(reports: "Sequence[Report]", losses: "Sequence[LossTrial]") -> None:
+    """Raise RewardError or RecipeError if a finding has the level `error`."""
     if reports:
         from ppoctl.runs.reward_trial import require_worth_training_on
 
         require_worth_training_on(reports)
+    if losses:
+        from ppoctl.runs.loss_trial import require_right
+
+        require_right(losses)
 
 
 def _seconds(seconds: float) -> str:
