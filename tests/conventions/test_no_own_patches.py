@@ -54,7 +54,7 @@ VARIABLES: dict[str, int] = {
     "engines/ray/test_ray_broadcast.py": 3,
     "engines/ray/test_ray_processes.py": 5,
     "engines/vllm/test_environment.py": 1,
-    "engines/vllm/test_fleet.py": 8,
+    "engines/vllm/test_fleet.py": 7,
     "engines/vllm/test_restored_engines.py": 4,
     "engines/vllm/test_vllm_process.py": 1,
     "engines/vllm/test_vllm_turns.py": 2,

@@ -17,7 +17,6 @@ from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import RunContext, run
 from ppoctl.ports import OptimizerStep
 from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.stages.eval_metrics import Estimates, summarise
 from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from stages import stub_models
@@ -205,19 +204,6 @@ def test_minibatch_with_one_nonempty_term_is_trained() -> None:
 
     (first, _) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, SecondOnly())
     assert first.totals == (0, 4)
-
-
-def test_pass_at_1_and_its_error_average_over_prompts() -> None:
-    # Prompt a: 1, 0 -> 0.5; prompt b: 1, 1 -> 1; prompt c: no score. Mean 0.75, variance of (0.5, 1) = 0.125.
-    rows = [
-        {"prompt_id": p, "score": s, "outcome": "ok", "terminated": True, "response_tokens": 4}
-        for p, s in [("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0), ("c", None)]
-    ]
-    metrics = summarise("held", "sampled", rows, Estimates())
-    assert metrics["eval/held/pass_at_1"] == 0.75
-    assert metrics["eval/held/pass_at_1_stderr"] == pytest.approx(math.sqrt(0.125 / 2))
-    assert metrics["eval/held/error_frac"] == 0.2
-    assert "eval/held/greedy_pass_at_1" in summarise("held", "greedy", rows, Estimates())
 
 
 def plan_of(*, epochs: int) -> MinibatchPlan:

@@ -170,10 +170,7 @@ def test_unscored_rows_contribute_nothing_to_loss() -> None:
 
 
 def test_correction_weight_is_ratio_up_to_maximum() -> None:
-    # trainer - sampler: log 1.5, log 4 in row 0; 0, -log 2, log 2 in row 1.
-    gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
-    rollouts = stub_models.rollouts(sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK)
-    found = TIS.run(rollouts, stub_models.logprobs())
+    found = corrected((), weigh=TIS.weigh, bounded=True)
     FLOAT32.check(found.weights, torch.tensor([[1.5, 3.0, 0.0], [1.0, 0.5, 2.0]]))
     assert torch.equal(found.mask, stub_models.MASK)
     assert found.metrics() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
@@ -187,13 +184,13 @@ def test_correction_weighs_advantages_and_masks_rejected_tokens() -> None:
     FLOAT32.check(corrected(BOTH[:1], TokenOutputs(stub_models.ACTOR[:1]), (4,)), -1.5 / 4)
 
 
-def corrected(keeps: Any, *, normalize: Any = None, bounded: bool = False) -> Any:
-    """Return the correction of ratios 1.5, 4; 1, 0.5, 2; a kept token's weight is its ratio."""
+def corrected(keeps: Any, *, weigh: Any = plain_weights, normalize: Any = None, bounded: bool = False) -> Any:
+    """Return the correction of ratios 1.5, 4; 1, 0.5, 2. By default a kept token's weight is its ratio."""
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = stub_models.rollouts(
         sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK, stamps=["actor@4:a"] * 2
     )
-    return CorrectionStage(plain_weights, bounded, keeps, normalize, "keys").run(rollouts, stub_models.logprobs())
+    return CorrectionStage(weigh, bounded, keeps, normalize, "keys").run(rollouts, stub_models.logprobs())
 
 
 def test_token_is_in_loss_only_if_all_rejection_tests_pass() -> None:
@@ -257,12 +254,8 @@ def test_correction_that_rejects_all_tokens_raises() -> None:
 
 def test_sequence_weight_uses_ratios_of_rejected_tokens() -> None:
     above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
-    gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
-    rollouts = stub_models.rollouts(
-        sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK, stamps=["actor@4:a"] * 2
-    )
     weigh = partial(truncated_sequence_weights, min_ratio=0.0, max_ratio=9.0)
-    found = CorrectionStage(weigh, True, (above,), None, "keys").run(rollouts, stub_models.logprobs())
+    found = corrected((above,), weigh=weigh, bounded=True)
     # 1.5 x 4; 1 x 0.5 x 2, of which the second token is masked out.
     FLOAT32.check(found.weights, torch.tensor([[6.0, 6.0, 0.0], [1.0, 0.0, 1.0]]))
     assert found.mask.tolist() == [[True, True, False], [True, False, True]]
