@@ -67,7 +67,7 @@ class Tenancy:
     def leaving(self, llm: Any) -> Iterator[None]:
         """Shut down one engine in the block, without destroying process groups that others use."""
         engine_core: Any = importlib.import_module("vllm.v1.engine.core")
-        # By identity. A test's fake of an engine is not among them.
+        # Engines are compared by identity: a test's fake of an engine is not among them.
         self.engines[:] = [other for other in self.engines if other is not llm]
         tear_down = engine_core.cleanup_dist_env_and_memory
         destroy = torch.distributed.destroy_process_group

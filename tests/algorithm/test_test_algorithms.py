@@ -37,14 +37,6 @@ def committed(paths: RunPaths, step: int, name: str) -> Any:
     return load_record(paths, step, name, manifests.require(paths.stage(step, name))).result
 
 
-@pytest.fixture(scope="module", params=list(EVERY))
-def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunPaths]:
-    """Return the name of an algorithm and a run of three steps that keeps its rollouts."""
-    root, algorithm = tmp_path_factory.mktemp("played") / "run", EVERY[request.param]
-    play(root, algorithm.recipe(checkpoint={"keep_rollouts_every_steps": 1}), choose=algorithm.choose)
-    return request.param, RunPaths(root)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunPaths]:
     """Return the run of each algorithm in which every state and record of three steps is kept."""
@@ -180,9 +172,10 @@ def test_update_reads_the_optimizer_of_its_own_role() -> None:
 # --- records ------------------------------------------------------------------------------------------------------
 
 
-def test_samples_have_their_own_scores_and_advantages(played: tuple[str, RunPaths]) -> None:
+@pytest.mark.parametrize("name", EVERY)
+def test_samples_have_their_own_scores_and_advantages(runs: dict[str, RunPaths], name: str) -> None:
     """The list of samples is joined with the ledger, which is written without a join."""
-    name, paths = played
+    paths = runs[name]
     lines = by_round(read_lines(paths.ledger))
     for step in (1, 2, 3):
         rows = StepRecords.read(paths, step).rows()

@@ -18,10 +18,7 @@ from cli.conftest import CliResult, RunCli, cli_runner
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.model_files import companions_digest
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.schema import BySequences
 from ppoctl.store import manifest as manifests
@@ -254,9 +251,7 @@ def test_value_head_on_the_policy_is_left_out_and_noted(ask: RunCli, trained: Ru
     head = SharedValueHead("mlp", 1)
     batching = BySequences(microbatch_seqs=1)
     made = TrainerSettings("actor", str(model("qwen2")), torch.bfloat16, batching, value_head=head)
-    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    actor.start()
-    save(trained, "actor", 6, lambda folder: lab.save(actor, folder))
+    save(trained, "actor", 6, lambda folder: lab.save(lab.started(made), folder))
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
     note = "the value head on the policy's model is not written: no Hugging Face class has it"
     assert (said.code, f"note: {note}\n" in said.err) == (0, True)

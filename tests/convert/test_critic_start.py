@@ -16,8 +16,6 @@ from transformers import AutoModelForSequenceClassification
 from convert.conftest import edit_json
 from convert.test_conversion import run
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronCritic
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.loading.load import load
@@ -52,8 +50,7 @@ def recipe(base: Path, critic: Path | str, folder: Path) -> Recipe:
 
 
 def opened(made_from: Recipe) -> MegatronCritic:
-    settings = trainer_settings(made_from, "critic")
-    return MegatronCritic(settings, ThisProcess(MegatronRank(settings)))
+    return lab.unstarted(trainer_settings(made_from, "critic"))
 
 
 def values(made_from: Recipe) -> torch.Tensor:

@@ -4,6 +4,7 @@ adapter."""
 from dataclasses import replace
 from pathlib import Path
 
+import megatron_lab as lab
 import pytest
 import torch
 from peft import PeftModel
@@ -16,10 +17,8 @@ from convert.test_partial_states import exported, saved, trained
 from convert.test_peft_adapters import ALL, ATTENTION, LATENT, Model, by_peft, loaded, logits
 from ppoctl.convert.tensors import VALUE_HEAD
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.errors import RecipeError
 from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
@@ -32,10 +31,7 @@ def starting(base: Path, adapter: Path, trainable: Trainable, role: str = "actor
     """Return a trainer that starts from an adapter folder."""
     batching = BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
     settings = TrainerSettings(role, str(base), torch.float32, batching, trainable=trainable)
-    settings = replace(settings, adapters=str(adapter))
-    made = (MegatronActor if role == "actor" else MegatronCritic)(settings, ThisProcess(MegatronRank(settings)))
-    made.start()
-    return made
+    return lab.started(replace(settings, adapters=str(adapter)))
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,8 @@ from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
 from ppoctl.convert.frozen_base import FROZEN_FILE
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.engines.megatron.trainer import MegatronCritic, MegatronTrainer
 from ppoctl.errors import EnvironmentProblemError, StorageError
 from ppoctl.model.trainable import Trainable
 from ppoctl.preflight.model import require_own_model
@@ -34,10 +32,7 @@ def trained(
     """Return a trainer after three steps of the last layer, or of another part."""
     batching = BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
     chosen = trainable or Trainable(top_layers=1)
-    settings = TrainerSettings(role, str(base), dtype, batching, trainable=chosen)
-    trainer_class = MegatronActor if role == "actor" else MegatronCritic
-    made = trainer_class(settings, ThisProcess(MegatronRank(settings)))
-    made.start()
+    made = lab.started(TrainerSettings(role, str(base), dtype, batching, trainable=chosen))
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
     for _ in range(3):

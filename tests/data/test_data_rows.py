@@ -91,8 +91,8 @@ def test_max_rows_limits_reading_to_the_first_rows(jsonl: MakeTable, tmp_path: P
 
 
 def test_parquet_rows_are_read_like_jsonl_rows(tmp_path: Path) -> None:
-    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "r": {"truth": "1"}}, {"q": "two", "r": {"truth": "2"}}])
-    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="r.truth")
+    lines = [{"q": "one", "r": {"truth": "1"}}, {"q": "two", "r": {"truth": "2"}}]
+    table = parquet_table(tmp_path, *lines, answer="r.truth")
     rows = read_rows(table, name="train")
     assert [(row.question, row.answer) for row in rows] == [("one", "1"), ("two", "2")]
     assert rows[1].place == f"`{tmp_path}/x.parquet` row 2"
@@ -200,10 +200,8 @@ def test_invalid_utf8_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
 def test_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows.jsonl` is empty"):
         read_rows(jsonl("", " "), name="train")
-    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
-    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet` is empty"):
-        read_rows(table, name="train")
+        read_rows(parquet_table(tmp_path, {"q": "one", "a": "1"}, keep=0), name="train")
 
 
 def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
@@ -214,8 +212,7 @@ def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
-    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}, {"q": "two", "a": None}])
-    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
+    table = parquet_table(tmp_path, {"q": "one", "a": "1"}, {"q": "two", "a": None})
     with pytest.raises(DataError, match=r"x.parquet` row 2: `a` is null"):
         read_rows(table, name="train")
 
@@ -227,8 +224,7 @@ def test_reward_field_must_be_a_finite_number(jsonl: MakeTable, number: str) -> 
 
 
 def test_reward_field_must_be_json(tmp_path: Path) -> None:
-    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1", "image": b"png"}])
-    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a", fields=("image",))
+    table = parquet_table(tmp_path, {"q": "one", "a": "1", "image": b"png"}, fields=("image",))
     with pytest.raises(DataError, match=r"row 1: `image` is `b'png'` \(a bytes\), but fields for the reward must be"):
         read_rows(table, name="train")
 
@@ -294,8 +290,12 @@ def test_real_datasets_are_read_completely(table: Gsm8kRows | ColumnRows, num_ro
     assert rows[-1].answer.endswith(last_answer)
 
 
-def _write_parquet(path: Path, rows: list[dict[str, Any]], *, keep: int | None = None) -> None:
+def parquet_table(folder: Path, *rows: dict[str, Any], keep: int | None = None, **keys: Any) -> ColumnRows:
+    """Write rows, or the first `keep` of them, to a file; return the table that reads them, with columns `q` and
+    `a`."""
     import pyarrow
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows)[:keep], path)
+    file = folder / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows))[:keep], file)
+    return ColumnRows(**{"format": "columns", "path": str(file), "prompt": "q", "answer": "a", **keys})

@@ -49,14 +49,6 @@ def test_digest_of_function_rows_includes_its_file(python: Any) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_digest_of_rows_includes_their_prompt_file(jsonl: Callable[..., ColumnRows], tmp_path: Path) -> None:
-    file, digests = tmp_path / "frame.txt", []
-    for text in ("Say {question}", "Say {question}", "Tell {question}"):
-        file.write_text(text)
-        digests.append(read_set(jsonl('{"q": "one", "a": "1"}', prompt_file=str(file)), name="train").digest)
-    assert digests[0] == digests[1] != digests[2]
-
-
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [

@@ -65,6 +65,12 @@ class Forked:
             err.seek(0)
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
+    def succeeds(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run `python -m ppoctl WORDS`, which must end with exit code 0."""
+        done = self(folder, *words)
+        assert done.returncode == 0, done.stderr
+        return done
+
     @contextmanager
     def running(self, folder: Path, *words: str) -> Iterator[Running]:
         """Start `python -m ppoctl WORDS`, to be read and signalled while it runs; wait for its end."""

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,42 @@ def contents(root: Path) -> dict[str, bytes | None]:
         found |= {os.path.join(inside, name): None for name in named}  # noqa: PTH118 - names, not paths
         found |= {os.path.join(inside, name): (Path(folder) / name).read_bytes() for name in files}  # noqa: PTH118
     return found
+
+
+def resume_each(
+    folder: Path, walk: Walk, numbers: Iterable[int], play: Callable[[Path], object], expected: dict[str, object]
+) -> None:
+    """Resume, by `play`, what kills at these moments of a walk leave. Each run must end as expected."""
+
+    def go_on(number: int) -> None:
+        root = folder / f"{number}"
+        walk.all[number].restore(root)
+        play(root)
+        assert result(root) == expected, f"killed at: {walk.all[number].moments}"
+
+    side_by_side([partial(go_on, number) for number in numbers])
+
+
+def kill_each(
+    folder: Path,
+    recipe: Recipe,
+    witness: Witness,
+    numbers: Iterable[int],
+    after_kill: Callable[[RunPaths], object] = lambda paths: None,
+) -> None:
+    """Kill processes at these moments of the run `whole`, which this witness recorded, and resume each run in another
+    process. Each must end like `whole`; `after_kill` is called in between."""
+    expected = result(folder / "whole")
+
+    def die_and_go_on(number: int) -> None:
+        root = folder / f"{number}"
+        killed = Witness(act=killer(number), looks=witness.looks, turns=witness.turns)
+        assert in_a_process(lambda: play(root, recipe, killed)) == signal.SIGKILL
+        after_kill(RunPaths(root))
+        assert in_a_process(lambda: play(root, recipe)) == 0
+        assert result(root) == expected, f"killed at: {witness.moments[number]}"
+
+    side_by_side([partial(die_and_go_on, number) for number in numbers])
 
 
 def resume_from_every_moment(

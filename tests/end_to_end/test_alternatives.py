@@ -125,8 +125,7 @@ def weights_of(forked: Forked, folder: Path, recipe: str, *sets: str) -> str:
     """Train in this folder; return the digests of the actor's saved tensors. The `.metadata` beside them differs
     between two runs with equal tensors."""
     words = [word for item in (*SMALL, *sets) for word in ("--set", item)]
-    done = forked(folder, "train", str(RECIPES / f"{recipe}.toml"), *words)
-    assert done.returncode == 0, done.stderr
+    forked.succeeds(folder, "train", str(RECIPES / f"{recipe}.toml"), *words)
     manifest = json.loads((folder / f"runs/{recipe}/states/actor/000002/manifest.json").read_text())
     shards = {name: of_file["sha256"] for name, of_file in manifest["files"].items() if name.endswith(".distcp")}
     assert shards

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from end_to_end.drill import side_by_side
-from end_to_end.kill_grid import KEEPS_EACH, Walk
+from end_to_end.kill_grid import KEEPS_EACH, Walk, resume_each
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.loop.run import run
@@ -85,13 +84,7 @@ def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, half: in
     assert max(seen["correction/dropped_seqs"]) > 0
     assert len(set(seen["kl/coef"])) == 3
 
-    def go_on(number: int) -> None:
-        root = folder / f"{number}"
-        whole.all[number].restore(root)
-        play(root)
-        assert result(root) == expected, f"killed at: {whole.all[number].moments}"
-
-    side_by_side([partial(go_on, number) for number in range(half, len(whole.all), 2)])
+    resume_each(folder, whole, range(half, len(whole.all), 2), play, expected)
 
 
 def test_committed_correction_is_kept_after_a_resume(folder: Path) -> None:
@@ -107,11 +100,4 @@ def test_committed_correction_is_kept_after_a_resume(folder: Path) -> None:
     assert expected["states"] != result(first.root)["states"], "the rounding reaches nothing"
     names = [left.moments[0] for left in second.all]
     committed = next(place for place, name in enumerate(names) if name.startswith("3 reward"))
-
-    def go_on(number: int) -> None:
-        root = folder / f"{number}"
-        second.all[number].restore(root)
-        play(root, rounding=-3e-6)
-        assert result(root) == expected, f"killed at: {second.all[number].moments}"
-
-    side_by_side([partial(go_on, number) for number in range(committed, len(names))])
+    resume_each(folder, second, range(committed, len(names)), partial(play, rounding=-3e-6), expected)

@@ -5,17 +5,14 @@ torn or damaged log costs only the turns behind the damage. The environments are
 episodes end in every way.
 """
 
-import signal
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from end_to_end.drill import in_a_process, killer, side_by_side
-from end_to_end.kill_grid import KEEPS_EACH, Left, Walk, resume_from_every_moment
+from end_to_end.kill_grid import KEEPS_EACH, Left, Walk, kill_each, resume_from_every_moment
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.conversations import SumEnvironments
 from fakes.job import Witness, open_run, play, result
@@ -166,18 +163,9 @@ def test_process_really_killed_within_an_episode_ends_the_same(folder: Path) -> 
     recipe = recipe_of(steps=1)
     witness = Witness(turns=True)
     play(folder / "whole", recipe, witness)
-    expected = result(folder / "whole")
     numbers = [number for number, name in enumerate(witness.moments) if "at environment step" in name]
     assert len(numbers) > 3
-
-    def die_and_go_on(number: int) -> None:
-        root = folder / f"{number}"
-        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), turns=True)))
-        assert died == signal.SIGKILL
-        assert in_a_process(lambda: play(root, recipe)) == 0
-        assert result(root) == expected, f"killed at: {witness.moments[number]}"
-
-    side_by_side([partial(die_and_go_on, number) for number in numbers[::2]])
+    kill_each(folder, recipe, witness, numbers[::2])
 
 
 def test_often_killed_episodes_end_like_uninterrupted_ones(folder: Path) -> None:

@@ -24,8 +24,7 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     ppo = {"minibatch_seqs": 4, "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.9}}
     recipe = real_recipe(every_steps=2, name=name, reward=reward, ppo=ppo, **tables)
     (folder / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
-    done = forked(folder, "train", f"{name}.toml", "--set", "steps=2", *sets)
-    assert done.returncode == 0, done.stderr
+    forked.succeeds(folder, "train", f"{name}.toml", "--set", "steps=2", *sets)
     stages = [line for line in read_lines(RunPaths(folder / "runs" / name).journal) if "stage" in line]
     found = [{k: v for line in stages if line["step"] == step for k, v in line["figures"].items()} for step in (1, 2)]
     assert found[0]["policy/approx_kl"] > 1e-4  # the second step samples from other weights

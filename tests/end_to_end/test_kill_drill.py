@@ -7,15 +7,14 @@ Not verified here: that the real engines replay bit-equal (see `tests/end_to_end
 """
 
 import signal
-from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from end_to_end.drill import in_a_process, killer, side_by_side
-from end_to_end.kill_grid import KEEPS_EACH, Walk, contents, resume_from_every_moment
+from end_to_end.drill import in_a_process, killer
+from end_to_end.kill_grid import KEEPS_EACH, Walk, contents, kill_each, resume_from_every_moment
 from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
@@ -167,20 +166,14 @@ def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> 
     paces = {first: 1, other: inf}
     witness = Witness(looks=paces)
     play(folder / "whole", recipe, witness)
-    expected = result(folder / "whole")
     begin, end = (witness.moments.index(f"3 state/{role} renamed") for role in (first, other))
     assert begin < end
 
-    def die_and_go_on(number: int) -> None:
-        root = folder / f"{number}"
-        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=paces)))
-        assert died == signal.SIGKILL
-        assert RunPaths(root).saved_steps(first) == [3]
-        assert saved_checkpoints(RunPaths(root)) == []
-        assert in_a_process(lambda: play(root, recipe)) == 0
-        assert result(root) == expected, f"killed at: {witness.moments[number]}"
+    def has_one_state(paths: RunPaths) -> None:
+        assert paths.saved_steps(first) == [3]
+        assert saved_checkpoints(paths) == []
 
-    side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 8)])
+    kill_each(folder, recipe, witness, range(begin + 1, end, 8), has_one_state)
 
 
 @pytest.mark.parametrize(("stage", "step", "tables"), [("eval", 0, {}), ("greedy_rollout", 1, WITH["remax"])])
@@ -230,15 +223,8 @@ def test_schedules_and_critic_only_steps_survive_a_kill(
     witness = Witness()
     play(folder / "whole", recipe, witness)
     interesting = ("renamed", "written", "starts")
-    moments = [(i, m) for i, m in enumerate(witness.moments) if m[0] in killed_in and m.endswith(interesting)]
-
-    def die_and_go_on(number: int, name: str) -> None:
-        root = folder / f"{number}"
-        assert in_a_process(lambda: play(root, recipe, Witness(act=killer(number)))) == signal.SIGKILL
-        assert in_a_process(lambda: play(root, recipe)) == 0
-        assert result(root) == result(folder / "whole"), f"killed at: {name}"
-
-    side_by_side([partial(die_and_go_on, *moment) for moment in moments[::6]])
+    moments = [i for i, m in enumerate(witness.moments) if m[0] in killed_in and m.endswith(interesting)]
+    kill_each(folder, recipe, witness, moments[::6])
 
 
 def test_repeatedly_killed_run_ends_like_an_uninterrupted_run(folder: Path) -> None:

@@ -80,12 +80,10 @@ def test_killed_run_resumes_under_another_parallel_layout(tmp_path: Path, wholes
     # The tokens of the first step equal those of one process, and the last state is resumed in another layout.
     recipe = real_recipe(every_steps=1, name="alone", checkpoint={"keep_rollouts_every_steps": 1})
     (tmp_path / "alone.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
-    alone = forked(tmp_path, "rollout", "alone.toml")
-    assert alone.returncode == 0, alone.stderr
+    forked.succeeds(tmp_path, "rollout", "alone.toml")
     assert torch.equal(first_tokens(tmp_path / "runs/alone"), first_tokens(whole))
     layout = ["--set", "actor.parallel={pipeline=2}", "--set", "critic.parallel={data=1,distributed_optimizer=true}"]
-    longer = forked(tmp_path, "resume", "killed", "--set", "steps=4", *layout)
-    assert longer.returncode == 0, longer.stderr
+    longer = forked.succeeds(tmp_path, "resume", "killed", "--set", "steps=4", *layout)
     assert "restored actor at step 3" in longer.stderr
 
 
@@ -142,8 +140,7 @@ def test_parallel_layouts_generate_the_same_tokens_as_one_process(tmp_path: Path
         kept = {"checkpoint": {"keep_rollouts_every_steps": 1}}
         recipe = real_recipe(every_steps=1, **{"name": name, **kept, **tables})
         (tmp_path / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
-        done = forked(tmp_path, "train", f"{name}.toml", "--set", "steps=1")
-        assert done.returncode == 0, done.stderr
+        forked.succeeds(tmp_path, "train", f"{name}.toml", "--set", "steps=1")
     expected = first_tokens(tmp_path / "runs/alone")
     for name in ("many", "split"):
         assert torch.equal(first_tokens(tmp_path / "runs" / name), expected)

@@ -3,11 +3,9 @@ scores them in one batch, and may be killed meanwhile."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from end_to_end.drill import side_by_side
-from end_to_end.kill_grid import KEEPS_EACH, Walk
+from end_to_end.kill_grid import KEEPS_EACH, Walk, resume_each
 from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.batch.scores import ScoreRequest
@@ -59,11 +57,4 @@ def test_run_with_a_reward_model_survives_any_kill(folder: Path) -> None:
     ]
     assert all(metrics["reward/score_std"] > 0 for metrics in reward_lines)
     assert any(metrics["reward/error_frac"] > 0 for metrics in reward_lines)
-
-    def go_on(number: int) -> None:
-        root = folder / f"{number}"
-        whole.all[number].restore(root)
-        play(root, Witness())
-        assert result(root) == expected, f"killed at: {whole.all[number].moments}"
-
-    side_by_side([partial(go_on, number) for number in range(len(whole.all))])
+    resume_each(folder, whole, range(len(whole.all)), lambda root: play(root, Witness()), expected)

@@ -33,8 +33,7 @@ def test_critic_of_another_model_trains_and_starts_a_second_run(tmp_path: Path, 
         recipe = real_recipe(every_steps=2, name=name, model={**model, "critic": own})
         (tmp_path / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
         layout = ["--set", "critic.parallel={data=2}"] if name == "second" else []
-        done = forked(tmp_path, "train", f"{name}.toml", "--set", "steps=2", *layout)
-        assert done.returncode == 0, done.stderr
+        forked.succeeds(tmp_path, "train", f"{name}.toml", "--set", "steps=2", *layout)
     first, second = (RunPaths(tmp_path / "runs" / name) for name in ("first", "second"))
     assert first_values(first) == 0.0
     assert first_values(second) != 0.0
@@ -45,6 +44,5 @@ def test_critic_of_another_model_trains_and_starts_a_second_run(tmp_path: Path, 
     assert saved is not None
     assert (source["run"], source["step"], source["lineage"]) == (str(first.root), 2, saved.identity)
     for name in ("first", "second"):
-        done = forked(tmp_path, "resume", f"runs/{name}", "--set", "steps=3")
-        assert done.returncode == 0, done.stderr
+        forked.succeeds(tmp_path, "resume", f"runs/{name}", "--set", "steps=3")
         assert RunPaths(tmp_path / "runs" / name).saved_steps("critic")[-1] == 3

@@ -42,16 +42,13 @@ def test_ppo_raises_model_score_and_its_critic_scores_another_run(tmp_path: Path
     }  # fmt: skip
     sets = [word for key, value in short.items() for word in ("--set", f"{key}={value}")]
     recipe = str(ROOT / "recipes/quickstart.toml")
-    done = forked(tmp_path, "train", recipe, "judged.toml", *sets, "--set", "name=judged")
-    assert done.returncode == 0, done.stderr
+    forked.succeeds(tmp_path, "train", recipe, "judged.toml", *sets, "--set", "name=judged")
     scores = metrics_by_step(RunPaths(tmp_path / "runs/judged"), "eval")
     assert scores[10]["eval/heldout/greedy_pass_at_1"] > scores[0]["eval/heldout/greedy_pass_at_1"] + 0.1
 
-    done = forked(tmp_path, "convert-ckpt", "runs/judged", "critic", "--to", "hf", "--role", "critic")
-    assert done.returncode == 0, done.stderr
+    forked.succeeds(tmp_path, "convert-ckpt", "runs/judged", "critic", "--to", "hf", "--role", "critic")
     again = [*sets, "--set", "name=again", "--set", "reward.path=critic", "--set", "steps=1"]
-    done = forked(tmp_path, "train", recipe, "judged.toml", *again, "--set", "eval.at_start=false")
-    assert done.returncode == 0, done.stderr
+    forked.succeeds(tmp_path, "train", recipe, "judged.toml", *again, "--set", "eval.at_start=false")
     scores_again = metrics_by_step(RunPaths(tmp_path / "runs/again"), "reward")[1]
     assert scores_again["reward/error_frac"] == 0
     assert scores_again["reward/score_std"] > 0
@@ -71,8 +68,7 @@ def test_offloaded_sharded_and_vllm_reward_models_agree(tmp_path: Path, forked: 
         judged = {**reward, "dtype": "float32", **keys}
         recipe = real_recipe(every_steps=2, name=name, steps=2, cluster=cluster, reward=judged)
         (tmp_path / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
-        done = forked(tmp_path, "train", f"{name}.toml")
-        assert done.returncode == 0, done.stderr
+        forked.succeeds(tmp_path, "train", f"{name}.toml")
     stays, leaves, spread, served = (
         {stage: metrics_by_step(RunPaths(tmp_path / "runs" / name), stage) for stage in ("reward", "eval")}
         for name in runs

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import ppoctl
+from leftover import all_gone
 
 PARENT = Path(__file__).parent / "environment_parent.py"
 
@@ -31,15 +31,4 @@ def test_environments_end_with_their_parent(doing: str) -> None:
             assert all(psutil.pid_exists(child) for child in children)
             parent.send_signal(signal.SIGKILL)
         parent.wait(timeout=30)
-    limit = time.monotonic() + 10
-    while any(_runs(child) for child in children):
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process runs; a zombie that its new parent has not reaped has ended."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert all_gone(children)

@@ -126,14 +126,6 @@ def test_padding_and_order_of_rows_do_not_change_advantages(table: EstimatorTabl
     FLOAT32.check(whitened(table, replace(inputs, **changes)), moved(expected))
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
-def test_raw_reward_equals_monte_carlo_without_returns(gamma: float) -> None:
-    alone = RawRewardAdvantages(kind="raw_reward", gamma=gamma).estimator()(replace(INPUTS, values=None))
-    with_critic = MonteCarloAdvantages(kind="monte_carlo", gamma=gamma).estimator()(INPUTS)
-    EXACT.check(alone.advantages, with_critic.advantages)
-    assert alone.returns is None
-
-
 def test_raw_reward_is_whitened_as_monte_carlo() -> None:
     tables = (RawRewardAdvantages(kind="raw_reward"), MonteCarloAdvantages(kind="monte_carlo"))
     assert [table.whiten for table in tables] == [True, True]

@@ -1,8 +1,8 @@
 """Fingerprints of all stages of PPO, with a correction, resampling and an evaluation."""
 
 from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.pf_ppo import RESAMPLE, WHITENING
 from ppoctl.algorithm.ppo import PPO_CORRECTED
-from ppoctl.algorithm.resampling import RESAMPLE, WHITENING
 from ppoctl.algorithm.trace import trace
 from ppoctl.recipe.schema import Recipe
 

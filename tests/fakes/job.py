@@ -1,6 +1,5 @@
 """A complete run on fake engines, in a directory."""
 
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.errors import PreemptedError
-from ppoctl.loop.run import Health, RunContext, run
+from ppoctl.loop.run import RunContext, run
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded
@@ -79,18 +78,25 @@ class StopError(Exception):
     """Raised to end a run at the point that a test chose."""
 
 
-def stopping_at(moment: str) -> Witness:
+def stopping_at(moment: str, *, looks: float = 1) -> Witness:
     """Return a witness that ends the run at this moment."""
 
     def act(number: int, name: str) -> None:
         if name == moment:
             raise StopError
 
-    return Witness(act=act)
+    return Witness(act=act, looks=looks)
 
 
 PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: trace(PPO).outline}).as_json()}
 """The recorded outlines of a recipe with one step function, as `resolved` of `run_dir.create` expects them."""
+
+
+def new_run_dir(root: Path, resolved: Mapping[str, Any] | None = None, **facts: Any) -> RunPaths:
+    """Create a run directory with this recorded recipe; without it, of one step of PPO."""
+    paths = RunPaths(root)
+    run_dir.create(paths, recipe_toml="", resolved=resolved or {"steps": 1, **PPO_STEP_FUNCTIONS}, facts=facts)
+    return paths
 
 
 def saved_checkpoints(paths: RunPaths) -> list[int]:
@@ -157,7 +163,6 @@ def open_run(
     witness: Witness,
     *,
     recipes: Mapping[int, Recipe] | None = None,
-    health: Health | None = None,
     gate: Gate | None = None,
     components: Components | None = None,
     choose: StepFunctionAt = step_function_at,
@@ -166,12 +171,7 @@ def open_run(
     """Open a run as `train --or-resume` does, on the bigram model or on `components`."""
     paths = RunPaths(root)
     if not root.exists():
-        run_dir.create(
-            paths,
-            recipe_toml="",
-            resolved=as_recorded(recipe, choose),
-            facts={},
-        )
+        new_run_dir(root, as_recorded(recipe, choose))
     attempt = claim(paths)
     artifact.sweep(attempt)
     hooks = RunHooks(
@@ -179,7 +179,7 @@ def open_run(
         notify=lambda text: None,
         log=lambda text: None,
         observers=(witness,),
-        health=health or HealthMonitor(recipe.health),
+        health=HealthMonitor(recipe.health),
         versions={},
     )
     components = components or fake_components(
@@ -224,6 +224,3 @@ def result(root: Path) -> dict[str, object]:
     lines = [line for line in read_lines(paths.journal) if "stage" in line]
     metrics = sorted((line["step"], line["stage"], line["identity"], str(line["figures"])) for line in lines)
     return {"ledger": paths.ledger.read_bytes(), "states": states, "figures": metrics}
-
-
-KILLED = -signal.SIGKILL

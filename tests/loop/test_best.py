@@ -7,15 +7,13 @@ import torch
 
 from fakes.bigram import initial_table
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play, stop_at
+from fakes.job import play, stop_at
 from ppoctl.errors import HealthStopError
-from ppoctl.loop.run import RunContext, run
-from ppoctl.recipe.schema import HealthRule, HealthTable
+from ppoctl.loop.run import RunContext
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import roll_back
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import saved_state
-from ppoctl.tracking.health import HealthMonitor
 
 SAVED = {"every_steps": 1, "keep_last": 9}
 
@@ -33,11 +31,8 @@ def kept(root: Path) -> tuple[int, str]:
     return int(folder.name), manifest.identity
 
 
-def played(root: Path, best: str, health: HealthTable | None = None, **changes: object) -> RunContext:
-    recipe = fake_recipe(**{"steps": 4, "checkpoint": {"best": best, **SAVED}, **changes})
-    wiring = open_run(root, recipe, Witness(), health=HealthMonitor(health or HealthTable()))
-    run(wiring.job)
-    return wiring.job
+def played(root: Path, best: str, **changes: object) -> RunContext:
+    return play(root, fake_recipe(**{"steps": 4, "checkpoint": {"best": best, **SAVED}, **changes})).job
 
 
 def series(job: RunContext, name: str) -> list[float]:
@@ -131,15 +126,15 @@ def test_health_stop_keeps_no_best_actor_of_that_step(tmp_path: Path) -> None:
     free = played(tmp_path / "free", "reward/score_mean")
     values = series(free, "reward/score_mean")
     assert values[1] > values[0]
-    stops = HealthTable(truncated=HealthRule(min=2.0, from_step=2, action="stop"))
+    stops = {"truncated": {"min": 2.0, "from_step": 2, "action": "stop"}}
     with pytest.raises(HealthStopError):
-        played(tmp_path / "stopped", "reward/score_mean", stops)
+        played(tmp_path / "stopped", "reward/score_mean", health=stops)
     assert kept(tmp_path / "stopped")[0] == 0  # of step 1; step 2 was better, and stopped
     with pytest.raises(HealthStopError):
         played(
             tmp_path / "evaluated",
             "eval/held/pass_at_1",
-            HealthTable(entropy=HealthRule(max=0.0, action="stop")),
+            health={"entropy": {"max": 0.0, "action": "stop"}},
             eval={"every_steps": 1},
         )
     assert not RunPaths(tmp_path / "evaluated").best.exists()

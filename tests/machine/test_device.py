@@ -27,11 +27,6 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     device.on_gpu.cache_clear()
 
 
-def test_machine_without_a_driver_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
-    assert device.this_device() == CPU
-
-
 @pytest.mark.parametrize("fault", ["Driver Not Loaded", "Driver/library version mismatch", "GPU is lost"])
 def test_broken_driver_is_an_error_instead_of_a_cpu_run(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     FakeNvml(fault=fault).plant(monkeypatch)
@@ -59,11 +54,6 @@ def test_gpu_known_only_to_the_kernel_is_expected_by_cuda_torch(
         device.this_device()
     monkeypatch.setattr(torch.version, "cuda", None)
     assert device.this_device() == CPU, "a container without GPUs"
-
-
-def test_driver_without_gpus_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(count=0).plant(monkeypatch)
-    assert device.this_device() == CPU
 
 
 def test_gpu_unusable_by_torch_is_an_error_with_driver_and_build(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """Reading of NVIDIA's management library, with a fake of its Python binding."""
 
-import builtins
-from collections.abc import Mapping
-from typing import Any
+import sys
 
 import pytest
 
@@ -43,12 +41,5 @@ def test_lost_gpu_is_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_pynvml_package_gives_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *others: Any, **more: Mapping[str, Any]) -> Any:
-        if name == "pynvml":
-            raise ImportError(name)
-        return real(name, *others, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.look() == nvml.NoDriver("the package `nvidia-ml-py` is not installed")

@@ -20,10 +20,14 @@ def test_masked_sum_mean_and_variance_by_hand():
     FLOAT32.check(masked_variance(X, MASK), 39 / 9)
 
 
-def test_whitening_by_hand():
-    # 1 and 3 are unmasked: mean 2, variance (1 + 1) / 1 = 2
-    whitened = whiten(torch.tensor([[1.0, 9.0], [3.0, 9.0]]), torch.tensor([[True, False], [True, False]]))
-    FLOAT32.check(whitened, torch.tensor([[-(2**-0.5), 0.0], [2**-0.5, 0.0]]))
+def test_whitening_divides_by_sample_standard_deviation():
+    """(x - mean) / sqrt(var + 1e-8) with the unbiased variance, as verl and NeMo-RL compute it."""
+    # 1, 2 and 6: mean 3, squares 4 + 1 + 9 = 14 over n - 1 = 2: variance 7 (14 / 3 would be the population's).
+    x = torch.tensor([[1.0, -77.0, 2.0], [-77.0, 6.0, -77.0]])
+    mask = torch.tensor([[True, False, True], [False, True, False]])
+    root = 7**0.5
+    expected = torch.tensor([[-2 / root, 0.0, -1 / root], [0.0, 3 / root, 0.0]])
+    FLOAT32.check(whiten(x, mask), expected)
 
 
 def test_masked_sums_of_splits_add_up():

@@ -145,7 +145,9 @@ def test_policy_losses_are_finite_for_masked_rows_and_huge_ratios(kind, seed, sp
     mask = holey_mask(4, width, seed=seed) & ~torch.tensor([row in empty for row in range(4)])[:, None]
     grids = [normal(4, width, seed=seed + place) * size for place, size in enumerate((spread, spread, 1.0))]
     clean = losses_and_gradient(kind, *grids, mask)
-    found = losses_and_gradient(kind, *(poisoned(grid, mask, garbage) for grid in grids), mask)
+    # Anomaly mode: intermediate gradients are not NaN either.
+    with torch.autograd.set_detect_anomaly(True):
+        found = losses_and_gradient(kind, *(poisoned(grid, mask, garbage) for grid in grids), mask)
     for one, expected in zip(found, clean, strict=True):
         assert bool(one.isfinite().all())
         assert not bool(one[~mask].any())

@@ -134,6 +134,16 @@ def test_monte_carlo_equals_loop_and_ignores_masked_garbage(
     FLOAT32.check(monte_carlo(poisoned(rewards, mask, garbage), mask, gamma=gamma), expected_returns.float())
 
 
+def test_truncated_return_includes_bootstrap_value_by_paper() -> None:
+    """Pardo et al. 2018 (arXiv:1712.00378), eq. 6: the last return of a truncated episode is r_T + gamma V(s_T+1)."""
+    # gamma 0.5, lambda 1, V_T+1 = 6: returns 4 + 0.5 x 6 = 7, 1 + 0.5 x 7 = 4.5. The second row has ended: 4 and 3.
+    rewards = torch.tensor([[1.0, 4.0, -77.0], [1.0, -77.0, 4.0]])
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    rewards_with = bootstrapped(torch.where(mask, rewards, 0), torch.tensor([6.0, 0.0]), mask, gamma=0.5)
+    _, returns = gae(rewards_with, torch.ones(2, 3), mask, gamma=0.5, lam=1.0)
+    FLOAT32.check(returns, torch.tensor([[4.5, 7.0, 0.0], [3.0, 0.0, 4.0]]))
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_bootstrapped_returns_equal_returns_of_longer_row(lam: float) -> None:
     """The recursion over a row with one more token, whose return is the bootstrap value (no reward, and no value

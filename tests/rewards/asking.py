@@ -1,12 +1,10 @@
 """Score requests for tests, and a helper that returns all scores of a scorer."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import Any
 
-from ppoctl.batch.scores import Finish, Score, ScoreRequest
-
-if TYPE_CHECKING:
-    from ppoctl.ports import Scorer  # imported late: scorer processes do not need torch
+from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 
 
 def request(response: str, truth: str | None = "good", *, prompt_id: str = "train/0") -> ScoreRequest:
@@ -19,7 +17,13 @@ def word_ids(text: str, finish: Finish) -> tuple[int, ...]:
     return tuple(range(len(text.split()) + (finish == "terminated")))
 
 
-def scores(scorer: "Scorer", requests: Sequence[ScoreRequest]) -> list[Score]:
+def scores(scorer: Scorer, requests: Sequence[ScoreRequest]) -> list[Score]:
     """Submit all requests, and return the scores in order."""
     futures = [scorer.submit(request) for request in requests]
     return [future.result() for future in futures]
+
+
+def scores_of(table: Any, *requests: ScoreRequest) -> list[Score]:
+    """Open the scorer of a table, and return its scores in order."""
+    with closing(table.open()) as scorer:
+        return scores(scorer, requests)

@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
 from typing import Any
@@ -20,7 +20,6 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
         self.connections = 0
         self.at_once = self.most_at_once = 0
         self.seen: Counter[str] = Counter()
@@ -51,7 +50,6 @@ class _Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.asked.append(body)
             server.headers.append({**dict(self.headers.items()), "path": self.path})
-            server.times.append(time.monotonic())
             server.seen[response] += 1
             seen = server.seen[response]
             server.at_once += 1
@@ -71,8 +69,6 @@ class _Handler(BaseHTTPRequestHandler):
         word, _, rest = response.partition(" ")
         if word == "hang":
             self.server.ended.wait(60)
-        elif word == "trickle":
-            self._trickle()
         elif word == "vanish":
             self.close_connection = True
         elif word == "sleep":
@@ -84,15 +80,6 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             statuses = [int(status) for status in word.split(",")]
             self._say(statuses[seen - 1] if seen <= len(statuses) else 200, rest)
-
-    def _trickle(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        with suppress(OSError):
-            while not self.server.ended.wait(0.05):
-                self.wfile.write(b" ")
-                self.wfile.flush()
 
     def _say(self, status: int, body: str) -> None:
         self.send_response(status)

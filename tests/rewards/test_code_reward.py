@@ -16,7 +16,7 @@ from ppoctl.rewards.code import CodeScorer, opened
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue
 from ppoctl.rewards.sandbox.fusion import FusionEndpoint
 from ppoctl.rewards.sandbox.job import Limits, Ran, SandboxJob, UnreachableError
-from rewards.asking import request, scores
+from rewards.asking import request, scores_of
 from rewards.endpoint import ended, endpoint
 
 DOUBLES = json.dumps({"inputs": ["1\n", "2\n", "3\n", "4\n"], "outputs": ["2\n", "4\n", "6\n", "8\n"]})
@@ -159,11 +159,7 @@ def test_gold_program_scores_above_other_candidates(truth: str) -> None:
     candidates = table.candidates(truth)
     assert candidates is not None
     responses = [candidates.gold, candidates.wrong, candidates.empty, candidates.truncated]
-    scorer = table.open()
-    try:
-        results = scores(scorer, [request(response, truth) for response in responses])
-    finally:
-        scorer.close()
+    results = scores_of(table, *(request(response, truth) for response in responses))
     assert [(score.value, score.outcome) for score in results] == [(1, "ok"), (0, "ok"), (0, "ok"), (0, "ok")]
     assert isinstance(results[0], Score)
 
@@ -237,12 +233,6 @@ def test_failing_fusion_endpoint_gives_no_score(answers: list[tuple[int, Any]], 
     with endpoint(answers) as (url, received), fusion(url) as run, pytest.raises(UnreachableError, match=why):
         run(SandboxJob("1"))
     assert len(received) == tries
-
-
-@pytest.mark.parametrize("status", [429, 504])
-def test_temporary_failure_of_fusion_endpoint_is_retried(status: int) -> None:
-    with endpoint([(status, {}), (200, ended("2\n"))]) as (url, _), fusion(url) as run:
-        assert run(SandboxJob("1")).output == "2\n"
 
 
 def test_fusion_endpoint_that_is_down_loses_responses_until_it_answers() -> None:

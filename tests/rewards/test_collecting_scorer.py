@@ -7,6 +7,7 @@ import pytest
 
 from ppoctl.batch.scores import RewardModel, ScoreRequest
 from ppoctl.rewards.batched_model import CollectingScorer
+from rewards.asking import request
 
 
 class Lengths:
@@ -28,10 +29,6 @@ class Lengths:
 class Broken(Lengths):
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
         raise OSError("the model is gone")
-
-
-def request(response: str) -> ScoreRequest:
-    return ScoreRequest("p", "", (), response, None, {}, "terminated")
 
 
 def test_collecting_scorer_scores_all_on_first_result() -> None:

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from ppoctl.batch.scores import Score
 from ppoctl.rewards import format, length
 from ppoctl.rewards.format import FormatScorer
 from ppoctl.rewards.length import LengthScorer
-from rewards.asking import request, scores
+from rewards.asking import request
 
 R1 = r"(?s)<think>.*?</think>\s*<answer>.*?</answer>"
 GOOD = "<think>48 + 24\nis 72</think>\n<answer>72</answer>"
@@ -27,15 +26,6 @@ def test_format_matches_whole_response_or_anywhere(response: str, whole: int, an
 def test_invalid_regular_expression_raises_when_recipe_is_read() -> None:
     with pytest.raises(ValidationError, match="not a Python regular expression: unterminated character set"):
         FormatScorer(kind="format", pattern="[a")
-
-
-def test_runaway_pattern_times_out_for_its_own_sample_only() -> None:
-    scorer = FormatScorer(kind="format", pattern="(a|aa)+b", timeout_s=0.5).open()
-    try:
-        results = scores(scorer, [request(text, None) for text in ("ab", "a" * 200, "ab")])
-    finally:
-        scorer.close()
-    assert results == [Score(1.0, "ok"), Score(None, "timeout", "no score within 0.5 s"), Score(1.0, "ok")]
 
 
 @pytest.mark.parametrize(

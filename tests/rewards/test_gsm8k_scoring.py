@@ -107,19 +107,21 @@ def test_gsm8k_strict_number_of_last_300_characters_equals_verl(response: str) -
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize(("part", "count"), [("train", 7473), ("test", 1319)])
 @pytest.mark.parametrize("last_chars", [None, 300])
-def test_gold_gsm8k_answers_score_1_and_changed_numbers_0(
+def test_gold_gsm8k_answers_score_1_and_other_candidates_0(
     tenth: int, part: str, count: int, last_chars: int | None, ppoctl_data: Path
 ) -> None:
     lines = (ppoctl_data / "gsm8k" / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines]
     assert len(answers) == count
     for answer in answers[tenth::10]:
-        wrong = f"{answer.rpartition('#### ')[0]}#### {int(gsm8k.gold_number(answer)) + 1}"
         for strict, other in ((True, "lenient"), (False, "strict")):
             keys = {"strict": strict, "last_chars": last_chars}
-            right, off = gsm8k.score(request(answer, answer), **keys), gsm8k.score(request(wrong, answer), **keys)
+            tried = gsm8k.Gsm8kScorer(kind="gsm8k", **keys).candidates(answer)
+            texts = (tried.gold, tried.wrong, tried.empty, tried.truncated)
+            right, off, *less = (gsm8k.score(request(text, answer), **keys) for text in texts)
             assert (right.value, right.extras) == (1.0, {other: 1.0})
             assert (off.value, off.extras) == (0.0, {other: 0.0})
+            assert [found.value for found in less] == [0.0, 0.0]
 
 
 def _verl_strict(response: str) -> str | None:

@@ -92,11 +92,6 @@ def test_http_answer_is_a_score_or_an_error(client: Open, response: str, score: 
     assert scores_of(client(), response, "200 3") == [score, Score(3.0, "ok")]
 
 
-def test_only_transient_http_errors_are_retried(service: Service, client: Open) -> None:
-    scores_of(client(concurrent=1), "400 bad", "200 <html>", "500,503 1", "500,500,500,500,500 oh")
-    assert service.seen == {"400 bad": 1, "200 <html>": 1, "500,503 1": 3, "500,500,500,500,500 oh": 4}
-
-
 def test_disconnected_or_missing_service_is_unreachable(client: Open) -> None:
     (score,) = scores_of(client(tries=2), "vanish")
     assert (score.outcome, score.message) == (
@@ -108,10 +103,9 @@ def test_disconnected_or_missing_service_is_unreachable(client: Open) -> None:
     assert (score.outcome, score.message) == ("unreachable", refused)
 
 
-@pytest.mark.parametrize("response", ["hang", "trickle"])
-def test_incomplete_answer_times_out_for_its_own_sample_only(client: Open, response: str) -> None:
+def test_late_answer_times_out_for_its_own_sample_only(client: Open) -> None:
     began = time.monotonic()
-    late, good = scores_of(client(tries=2, try_timeout_s=0.3), response, "200 1")
+    late, good = scores_of(client(tries=2, try_timeout_s=0.3), "hang", "200 1")
     assert (late.outcome, late.message) == ("timeout", "no answer within 0.3 s (after 2 tries)")
     assert good == Score(1.0, "ok")
     assert 0.6 <= late.seconds <= time.monotonic() - began < 5

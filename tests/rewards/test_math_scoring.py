@@ -12,7 +12,7 @@ from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.rewards import boxed, math_grading
 from ppoctl.rewards.math import MathScorer
-from rewards.asking import request, scores
+from rewards.asking import request, scores_of
 
 ANYWHERE = math_grading.score
 LAST_BOX = partial(math_grading.score, boxed=True)
@@ -161,13 +161,9 @@ def test_math_candidates_are_boxed_and_wrong_number_differs() -> None:
 
 
 def test_slow_sympy_comparison_times_out_for_its_own_sample_only() -> None:
-    scorer = MathScorer(kind="math", timeout_s=2.0).open()
     requests = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
-    try:
-        results = scores(scorer, requests)
-    finally:
-        scorer.close()
     right = Score(1.0, "ok", answer="42")
+    results = scores_of(MathScorer(kind="math", timeout_s=2.0), *requests)
     assert results == [right, Score(None, "timeout", "no score within 2 s"), right]
 
 

@@ -16,7 +16,7 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.scorer_main import judge
 from ppoctl.rewards.user_function import opened
-from rewards.asking import request, scores
+from rewards.asking import request, scores_of
 
 FILE = Path(__file__).parent / "users_functions.py"
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
@@ -36,22 +36,15 @@ def replies(name: str, *requests: ScoreRequest, batched: bool = False, **options
 
 def test_python_reward_scores_with_function_of_recipe() -> None:
     table = PythonScorer(kind="python", function=f"{FILE}:contains", options={"scale": 2.0})
-    scorer = table.open()
-    try:
-        good, bad, failed = scores(scorer, [SAMPLE, request("no"), request("x", None)])
-    finally:
-        scorer.close()
+    good, bad, failed = scores_of(table, SAMPLE, request("no"), request("x", None))
     assert (good, bad) == (Score(2.0, "ok"), Score(0.0, "ok"))
     line = "return scale * float(sample.truth in sample.response)"
     assert failed.message.endswith(f"(users_functions.py:10, in `contains`: `{line}`)")
 
 
 def test_python_reward_batches_samples_as_configured() -> None:
-    scorer = PythonScorer(kind="python", function=f"{FILE}:many", batched=True, batch_samples=4).open()
-    try:
-        concurrent = [score.value for score in scores(scorer, [SAMPLE] * 6)]
-    finally:
-        scorer.close()
+    table = PythonScorer(kind="python", function=f"{FILE}:many", batched=True, batch_samples=4)
+    concurrent = [score.value for score in scores_of(table, *[SAMPLE] * 6)]
     assert 3 <= max(value for value in concurrent if value is not None) <= 4
 
 
@@ -118,12 +111,8 @@ def test_uncallable_reward_function_raises(name: str, options: dict[str, Any], s
 
 def test_import_failure_error_names_configured_function(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import no_such_package\n")
-    scorer = PythonScorer(kind="python", function=f"{tmp_path}/mine.py:score").open()
-    try:
-        with pytest.raises(RewardError) as caught:
-            scores(scorer, [SAMPLE])
-    finally:
-        scorer.close()
+    with pytest.raises(RewardError) as caught:
+        scores_of(PythonScorer(kind="python", function=f"{tmp_path}/mine.py:score"), SAMPLE)
     assert caught.value.message == (
         f"the scorer `{tmp_path}/mine.py:score` does not start: ModuleNotFoundError: No module named "
         "'no_such_package'"

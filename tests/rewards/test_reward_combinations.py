@@ -1,7 +1,7 @@
 """Rewards that combine scorers: weighted sums, and a scorer selected by row."""
 
 from collections.abc import Mapping
-from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +21,10 @@ from ppoctl.rewards.reward import Reward
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.rewards.sum import SumReward, SumScorer, summed
 from ppoctl.rewards.table import RewardTable
-from rewards.asking import request, scores, word_ids
+from rewards.asking import request, scores_of, word_ids
+from rewards.scorers_in_process import Gathers, Held
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-
-
-class Held:
-    """A scorer that returns its scores when the test sets them."""
-
-    def __init__(self) -> None:
-        self.futures: list[Future[Score]] = []
-        self.asked: list[str] = []
-        self.is_closed = False
-
-    def submit(self, request: ScoreRequest) -> Future[Score]:
-        self.asked.append(request.response)
-        self.futures.append(Future())
-        return self.futures[-1]
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class Gathers(Held):
-    """A scorer that collects requests until `flush` is called."""
-
-    def flush(self) -> None:
-        for future in self.futures:
-            future.set_result(Score(2.0, "ok"))
 
 
 def reward(**keys: Any) -> Any:
@@ -68,12 +44,8 @@ def about(response: str, truth: str, fields: Mapping[str, Json]) -> ScoreRequest
 
 
 def test_sum_reward_weighs_and_reports_parts() -> None:
-    scorer = reward(**SUM).open()
-    try:
-        requests = [request("42", "42"), request("#### 42", "42"), request("#### 4", "#### 4")]
-        wrong, right, both = scores(scorer, requests)
-    finally:
-        scorer.close()
+    requests = [request("42", "42"), request("#### 42", "42"), request("#### 4", "#### 4")]
+    wrong, right, both = scores_of(reward(**SUM), *requests)
     assert wrong == Score(-0.5, "ok", extras={"answer": 0.0, "answer_lenient": 1.0, "bare": 1.0}, answer="42")
     assert right == Score(1.0, "ok", extras={"answer": 1.0, "answer_lenient": 1.0, "bare": 0.0}, answer="42")
     assert both.value == 0.5
@@ -136,11 +108,7 @@ def test_sum_flushes_batch_scorer_parts() -> None:
     [({"data_source": "openai/gsm8k"}, 1.0), ({"data_source": 3}, 0.0), ({"data_source": "other"}, None), ({}, None)],
 )
 def test_choose_reward_scores_row_by_its_case(fields: dict[str, Json], value: float | None) -> None:
-    scorer = reward(**CHOOSE).open()
-    try:
-        (score,) = scores(scorer, [about("thus #### 4", "4", fields)])
-    finally:
-        scorer.close()
+    (score,) = scores_of(reward(**CHOOSE), about("thus #### 4", "4", fields))
     assert score.value == value
     if value is None:
         assert score.outcome == "error"
@@ -197,11 +165,8 @@ def test_gold_answers_come_from_scorer_of_row() -> None:
     rows.append(Prompt("train/9", (), "", "Yes", (), {"data_source": "3"}))
     tried = probed_rows(table, rows)
     assert [row.id for row in tried] == ["train/0", "train/1", "train/2", "train/3", "train/9"]
-    scorer = table.open()
-    try:
+    with closing(table.open()) as scorer:
         probed = probe(scorer, table, tried, word_ids)
-    finally:
-        scorer.close()
     assert all(row.is_sound for row in probed)
     assert (probed[0].tried["gold"], probed[-1].tried["gold"]) == ("The answer is\n#### 4", "Yes")
 

@@ -9,35 +9,27 @@ import pytest
 
 from ppoctl.batch.scores import Score
 from ppoctl.rewards.exact_match import ExactMatchScorer
-from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.table import ProcessScorer
-from rewards.asking import request, scores
-
-
-def test_scorer_table_names_function_and_options() -> None:
-    assert Gsm8kScorer(kind="gsm8k").scores_by == ScorerSpec(
-        "ppoctl.rewards.gsm8k:score", {"strict": True, "last_chars": None}
-    )
-    exact = ExactMatchScorer(kind="exact_match", ignore_case=True)
-    assert exact.scores_by == ScorerSpec("ppoctl.rewards.exact_match:score", {"ignore_case": True})
+from rewards.asking import request, scores_of
 
 
 @pytest.mark.parametrize(
-    ("reward", "expected"),
+    ("reward", "truth", "expected"),
     [
-        (Gsm8kScorer(kind="gsm8k"), Score(0.0, "ok", "", {"lenient": 1.0}, answer=None)),
-        (Gsm8kScorer(kind="gsm8k", strict=False), Score(1.0, "ok", "", {"strict": 0.0}, answer="42")),
-        (ExactMatchScorer(kind="exact_match"), Score(0.0, "ok", answer="it is 42.")),
-        (ExactMatchScorer(kind="exact_match", ignore_case=True), Score(0.0, "ok", answer="it is 42.")),
+        (Gsm8kScorer(kind="gsm8k"), "42", Score(0.0, "ok", "", {"lenient": 1.0}, answer=None)),
+        (Gsm8kScorer(kind="gsm8k", strict=False), "42", Score(1.0, "ok", "", {"strict": 0.0}, answer="42")),
+        (
+            Gsm8kScorer(kind="gsm8k", strict=False, last_chars=2),
+            "42",
+            Score(0.0, "ok", "", {"strict": 0.0}, answer="2"),
+        ),
+        (ExactMatchScorer(kind="exact_match"), "It is 42.", Score(0.0, "ok", answer="it is 42.")),
+        (ExactMatchScorer(kind="exact_match", ignore_case=True), "It is 42.", Score(1.0, "ok", answer="it is 42.")),
     ],
 )
-def test_scorer_table_opens_its_scorer(reward: ProcessScorer, expected: Score) -> None:
-    scorer = reward.open()
-    try:
-        assert scores(scorer, [request("it is 42.", "42")]) == [expected]
-    finally:
-        scorer.close()
+def test_scorer_table_opens_its_scorer(reward: ProcessScorer, truth: str, expected: Score) -> None:
+    assert scores_of(reward, request("it is 42.", truth)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +40,7 @@ def test_scorer_table_opens_its_scorer(reward: ProcessScorer, expected: Score) -
     ],
 )
 def test_unreadable_truth_is_an_error_and_not_score_0(truth: str | None, message: str) -> None:
-    scorer = Gsm8kScorer(kind="gsm8k").open()
-    try:
-        (score,) = scores(scorer, [request("#### 42", truth)])
-    finally:
-        scorer.close()
+    (score,) = scores_of(Gsm8kScorer(kind="gsm8k"), request("#### 42", truth))
     assert (score.value, score.outcome) == (None, "error")
     assert score.message.startswith(message)
 

@@ -1,9 +1,10 @@
 """A reward trial tries many rows, and reports each problem in one sentence."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from math import nan
+from typing import Any
 
 import pytest
 
@@ -12,16 +13,16 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import RecipeError, RewardError
 from ppoctl.finding import Finding, Level
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.findings import findings
-from ppoctl.rewards.function import RewardValue
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
+from ppoctl.rewards.pool import WorkerPool
 from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.table import ScorerTable
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from rewards.asking import word_ids
+from rewards.scorers_in_process import Gathers, Scoring
 from wiring.harness import with_keys
 
 GSM8K = Gsm8kScorer(kind="gsm8k")
@@ -41,25 +42,6 @@ OTHER_FORMS = said(
 )
 SENTENCES = "for 1, 4, 16 and 64 sentences without content"
 SAYS_LITTLE = said("note", "this kind cannot build a gold answer: check the scores above, and the first rollouts")
-
-
-class Scoring:
-    """A scorer that runs a function in this process. The function returns a number, or the outcome without a
-    score."""
-
-    def __init__(self, function: Callable[[ScoreRequest], float | str]) -> None:
-        self.function = function
-        self.asked: list[ScoreRequest] = []
-
-    def submit(self, request: ScoreRequest) -> Future[Score]:
-        self.asked.append(request)
-        result = self.function(request)
-        future: Future[Score] = Future()
-        future.set_result(Score(None, result, "why") if isinstance(result, str) else Score(result, "ok"))  # type: ignore[arg-type]
-        return future
-
-    def close(self) -> None:
-        pass
 
 
 def rows(count: int = 8, **fields: Any) -> list[Prompt]:
@@ -253,46 +235,15 @@ def test_refused_long_response_is_only_a_warning() -> None:
     assert finding.level == "warning"
 
 
-class Settles(Scoring):
-    """A scorer that returns scores only after `flush` is called."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda _: 1.0)
-        self.waiting: list[Future[Score]] = []
-
-    def submit(self, request: ScoreRequest) -> Future[Score]:
-        self.waiting.append(Future())
-        return self.waiting[-1]
-
-    def flush(self) -> None:
-        for future in self.waiting:
-            future.set_result(Score(1.0, "ok"))
-
-
 def test_trial_flushes_batch_scorer() -> None:
-    [trial] = trials(Settles(), NO_GOLD, rows(), word_ids)
-    assert all(response.score.value == 1.0 for response in trial.tried)
+    [trial] = trials(Gathers(), NO_GOLD, rows(), word_ids)
+    assert all(response.score.value == 2.0 for response in trial.tried)
 
 
 def test_non_finite_score_ends_trial() -> None:
-    class Nan(ScorerTable):
-        kind: Annotated[Literal["nan"], RESULTS] = "nan"
-
-        def open(self) -> Any:
-            raise NotImplementedError
-
-    from ppoctl.rewards.pool import not_finite
-
-    class Scorer(Scoring):
-        def submit(self, request: ScoreRequest) -> Future[Score]:
-            future: Future[Score] = Future()
-            fault = not_finite(Score(RewardValue(float("nan")).value, "ok"), request)
-            assert fault is not None
-            future.set_exception(fault)
-            return future
-
-    with pytest.raises(RewardError, match="the scorer returned `nan` as reward of a response to prompt `train/0`"):
-        trials(Scorer(strict), Nan(), rows(1), word_ids)
+    pool = WorkerPool([lambda requests: [Score(nan, "ok") for _ in requests]])
+    with closing(pool), pytest.raises(RewardError, match="`nan` as reward of a response to prompt `train/0`"):
+        trials(pool, GSM8K, rows(1), word_ids)
 
 
 def test_choose_reward_has_one_trial_per_scorer() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from leftover import all_gone
 from ppoctl.errors import MissingAssetError
 from ppoctl.rewards.sandbox.client import Sandbox, SandboxError, require
 from ppoctl.rewards.sandbox.job import Limits, Ran, SandboxJob
@@ -48,7 +49,7 @@ def test_working_sandbox_is_accepted(name: str) -> None:
 def test_missing_isolation_raises_and_names_cause(name: str, what: str, why: str) -> None:
     kind, python = way(name)
     with pytest.raises(MissingAssetError) as refused:
-        require(kind, [*python, "-S", str(forbidding()), what])
+        require(kind, [*python, "-S", str(FOLDER / "forbidding.py"), what])
     assert f"no safe sandbox for programs (`reward.sandbox` is `{kind}`)" in refused.value.message
     assert why in refused.value.message
     assert refused.value.hint
@@ -75,7 +76,7 @@ def test_killed_process_leaves_no_program_and_sandbox_recovers(name: str, killed
     with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, end):
         victim = {"launcher": launcher, "supervisor": inside[0], "process 1": inside[1]}[killed]
         victim.kill()
-        assert all_gone(inside)
+        assert all_gone(process.pid for process in inside)
         assert isinstance(end(), SandboxError | Ran)
         assert sandbox.run(SandboxJob("print('on')")).output == "on\n"
 
@@ -105,7 +106,7 @@ def test_sandbox_processes_end_with_scorer_process(tmp_path: Path) -> None:
         launcher = psutil.Process(int(scorer.stdout.readline()))
         inside = wait_for(launcher)
         scorer.kill()
-    assert all_gone([launcher, *inside])
+    assert all_gone(process.pid for process in (launcher, *inside))
 
 
 def test_program_text_is_lossless_and_hashes_are_reproducible() -> None:
@@ -158,23 +159,3 @@ def wait_for(launcher: psutil.Process) -> list[psutil.Process]:
                 return sorted(inside, key=lambda process: process.pid)
         time.sleep(0.01)
     raise AssertionError(launcher.children(recursive=True))
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    limit = time.monotonic() + 10
-    while time.monotonic() < limit:
-        if not any(map(is_alive, processes)):
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def forbidding() -> Path:
-    return FOLDER / "forbidding.py"

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from leftover import all_gone
 
 PARENT = Path(__file__).parent / "orphan_parent.py"
 
@@ -27,7 +28,7 @@ def test_children_of_killed_parent_end(doing: str) -> None:
         assert all(psutil.pid_exists(child) for child in children)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        assert _all_gone(children)
+        assert all_gone(children)
 
 
 @pytest.mark.parametrize("doing", ["leave", "leave-work"])
@@ -38,7 +39,7 @@ def test_parent_exit_without_close_ends_children_immediately(doing: str) -> None
             parent.wait(timeout=30)  # a hanging scorer has a deadline of 600 s
         finally:
             parent.kill()
-        assert _all_gone(children)
+        assert all_gone(children)
 
 
 def test_children_have_separate_process_groups() -> None:
@@ -72,13 +73,3 @@ def _children_of(parent: subprocess.Popen[str]) -> list[int]:
     children = [int(word) for word in parent.stdout.readline().split()]
     assert len(children) == 2
     return children
-
-
-def _all_gone(pids: list[int]) -> bool:
-    """Whether all processes have ended; a zombie that its new parent has not reaped counts as ended."""
-    limit = time.monotonic() + 10
-    while time.monotonic() < limit:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False

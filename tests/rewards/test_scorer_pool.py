@@ -98,15 +98,6 @@ def test_scorer_may_report_reason_for_missing_score(drill_pool: OpenPool) -> Non
     assert score == Score(None, "unreachable", "no answer after 3 tries")
 
 
-def test_requests_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
-    """Each scorer waits until both samples are being scored."""
-    pool = drill_pool(workers=2, timeout_s=60.0)
-    first = pool.submit(request("", f"meet 2 {tmp_path}"))
-    while not list(tmp_path.iterdir()):
-        assert not first.done()
-    assert [pool.submit(request("", f"meet 2 {tmp_path}")).result().outcome, first.result().outcome] == ["ok", "ok"]
-
-
 def test_cancelled_request_is_not_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
     pool = drill_pool()
     first, second = (pool.submit(request("", f"meet {count} {tmp_path}")) for count in (1, 9))

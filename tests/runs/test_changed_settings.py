@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play, stop_at
+from fakes.job import Witness, new_run_dir, open_run, play, stop_at
 from ppoctl.batch.records import Rollouts, decode
 from ppoctl.cli.app import run as app
 from ppoctl.errors import RecipeError, StorageError
@@ -202,12 +202,6 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
         change(layout, recipe(new_value, warmed))
 
 
-def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
-    layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
-    adopt(claim(layout), fake_recipe(**REDO))
-    assert starts(layout) == [1]
-
-
 def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
     actor = {"optimizer": {"lr": 0.05}, "parallel": {"distributed_optimizer": True, **parallel}}
     return fake_recipe(actor=actor, checkpoint={"reshardable": reshardable})
@@ -244,19 +238,22 @@ def test_state_of_the_other_optimizer_kind_is_refused(tmp_path: Path) -> None:
     assert "keep `distributed_optimizer`" in raised.value.hint
 
 
-def read_from(folder: Path) -> dict[str, Any]:
-    """Return the tables that a recipe needs so that it can be written to a file and read again."""
-    return {
+def stopped(folder: Path, moment: str, **changes: Any) -> RunPaths:
+    """Run until this moment, with a recipe that can be written to a file and read again."""
+    tables = {
+        **REDO,
         "reward": {"kind": "gsm8k"},
         "model": {"path": str(folder), "dtype": "float32"},
         "data": {"train": {"format": "gsm8k", "path": str(folder / "none")}},
+        **changes,
     }
+    layout = stop_at(folder / "run", moment, **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    return layout
 
 
 def test_resume_plan_shows_the_first_step_of_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables = {**REDO, **read_from(tmp_path)}
-    layout = stop_at(tmp_path / "run", "3 rollout starts", **tables)
-    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    layout = stopped(tmp_path, "3 rollout starts")
     before = layout.recipe_toml.read_bytes()
     for key, end in [
         ("actor.optimizer.lr=0.1", "\n  steps 3 to 5  run\n  actor.optimizer.lr 0.05 -> 0.1 from step 3\n"),
@@ -308,9 +305,7 @@ def test_name_and_too_few_steps_cannot_be_changed(tmp_path: Path) -> None:
 def test_resume_plan_refuses_the_same_changes_as_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, code: int, says: str
 ) -> None:
-    tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
-    layout = stop_at(tmp_path / "run", "4 actor_update starts", **tables)
-    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    layout = stopped(tmp_path, "4 actor_update starts", checkpoint={"every_steps": 2})
     assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
     assert says in capsys.readouterr().err
 
@@ -319,9 +314,7 @@ def test_resume_plan_refuses_the_same_changes_as_resume(
 def test_fixed_keys_are_refused_before_libraries_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int
 ) -> None:
-    tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
-    layout = stop_at(tmp_path / "run", "4 actor_update starts", **tables)
-    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    layout = stopped(tmp_path, "4 actor_update starts", checkpoint={"every_steps": 2})
     monkeypatch.delattr("ppoctl.cli.resume.loading")
     assert app(["resume", str(layout.root), "--set", key]) == code
 
@@ -341,8 +334,7 @@ TOP = {"optimizer": {"lr": 0.05}, "train": {"top_layers": 1}}
 def test_resume_keeps_the_parameters_that_train(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any], says: str
 ) -> None:
-    layout = RunPaths(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved=as_recorded(fake_recipe(**before)), facts={})
+    layout = new_run_dir(tmp_path / "run", as_recorded(fake_recipe(**before)))
     with pytest.raises(RecipeError, match="the run was started with") as caught:
         change(layout, fake_recipe(**after))
     assert says in str(caught.value)

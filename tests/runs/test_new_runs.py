@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import PPO_STEP_FUNCTIONS, StopError, open_run, play, stopping_at
+from fakes.job import PPO_STEP_FUNCTIONS, StopError, new_run_dir, open_run, play, stopping_at
 from fakes.step_functions import TWO_ROUNDS
 from ppoctl.algorithm.trace import trace
 from ppoctl.batch.sealed_json import sealed_line
@@ -18,7 +18,6 @@ from ppoctl.loop.run import run
 from ppoctl.runs.mlflow_extras import contract_of, trained_on
 from ppoctl.runs.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
 from ppoctl.runs.session import AttemptObserver
-from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
@@ -33,9 +32,7 @@ from rewards.reward_models import QUICKSTART, reward_model
 
 
 def made(root: Path, **facts: Any) -> RunPaths:
-    paths = RunPaths(root)
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 3, **PPO_STEP_FUNCTIONS}, facts=facts)
-    return paths
+    return new_run_dir(root, {"steps": 3, **PPO_STEP_FUNCTIONS}, **facts)
 
 
 def test_run_that_never_began_is_replaceable_unless_submitted(tmp_path: Path) -> None:
@@ -127,9 +124,8 @@ def test_mlflow_gets_samples_evenly_spaced_over_a_step(tmp_path: Path) -> None:
 
 
 def test_expectations_are_reported_after_the_last_step(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
     expect = {"reward/score_mean": {"min": 0.5}, "policy/lr": {"max": 0.5}}
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STEP_FUNCTIONS}, facts={})
+    paths = new_run_dir(tmp_path / "run", {"steps": 2, "expect": expect, **PPO_STEP_FUNCTIONS})
     lines = [
         {"seq": step, "step": step, "stage": stage, "seconds": 1.0, "figures": metrics, "clocked": {}}
         for step in (1, 2)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play, stop_at
+from fakes.job import Witness, new_run_dir, open_run, play, stop_at
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
 from ppoctl.runs.new_run import is_replaceable
@@ -29,9 +29,7 @@ def started(paths: RunPaths, pid: int, *, host: str = "", at: float | None = Non
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunPaths:
-    paths = RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={"command": "train"})
-    return paths
+    return new_run_dir(tmp_path / "run", command="train")
 
 
 def parent() -> psutil.Process:

@@ -9,21 +9,16 @@ import pytest
 
 from fakes.clock import Clock
 from fakes.components import BigramGenerator, fake_components, fake_recipe
-from fakes.job import Stops
+from fakes.job import Stops, Witness, open_run
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.clock import WORK
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import run
 from ppoctl.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
-from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import manifest as manifests
-from ppoctl.store import run_dir
-from ppoctl.store.attempt import claim
 from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.run_context import RunHooks, assemble
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
 """Eight samples a step."""
@@ -57,14 +52,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
-    layout, recipe = RunPaths(root), RECIPE
-    if not root.exists():
-        run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
-    around = RunHooks(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
     components = replace(
-        fake_components(recipe), generator=lambda actor_at, notify, logs: SlowGenerator(actor_at, clock)
+        fake_components(RECIPE), generator=lambda actor_at, notify, logs: SlowGenerator(actor_at, clock)
     )
-    run(assemble(layout, claim(layout), {1: recipe}, components, around)[0])
+    run(open_run(root, RECIPE, Witness(), gate=gate, components=components).job)
 
 
 def rollout_line(root: Path) -> JournalLine:

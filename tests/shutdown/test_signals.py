@@ -23,11 +23,13 @@ GOES_ON = "ppoctl resume runs/mine"
 
 @contextmanager
 def gate_in_job(
-    time_left: TimeLeft | None = None, stop_request: Callable[[], str | None] = unknown
+    time_left: TimeLeft | None = None,
+    stop_request: Callable[[], str | None] = unknown,
+    clock: Callable[[], float] = time.time,
 ) -> Iterator[SignalGate]:
     """Open the gate of a job in which stages run."""
     with signal_gate(GOES_ON) as gate:
-        gate.poll_s = 0.01
+        gate.poll_s, gate.clock = 0.01, clock
         with gate.working(time_left or TimeLeft(), stop_request):
             yield gate
 
@@ -186,8 +188,7 @@ NEEDED_S = 100.0 + 20.0 + ENDING_S
 @pytest.mark.parametrize("left_s", [NEEDED_S - 1, NEEDED_S])
 def test_stage_starts_only_if_stage_and_save_fit_time_limit(left_s: float) -> None:
     clock = Clock()
-    with gate_in_job(in_a_job(ends_at=clock.now + left_s)) as gate:
-        gate.clock = clock
+    with gate_in_job(in_a_job(ends_at=clock.now + left_s), clock=clock) as gate:
         if left_s >= NEEDED_S:
             gate.before(3, "values")
             return
@@ -205,8 +206,7 @@ def test_generating_stage_starts_and_stops_at_any_time() -> None:
     """Its finished samples are kept: half an evaluation is not lost, and states can be saved after it."""
     clock = Clock()
     draws = in_a_job(ends_at=clock.now + 60, draws=lambda stage: stage == "rollout")
-    with gate_in_job(draws) as gate:
-        gate.clock = clock
+    with gate_in_job(draws, clock=clock) as gate:
         gate.before(3, "rollout")
         os.kill(os.getpid(), signal.SIGUSR1)
         with pytest.raises(PreemptedError, match="at `rollout` of step 3"):
@@ -217,8 +217,7 @@ def test_generating_stage_starts_and_stops_at_any_time() -> None:
 def test_duplicate_signal_in_job_counts_once() -> None:
     """Slurm signals every process, and the batch script forwards the signal."""
     clock = Clock()
-    with gate_in_job(in_a_job(stage_s=lambda _: 10.0)) as gate:
-        gate.clock = clock
+    with gate_in_job(in_a_job(stage_s=lambda _: 10.0), clock=clock) as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -229,8 +228,7 @@ def test_duplicate_signal_in_job_counts_once() -> None:
 
 def test_stage_of_unknown_duration_is_started() -> None:
     clock = Clock()
-    with gate_in_job(in_a_job(stage_s=unknown, ends_at=clock.now + 1)) as gate:
-        gate.clock = clock
+    with gate_in_job(in_a_job(stage_s=unknown, ends_at=clock.now + 1), clock=clock) as gate:
         gate.before(1, "rollout")
 
 
@@ -248,8 +246,7 @@ def test_stage_of_unknown_duration_is_started() -> None:
 )
 def test_running_stage_finishes_if_time_allows(number: signal.Signals, worked_s: float, fits: bool) -> None:
     clock = Clock()
-    with gate_in_job(in_a_job()) as gate:
-        gate.clock = clock
+    with gate_in_job(in_a_job(), clock=clock) as gate:
         gate.before(1, "values")
         gate._time = replace(gate._time, ends_at=clock.now + 120)
         clock.now += worked_s
@@ -271,8 +268,7 @@ def test_stage_outside_job_finishes_without_time_limit() -> None:
 
 def test_overlong_stage_is_abandoned_at_time_limit() -> None:
     clock = Clock()
-    with gate_in_job(in_a_job(stage_s=lambda _: 10.0)) as gate:
-        gate.clock = clock
+    with gate_in_job(in_a_job(stage_s=lambda _: 10.0), clock=clock) as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
         clock.now += KILL_WAIT_S - ENDING_S + 0.5
@@ -287,8 +283,7 @@ def test_overlong_stage_is_abandoned_at_time_limit() -> None:
 def test_states_are_saved_at_stop_if_time_allows(left_s: float | None, save_s: float | None, may: bool) -> None:
     """Without an earlier save: if twice the longest stage would fit."""
     clock = Clock()
-    with gate_in_job(in_a_job(save_s=lambda: save_s, stage_s=unknown)) as gate:
-        gate.clock = clock
+    with gate_in_job(in_a_job(save_s=lambda: save_s, stage_s=unknown), clock=clock) as gate:
         gate._time = replace(gate._time, ends_at=None if left_s is None else clock.now + left_s)
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGUSR1)

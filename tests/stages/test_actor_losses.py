@@ -146,18 +146,6 @@ def test_loss_term_gradients_match_finite_differences(term: NegativeLogLikelihoo
     assert not losses(logits)[~mask].any()
 
 
-def test_entropy_and_kl_terms_use_aggregation_of_loss() -> None:
-    stage = actor_stage(aggregation=SequenceMean(), entropy_coef=0.3, penalty=IN_LOSS)
-    objective = objective_of(stage)
-    assert objective.totals(BOTH) == (2, 2, 2)
-    entropy = torch.tensor([[1.0, 2.0, 50.0], [0.0, 1.0, 1.0]])
-    # Means of two tokens and of three, over two sequences; k2 as above.
-    loss = -((1 + 2) / 2 + (-1 + 0.5 + 3) / 3) / 2
-    bonus, kl = (3 / 2 + 2 / 3) / 2, (0.25 / 2 + 0.625 / 3) / 2
-    found = objective(BOTH, TokenOutputs(stub_models.ACTOR, entropy), (2, 2, 2))
-    FLOAT32.check(found, loss - 0.3 * bonus + 0.1 * kl)
-
-
 def test_positive_nll_averages_over_tokens_of_good_responses() -> None:
     for shaped, tokens, expected in (
         ([0.5, -1.0], 2, (0.5 + 2.5) / 2),

@@ -16,7 +16,7 @@ from ppoctl.stages.eval_metrics import Estimates
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.generation import SampleGeneration
 from ppoctl.store import eval_samples
-from ppoctl.tracking.mlflow_tables import table
+from ppoctl.tracking.mlflow_payloads import table
 
 TURNS = (
     EpisodeTurn(2, "3", observed=4, messages=(Message("tool", "nine"), Message("user", "go on"))),

@@ -468,20 +468,6 @@ def test_trained_sequence_and_token_counts_accumulate() -> None:
         assert found.metrics()["trained/tokens"] == 90 + tokens
 
 
-def test_clamps_limit_penalty_in_reward() -> None:
-    # k1: 0.5, -0.5; 0, 0.5, -1.
-    for clamps in ({"input_clamp": 0.2}, {"output_clamp": 0.2}):
-        found = advantages(penalty=KlPenalty("reward", "k1", 1.0, **clamps)).run(*GATHERED)
-        FLOAT32.check(found.token_rewards, torch.tensor([[-0.2, 1.2, 0.0], [0.0, -0.2, 2.2]]))
-
-
-def test_loss_penalty_is_not_in_token_rewards() -> None:
-    penalty = KlPenalty(place="loss", estimator="k2", coef=0.1)
-    found = advantages(penalty=penalty).run(*GATHERED)
-    FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
-    assert (found.carry.kl_coef, advantages().run(*GATHERED).carry.kl_coef) == (0.1, 0.0)
-
-
 def test_kl_penalty_without_reference_logprobs_raises() -> None:
     for place in ("reward", "loss"):
         penalty = KlPenalty(place=place, estimator="k2", coef=0.1)

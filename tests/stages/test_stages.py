@@ -11,7 +11,7 @@ import torch
 from fakes.components import EvenScorer, fake_recipe
 from fakes.job import BuiltStages, Stops, Witness, open_run
 from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Carry, Rewards, State
+from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import RunContext, run
@@ -163,25 +163,6 @@ def test_stop_while_waiting_for_scores_cancels_the_rest() -> None:
     with pytest.raises(PreemptedError):
         score_all(scorer, requests("a", "b", "c"), stop_at_the_third_look)
     assert [future.cancelled() for future in scorer.futures] == [False, True, True]
-
-
-def test_unscored_rows_are_masked_out_of_training(tmp_path: Path) -> None:
-    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
-    job = wiring.job
-    rollouts = first_rollouts(job)
-    stages = BuiltStages(job, 1)
-    rewards = stages.reward.run(job.prompts(1), rollouts)
-    assert isinstance(rewards, Rewards)
-    outcomes = rewards.outcomes.clone()
-    outcomes[3] = REWARD_ERROR
-    ok = outcomes == 0
-    broken = replace(rewards, scores=rewards.scores * ok, outcomes=outcomes)
-    values = stages.values.run(job.states.initial["critic"], rollouts)
-    logprobs = stages.logprobs.run(job.states.initial["actor"], rollouts)
-    advantages = stages.advantages.run(rollouts, broken, values, logprobs, Carry(kl_coef=0.0))
-    assert not advantages.mask[3].any()
-    assert not advantages.advantages[3].any()
-    assert torch.equal(advantages.mask[:3], rollouts.mask[:3])
 
 
 def test_non_finite_gradient_stops_run_without_commit(tmp_path: Path) -> None:

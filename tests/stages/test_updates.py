@@ -12,7 +12,7 @@ import torch
 from ppoctl.batch.records import State
 from ppoctl.errors import MismatchError, NonFiniteError
 from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep, OutputRequest, TokenOutputs
-from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
+from ppoctl.ppo.aggregation import TokenMean
 from ppoctl.ppo.correction import (
     inside_weights,
     kept_by_ratio,
@@ -23,7 +23,7 @@ from ppoctl.ppo.correction import (
 )
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
+from ppoctl.stages.actor_update import ActorUpdateStage, Surrogate
 from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.logprobs import KlPenalty
@@ -110,30 +110,6 @@ def test_entropy_bonus_and_kl_penalty_are_added_to_loss() -> None:
     FLOAT32.check(objective(BOTH, TokenOutputs(masked, entropy), (4, 8, 2)), apart)
 
 
-def test_loss_penalty_has_configured_gradient() -> None:
-    # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs unchanged.
-    away = torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.5, -1.0]])
-    ones = stub_models.MASK.float()
-    pulls = {"estimator": ones, "k2": away, "score_function": ones + away, "importance": ones + away}
-    for gradient, expected in pulls.items():
-        penalty = replace(IN_LOSS, estimator="k1", gradient=gradient)
-        nothing = stub_models.advantages(torch.zeros(2, 3), kl_coef=0.1)
-        objective = objective_of(actor_stage(penalty=penalty), advantages=nothing)
-        logprobs = stub_models.ACTOR.clone().requires_grad_()
-        loss = objective(BOTH, TokenOutputs(logprobs), (5, 5))
-        loss.backward()
-        FLOAT32.check(loss, 0.1 * float(away.sum()) / 5)
-        assert logprobs.grad is not None
-        FLOAT32.check(logprobs.grad, expected * 0.1 / 5)
-    # Only the importance weight depends on the old log-probs: they have changed by log 2.
-    objective = objective_of(
-        actor_stage(penalty=replace(IN_LOSS, estimator="k1", gradient="importance")),
-        logprobs=stub_models.logprobs(stub_models.ACTOR - math.log(2) * stub_models.MASK),
-        advantages=nothing,
-    )
-    FLOAT32.check(objective(BOTH, TokenOutputs(stub_models.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
-
-
 def test_loss_penalty_uses_coefficient_of_its_step() -> None:
     adapting = replace(stub_models.advantages(kl_coef=0.7), kl_coef=0.1)
     for found in (adapting, stub_models.advantages(kl_coef=0.1)):
@@ -172,13 +148,6 @@ def test_losses_and_gradients_ignore_masked_garbage(garbage: float) -> None:
             found.append((loss.item(), outputs.grad.tolist()))
         assert found[0] == found[1]
     assert not recorded_objective(critic).request.entropy
-
-
-def test_reward_penalty_is_not_in_loss() -> None:
-    in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
-    assert losses_of(objective_of(actor_stage(penalty=in_reward))) == [Surrogate]
-    every = actor_stage(penalty=IN_LOSS, entropy_coef=0.1)
-    assert losses_of(objective_of(every)) == [Surrogate, Entropy, KlToReference]
 
 
 def test_loss_penalty_without_reference_logprobs_raises() -> None:
@@ -342,29 +311,6 @@ def test_value_loss_uses_global_count_and_scale() -> None:
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
     at_returns = recorded_objective(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
     FLOAT32.check(at_returns, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "total", "expected"),
-    [
-        # Errors squared and halved: 2 and 0.5 of row 0, 0.5, 0 and 2 of row 1.
-        (TokenMean(), 5, 5 / 5),
-        (SequenceMean(), 2, (2.5 / 2 + 2.5 / 3) / 2),
-        (SequenceSum(), 2, (2.5 + 2.5) / 2),
-        (SequenceSum(10), 2, (2.5 + 2.5) / 10 / 2),
-    ],
-)
-def test_value_loss_uses_configured_aggregation(aggregation: Any, total: int, expected: float) -> None:
-    stage = critic_stage(scale=0.5, aggregation=aggregation)
-    # The returns are these advantages plus 1.
-    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))
-    stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
-    objective = recorded_objective(stage)
-    assert objective.totals(BOTH) == (total,)
-    seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
-    parts = [objective(BOTH[row : row + 1], TokenOutputs(seen[row : row + 1]), (total,)) for row in (0, 1)]
-    FLOAT32.check(objective(BOTH, TokenOutputs(seen), (total,)), 0.5 * expected)
-    FLOAT32.check(parts[0] + parts[1], 0.5 * expected)
 
 
 def test_explained_variance_is_reported_before_and_after_update() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_STEP_FUNCTIONS
-from ppoctl.store import run_dir
+from fakes.job import new_run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import RunPaths
@@ -48,8 +47,7 @@ def disk() -> Disk:
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     """Create a run directory in which one attempt has started."""
-    found = RunPaths(tmp_path / "run")
-    run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
+    found = new_run_dir(tmp_path / "run")
     claim(found)
     return found
 
@@ -67,6 +65,11 @@ class Stale(RunPaths):
 def working(paths: RunPaths, number: int) -> Attempt:
     """Return an attempt that was claimed earlier, as its process has it."""
     return Attempt(paths, number, next(paths.drafts(number).iterdir()).name)
+
+
+def stops_from(step: int) -> dict[str, dict[str, object]]:
+    """Return the table `health` of a rule that is broken at every step from this one."""
+    return {"entropy": {"max": -1.0, "from_step": step, "action": "stop"}}
 
 
 def a_manifest(**changes: object) -> Manifest:

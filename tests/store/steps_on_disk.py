@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from fakes.job import Stops
+from fakes.job import Stops, new_run_dir
 from ppoctl.batch.records import Advantages, Logprobs, Record, Rewards, Rollouts, Selection, State, Update
 from ppoctl.batch.selection import take
-from ppoctl.store import artifact, run_dir
+from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal
@@ -116,9 +116,8 @@ class RunOnDisk:
 def on_disk(root: Path, outlines: Outline | Outlines, **facts: Any) -> RunOnDisk:
     """Create a run directory with these outlines."""
     outlines = outlines if isinstance(outlines, Outlines) else Outlines({1: outlines})
-    paths = RunPaths(root)
     resolved = {"steps": 9, STORIES: outlines.as_json(), **facts.pop("recipe", {})}
-    run_dir.create(paths, recipe_toml="", resolved=resolved, facts=facts)
+    paths = new_run_dir(root, resolved, **facts)
     return RunOnDisk(paths, outlines, claim(paths))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_STEP_FUNCTIONS
+from fakes.job import PPO_STEP_FUNCTIONS, new_run_dir
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
@@ -173,9 +173,7 @@ def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(paths: Run
 
 
 def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    made = {"sources": {"model": "m"}}
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts=made)
+    paths = new_run_dir(tmp_path / "run", sources={"model": "m"})
     attempt = claim(paths)
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 3, "used": 2}})
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 9, "used": 9}})

@@ -13,7 +13,7 @@ import pytest
 
 from end_to_end.drill import side_by_side
 from fakes.components import fake_recipe
-from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play, result
+from fakes.job import Witness, new_run_dir, open_run, play, result
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import artifact, run_dir
@@ -172,7 +172,7 @@ def test_attempt_of_a_replaced_run_cannot_write_to_the_new_run(tmp_path: Path) -
     for _ in range(2):
         if paths.root.exists():
             run_dir.remove(paths)
-        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
+        new_run_dir(paths.root)
         attempts.append(claim(paths))
     old, newer = attempts
     assert old.number == newer.number == 1
@@ -241,8 +241,7 @@ def test_draft_under_deletion_cannot_be_published(
 
 
 def test_claim_closes_attempts_of_an_earlier_version(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
+    paths = new_run_dir(tmp_path / "run")
     for number in (1, 2):
         paths.attempt(number).mkdir()
     assert claim(paths).number == 3

@@ -2,9 +2,8 @@
 checkpoint."""
 
 import shutil
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,35 +21,12 @@ from ppoctl.store.discard import repair
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
-from ppoctl.store.run_paths import MANIFEST, RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import Recorded, saved_state
+from store.conftest import stops_from
 
 EVERY_SECOND = {"checkpoint": {"every_steps": 2, "asynchronous": False}, "steps": 4}
 WARMED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A broken health rule."""
-
-    action: str = "stop"
-    text: str = "reward fell"
-
-
-@dataclass(frozen=True)
-class StopsAt:
-    """A health rule that is broken at these steps."""
-
-    steps: tuple[int, ...]
-
-    def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        pass
-
-    def check(self, step: int, metrics: Mapping[str, float]) -> list[Stop]:
-        return [Stop()] if step in self.steps else []
-
-    def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool:
-        return bool(self.check(step, metrics))
 
 
 def trainer(wiring: Wiring, role: str) -> BigramTrainer:
@@ -144,6 +120,7 @@ def test_inexact_replays_are_recorded_in_the_saved_state(tmp_path: Path) -> None
 
     actor.load = load_with_rounding  # type: ignore[method-assign]
     run(wiring.job)
+    assert [wiring.job.states.replays(role) for role in ("actor", "critic")] == [1, 0]
     states = open_run(layout.root, fake_recipe(**{**EVERY_SECOND, "steps": 5}), Witness()).job.states
     saved = saved_state(layout, "actor", 4)
     assert saved is not None
@@ -151,23 +128,26 @@ def test_inexact_replays_are_recorded_in_the_saved_state(tmp_path: Path) -> None
 
 
 def test_health_stop_saves_an_unhealthy_checkpoint_that_can_resume(tmp_path: Path) -> None:
-    recipe = fake_recipe(steps=4, checkpoint={"every_steps": 5})
-    with pytest.raises(HealthStopError, match="reward fell"):
-        run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt((2,))).job)
+    tables = {"steps": 4, "checkpoint": {"every_steps": 5}}
+    with pytest.raises(HealthStopError, match="step 2: policy/entropy_mean is"):
+        play(tmp_path / "run", fake_recipe(**tables, health=stops_from(2)))
     paths = RunPaths(tmp_path / "run")
     assert saved_checkpoints(paths) == [2]
-    assert [manifest_of(paths, role, 2).extra["healthy"] for role in ("actor", "critic")] == [False, False]
+    assert [manifests.require(paths.state(role, 2)).extra["healthy"] for role in ("actor", "critic")] == [
+        False,
+        False,
+    ]
     assert not paths.step(3).exists()
-    play(paths.root, recipe)
-    play(tmp_path / "whole", recipe)
+    play(paths.root, fake_recipe(**tables))
+    play(tmp_path / "whole", fake_recipe(**tables))
     assert result(paths.root) == result(tmp_path / "whole")
 
 
 def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) -> None:
-    recipe = fake_recipe(steps=4, checkpoint={"every_steps": 1, "keep_last": 2})
-    for stops in ((3, 4), (4,)):
+    tables = {"steps": 4, "checkpoint": {"every_steps": 1, "keep_last": 2}}
+    for step in (3, 4):
         with pytest.raises(HealthStopError):
-            run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
+            play(tmp_path / "run", fake_recipe(**tables, health=stops_from(step)))
     paths = RunPaths(tmp_path / "run")
     Retention(claim(paths), outlines_of(paths), keep_last=2, keep_rollouts_every_steps=0).apply()
     assert saved_checkpoints(paths) == [1, 2, 3, 4]
@@ -214,9 +194,3 @@ def test_best_actor_of_a_regenerated_step_is_replaced(tmp_path: Path) -> None:
     manifest = manifests.read(layout.best / "000001")
     assert manifest is not None
     assert manifest.identity == start_point(again.job)[1]["actor"].lineage
-
-
-def manifest_of(paths: RunPaths, role: str, step: int) -> manifests.Manifest:
-    found = manifests.read(paths.state(role, step))
-    assert found is not None, MANIFEST
-    return found

@@ -2,8 +2,7 @@
 them."""
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from fakes.bigram import BigramSaving
 from fakes.components import fake_recipe
-from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints, stop_at
+from fakes.job import StopError, Stops, Witness, open_run, play, result, saved_checkpoints, stop_at, stopping_at
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import HealthStopError, PreemptedError, StorageError
 from ppoctl.loop.run import run
@@ -19,7 +18,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from store.conftest import a_manifest, working
+from store.conftest import a_manifest, stops_from, working
 
 STEPS = 5
 LOOKS = (1, 4, inf)
@@ -55,6 +54,7 @@ def test_manifest_has_the_digests_of_the_writers(paths: RunPaths) -> None:
         ({"a": 2}, "b` has no digest from the process"),
         ({"a": 2, "b": 3, "c": 1}, "c` has a digest but does not exist"),
         ({"a": 2, "b": 4}, "b` has 3 bytes, but 4 were written"),
+        ({"a": 1, "b": 3}, "a` has 2 bytes, but 1 were written"),
     ],
 )
 def test_mismatch_between_files_and_digests_is_not_published(
@@ -143,31 +143,9 @@ def test_stopped_run_finishes_pending_saves(tmp_path: Path) -> None:
     assert witness.moments[-1] == "1 state/actor renamed"
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A broken health rule."""
-
-    action: str = "stop"
-    text: str = "reward fell"
-
-
-class StopsAtOnce:
-    """Health that is broken after the first step."""
-
-    def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        pass
-
-    def check(self, step: int, metrics: Mapping[str, float]) -> list[Stop]:
-        return [Stop()]
-
-    def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool:
-        return bool(self.check(step, metrics))
-
-
 def test_health_stop_finishes_pending_saves(tmp_path: Path) -> None:
-    wiring = open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), health=StopsAtOnce())
     with pytest.raises(HealthStopError):
-        run(wiring.job)
+        play(tmp_path / "run", fake_recipe(health=stops_from(1)), Witness(looks=inf))
     assert saved_checkpoints(RunPaths(tmp_path / "run")) == [1]
 
 
@@ -176,23 +154,14 @@ def test_unfinished_save_is_swept_and_repeated(tmp_path: Path) -> None:
     unfinished = working(paths, 1).draft(paths.state("actor", 1))
     play(tmp_path / "whole")
     assert (saved_checkpoints(paths), unfinished.exists()) == ([1], False)  # written by then
-    slow = Witness(looks=inf, act=stopping_at("2 values starts"))
-    with pytest.raises(ZeroDivisionError):
-        play(tmp_path / "slow", fake_recipe(), slow)
+    with pytest.raises(StopError):
+        play(tmp_path / "slow", fake_recipe(), stopping_at("2 values starts", looks=inf))
     paths = RunPaths(tmp_path / "slow")
     unfinished = working(paths, 1).draft(paths.state("actor", 1))
     assert (saved_checkpoints(paths), unfinished.exists()) == ([], True)
     play(paths.root)
     assert not unfinished.exists()
     assert result(paths.root) == result(tmp_path / "whole")
-
-
-def stopping_at(moment: str) -> Callable[[int, str], None]:
-    def act(number: int, name: str) -> None:
-        if name == moment:
-            raise ZeroDivisionError
-
-    return act
 
 
 def narrow_recipe(**checkpoint: object) -> Recipe:
@@ -224,9 +193,8 @@ def test_reshard_saves_a_checkpoint_without_training(tmp_path: Path) -> None:
 def test_kill_during_reshard_costs_at_most_a_replay(tmp_path: Path, role: str, moment: str) -> None:
     play(tmp_path / "run", narrow_recipe(reshardable="dp"))
     before = result(tmp_path / "run")
-    witness = Witness(act=stopping_at(f"3 state/{role} {moment}"))
-    job = open_run(tmp_path / "run", narrow_recipe(), witness).job
-    with pytest.raises(ZeroDivisionError):
+    job = open_run(tmp_path / "run", narrow_recipe(), stopping_at(f"3 state/{role} {moment}")).job
+    with pytest.raises(StopError):
         job.states.reshard(3)
     play(tmp_path / "run", narrow_recipe())
     assert result(tmp_path / "run") == before

@@ -1,9 +1,7 @@
 """`StageRunner`: reuses what is committed, refuses what does not belong, and names what is corrupt."""
 
 import re
-import resource
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from ppoctl.store.discard import repair
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import FORMAT, MANIFEST, RunPaths
+from store.conftest import Disk
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
 
@@ -120,45 +119,19 @@ def test_older_of_two_live_attempts_is_superseded_before_publishing(tmp_path: Pa
     assert not list(root.glob("steps/*/*.attempt-*"))
 
 
-def test_claims_number_attempts_consecutively(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    assert [attempts.claim(paths).number for _ in range(3)] == [1, 2, 3]
-
-
-def test_full_disk_raises_storage_error_and_loses_nothing(stopped: Path) -> None:
-    before = sorted(path.name for path in (stopped / "steps/000003").iterdir())
-
-    def act(number: int, name: str) -> None:
-        if name == "3 actor_update writing":
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(StorageError, match="No space left on device") as caught:
-        play(stopped, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
-    assert caught.value.exit_code == 8
-    assert sorted(path.name for path in (stopped / "steps/000003").iterdir()) == before
-    play(stopped, fake_recipe(**SAVES_AT_THE_END))
-
-
 def test_run_directory_that_is_a_file_raises_storage_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="cannot write to run directory"):
         attempts.claim(RunPaths(tmp_path / "run"))
 
 
-def test_full_disk_during_a_journal_append_leaves_no_torn_line(stopped: Path) -> None:
+def test_full_disk_during_a_journal_append_leaves_no_torn_line(stopped: Path, disk: Disk) -> None:
     paths = RunPaths(stopped)
     attempt = attempts.claim(paths)
     journal = Journal(paths, attempt)
     size = paths.journal.stat().st_size
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limit[1]))
-    try:
-        with pytest.raises(StorageError, match="cannot write"):
-            journal.event("attempt_ended", status="failed", exit_code=8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, before)
+    with disk(size + 20), pytest.raises(StorageError, match="cannot write"):
+        journal.event("attempt_ended", status="failed", exit_code=8)
     assert paths.journal.stat().st_size == size
     journal.event("attempt_ended", status="failed", exit_code=8)
     lines = read_lines(paths.journal)
@@ -175,14 +148,6 @@ def test_two_journal_writers_write_each_line_once(stopped: Path) -> None:
     assert other.ensure(new) is None
     seqs = [line["seq"] for line in read_lines(paths.journal)]
     assert seqs == list(range(1, len(seqs) + 1))
-
-
-def test_corrupt_state_manifest_is_in_the_resume_plan(tmp_path: Path) -> None:
-    play(tmp_path / "run")
-    paths = RunPaths(tmp_path / "run")
-    (paths.state("actor", 3) / MANIFEST).write_text("{")
-    plan = plan_resume(paths)
-    assert [(item.name, item.action) for item in plan.broken] == [("states/actor/000003", "corrupt")]
 
 
 KEEPS_EACH = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6, "keep_finished_every_s": 1e-9}

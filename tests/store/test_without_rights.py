@@ -6,11 +6,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fakes.job import PPO_STEP_FUNCTIONS
+from fakes.job import new_run_dir
 from ppoctl.errors import PpoctlError
 from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
-from ppoctl.store.run_paths import RunPaths
 
 
 def message_without_rights(look: Callable[[], object]) -> str:
@@ -51,8 +50,7 @@ def test_unreadable_file_is_named_with_its_closed_folder() -> None:
 def test_unreadable_recipes_are_not_reported_missing() -> None:
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
-        paths = RunPaths(Path(above) / "run")
-        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
+        paths = new_run_dir(Path(above) / "run")
         paths.root.chmod(0o755)
         paths.recipes.chmod(0)
         message = message_without_rights(lambda: run_dir.recipes(paths))

@@ -60,10 +60,10 @@ def play(console: RunConsole, lines: Iterable[dict[str, Any]]) -> None:
         console.on_committed(each)
 
 
-def plain_console(steps: int = 40, detail: Detail = "steps") -> tuple[RunConsole, io.StringIO, Clock]:
+def plain_console(detail: Detail = "steps", view: RunView | None = None) -> tuple[RunConsole, io.StringIO, Clock]:
     clock, stream = Clock(), io.StringIO()
     screen = PlainScreen(stream, detail, beats=False, clock=clock)
-    return RunConsole(RunView("demo", steps, actor_last, clock), screen, clock=clock), stream, clock
+    return RunConsole(view or RunView("demo", 40, actor_last, clock), screen, clock=clock), stream, clock
 
 
 def test_log_has_one_line_per_step_and_evaluation() -> None:
@@ -142,10 +142,9 @@ def test_idle_screen_prints_no_progress() -> None:
 
 
 def test_resumed_console_uses_history_without_reprinting() -> None:
-    clock, stream = Clock(), io.StringIO()
-    view = RunView("demo", 3, actor_last, clock)
+    view = RunView("demo", 3, actor_last, Clock())
     history(view, [*step_lines(1), *step_lines(2)[:2]])
-    console = RunConsole(view, PlainScreen(stream, beats=False, clock=clock))
+    console, stream, _ = plain_console(view=view)
     play(console, step_lines(2)[2:])
     assert stream.getvalue() == (
         "step 2/3  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 13s\n"

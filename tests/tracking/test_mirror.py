@@ -18,9 +18,8 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
-from ppoctl.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
+from ppoctl.tracking.mlflow_payloads import MOST_OF_TRAINING, Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.mlflow_run import Address, Marker, MirrorTarget
-from ppoctl.tracking.mlflow_tables import MOST_OF_TRAINING
 
 QUICK = MirrorIntervals(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0

@@ -17,7 +17,7 @@ from ppoctl.batch.sealed_json import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
-from ppoctl.tracking.mlflow_tables import ROWS_PER_TABLE
+from ppoctl.tracking.mlflow_payloads import ROWS_PER_TABLE
 
 TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
 
@@ -58,22 +58,6 @@ def test_rebuilt_run_has_name_status_times_and_params(run: RunDir, mlflow: Mlflo
     assert Path(found.info.artifact_uri.removeprefix("file://").replace("%20", " ")).is_absolute()
 
 
-def test_rebuild_adds_new_lines_to_the_same_run(run: RunDir, mlflow: Mlflow) -> None:
-    run.step(1)
-    rebuild(run.root, SETTINGS)
-    run.step(2)
-    assert rebuild(run.root, SETTINGS).lines == 3
-    assert mlflow.points() == journaled_points(run.root)
-
-
-def test_two_run_directories_are_two_mlflow_runs(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
-    other = RunDir(runs_dir, "another")
-    for each in (run, other):
-        each.step(1)
-        rebuild(each.root, SETTINGS)
-    assert sorted(found.info.run_name for found in mlflow.runs()) == ["another", "demo"]
-
-
 def test_changed_params_are_tags_and_the_new_recipe_is_uploaded(run: RunDir, mlflow: Mlflow) -> None:
     rebuild(run.root, SETTINGS)
     run.recipe({"name": "demo", "steps": 9, "seed": 1})
@@ -99,21 +83,6 @@ def test_run_deleted_in_mlflow_is_recreated(run: RunDir, mlflow: Mlflow) -> None
     mlflow.client.delete_run(mlflow.run().info.run_id)
     assert rebuild(run.root, SETTINGS).lines == 3
     assert mlflow.points() == journaled_points(run.root)
-
-
-def test_long_history_is_sent_in_batches(run: RunDir, mlflow: Mlflow) -> None:
-    for step in range(1, 101):
-        run.stage(step, "values", **{f"v/{k}": float(step * k) for k in range(20)})
-    assert rebuild(run.root, SETTINGS).points == 100 * 21
-    assert mlflow.points() == journaled_points(run.root)
-    assert num_missing(rebuild(run.root, SETTINGS)) == 0
-
-
-def test_non_finite_metric_becomes_a_tag(run: RunDir, mlflow: Mlflow) -> None:
-    run.stage(1, "reward", **{"reward/score_mean": math.inf, "reward/score_std": 0.5})
-    rebuild(run.root, SETTINGS)
-    assert {name for name, *_ in mlflow.points()} == {"reward/score_std", "time/reward_s"}
-    assert mlflow.run().data.tags["nonfinite/reward/score_mean"] == "inf at step 1"
 
 
 def damage_journal(run: RunDir) -> None:
@@ -188,13 +157,6 @@ def test_journal_without_attempts_does_not_change_the_status(run: RunDir, mlflow
     mlflow.client.set_terminated(mlflow.run().info.run_id, "FINISHED")
     assert rebuild(run.root, SETTINGS).status == 0
     assert mlflow.run().info.status == "FINISHED"
-
-
-def test_unmet_expectations_give_the_status_failed(run: RunDir, mlflow: Mlflow) -> None:
-    run.event("attempt_started")
-    run.event("attempt_ended", status="unmet", exit_code=5)
-    rebuild(run.root, SETTINGS)
-    assert (mlflow.run().info.status, mlflow.run().data.tags["ppoctl.status"]) == ("FAILED", "unmet")
 
 
 def test_delete_removes_only_the_mlflow_data_of_the_run(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:

@@ -25,8 +25,7 @@ from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
 from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
-from ppoctl.tracking.mlflow_run import MlflowRun, address_of
-from ppoctl.tracking.mlflow_tables import (
+from ppoctl.tracking.mlflow_payloads import (
     MOST_OF_TRAINING,
     MOST_TABLES,
     table,
@@ -34,6 +33,7 @@ from ppoctl.tracking.mlflow_tables import (
     training_table_name,
     with_tables,
 )
+from ppoctl.tracking.mlflow_run import MlflowRun, address_of
 
 MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 DATA = {

@@ -1,14 +1,10 @@
 """Runs of a shipped recipe on a device that counts bytes (`fakes.device`), compared with `plan`'s bytes of each
-stage.
-
-PYTHONPATH=tests python -m wire.device_order    prints a table: each recipe in each situation, in GiB
-"""
+stage."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fakes.components import CountingPrompts, EvenScorer, fake_components, fake_recipe
@@ -30,7 +26,6 @@ from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import PreemptedError
 from ppoctl.loading.load import load
 from ppoctl.loop.run import run
-from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import leaving, reward_models
@@ -222,22 +217,3 @@ def names() -> list[str]:
 def usable_gib(name: str) -> float:
     """Return the memory of the GPU in the recipe's name."""
     return next((gib for mark, gib in USABLE_GIB.items() if name.endswith(mark)), 80.0)
-
-
-def main() -> None:
-    print(f"{'recipe':29} {'situation':29} {'peak':>6}  {'in':13} {'plan':>8} {'fullest':>8} {'over':>8}")
-    for name in names():
-        harness = Harness.of(name, usable_gib(name))
-        planned = harness.planned
-        for situation, play in SITUATIONS.items():
-            with TemporaryDirectory() as folder:
-                peaks = play(harness, Path(folder) / "run").peaks
-            most = max(peaks, key=lambda stage: peaks[stage])
-            over = max(peaks[stage] - planned[stage] for stage in peaks)
-            sizes = (peaks[most], planned[most], max(planned.values()), over)
-            cells = " ".join(f"{size / GIB:8.1f}" for size in sizes[1:])
-            print(f"{name:29} {situation:29} {peaks[most] / GIB:6.1f}  {most:13} {cells}")
-
-
-if __name__ == "__main__":
-    main()

@@ -48,6 +48,15 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
+def first_run(state: Path, **tables: object) -> RunPaths:
+    """Give the run that saved this state a recorded recipe, and a state of its actor of the same step."""
+    run = RunPaths(state.parents[2])
+    run.recipes.mkdir()
+    run.recipe_from(1).write_text(run_dir._sealed(as_recorded(fake_recipe(**tables))), "ascii")
+    shutil.copytree(state, run.state("actor", 12))
+    return run
+
+
 def recipe(base: Path, critic: Path | None) -> Recipe:
     own = {} if critic is None else {"critic": {"path": str(critic)}}
     return fake_recipe(model={"path": str(base), "dtype": "float32", **own})
@@ -142,11 +151,7 @@ def test_corrupt_saved_critic_cannot_start_a_run(base: Path, state: Path) -> Non
 def test_critic_state_that_its_run_will_delete_is_refused(
     base: Path, state: Path, tmp_path: Path, steps: int, keep_last: object, stays: bool
 ) -> None:
-    first = RunPaths(tmp_path / "runs/first")
-    theirs = fake_recipe(steps=steps, checkpoint={"keep_last": keep_last})
-    first.recipes.mkdir()
-    first.recipe_from(1).write_text(run_dir._sealed(as_recorded(theirs)), "ascii")
-    shutil.copytree(state, first.state("actor", 12))
+    first_run(state, steps=steps, checkpoint={"keep_last": keep_last})
     if stays:
         require_kept(recipe(base, state))
         return
@@ -164,10 +169,8 @@ def test_critic_state_that_its_run_will_delete_is_refused(
 
 
 def test_deleted_state_with_the_frozen_weights_of_another_is_refused(base: Path, state: Path, tmp_path: Path) -> None:
-    first, second = RunPaths(tmp_path / "runs/first"), tmp_path / "copied"
-    first.recipes.mkdir()
-    first.recipe_from(1).write_text(run_dir._sealed(as_recorded(fake_recipe(steps=13))), "ascii")
-    shutil.copytree(state, first.state("actor", 12))
+    first_run(state, steps=13)
+    second = tmp_path / "copied"
     second.mkdir()
     require_kept(recipe(base, second))
     write_frozen_base(second, FrozenBase(str(state), "0"))
@@ -179,11 +182,8 @@ def test_deleted_state_with_the_frozen_weights_of_another_is_refused(base: Path,
         require_kept(recipe(base, second))
 
 
-def test_state_of_a_run_that_ended_early_stays(base: Path, state: Path, tmp_path: Path) -> None:
-    first = RunPaths(tmp_path / "runs/first")
-    first.recipes.mkdir()
-    first.recipe_from(1).write_text(run_dir._sealed(as_recorded(fake_recipe(steps=13))), "ascii")
-    shutil.copytree(state, first.state("actor", 12))
+def test_state_of_a_run_that_ended_early_stays(base: Path, state: Path) -> None:
+    first = first_run(state, steps=13)
     about = {"attempt": 1, "at": 1.0, "status": "finished", "exit_code": 0}
     lines = [
         {"seq": 1, "event": "attempt_started", "pid": 1, "host": "elsewhere", **about},

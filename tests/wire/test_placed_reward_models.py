@@ -8,14 +8,13 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint
+from fakes.job import new_run_dir
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loading.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.changed_settings import change
 from ppoctl.runs.run_recipe import as_recorded
-from ppoctl.store import run_dir
-from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import place_roles
 from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
 from rewards.reward_models import QUICKSTART, reward_model
@@ -55,8 +54,8 @@ def test_fingerprints_of_scoring_stages_include_reward_models() -> None:
 
 
 def test_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
-    layout, recipe = RunPaths(tmp_path / "run"), recipe_with(judge)
-    run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={"sources": model_digests(recipe)})
+    recipe = recipe_with(judge)
+    layout = new_run_dir(tmp_path / "run", as_recorded(recipe), sources=model_digests(recipe))
     require_same_sources(layout, model_digests(recipe))
     config = json.loads((judge / "config.json").read_text("utf-8"))
     (judge / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}), "utf-8")
@@ -65,8 +64,8 @@ def test_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> Non
 
 
 def test_resume_keeps_reward_models_and_may_change_their_settings(judge: Path, tmp_path: Path) -> None:
-    layout, recipe = RunPaths(tmp_path / "run"), recipe_with(judge)
-    run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
+    recipe = recipe_with(judge)
+    layout = new_run_dir(tmp_path / "run", as_recorded(recipe))
     other = reward_model(tmp_path / "other")
     for changed, says in (
         (recipe_with(other), f"reward `{other}`"),

@@ -9,7 +9,7 @@ from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint, stages_that_read
 from fakes.job import BuiltStages, Witness, open_run, play
 from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.resampling import RAW_ADVANTAGES
+from ppoctl.algorithm.pf_ppo import RAW_ADVANTAGES
 from ppoctl.batch.records import State
 from ppoctl.loop.run import run
 from ppoctl.ppo.aggregation import SequenceSum

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from fakes.components import fake_components, fake_recipe
+from fakes.job import new_run_dir
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 from ppoctl.errors import RecipeError
@@ -132,10 +133,10 @@ def test_differences_list_the_keys_of_an_added_critic() -> None:
 
 @pytest.mark.parametrize("begins_with", [True, False])
 def test_resume_neither_adds_nor_removes_the_critic(tmp_path: Path, begins_with: bool) -> None:
-    both, paths = (fake_recipe(), fake_recipe(critic=None)), RunPaths(tmp_path / "run")
+    both = (fake_recipe(), fake_recipe(critic=None))
     recorded, wanted = both if begins_with else both[::-1]
     resolved = {**as_recorded(fake_recipe()), **recorded.model_dump(mode="json", by_alias=True)}
-    run_dir.create(paths, recipe_toml="", resolved=resolved, facts={})
+    paths = new_run_dir(tmp_path / "run", resolved)
     assert change(paths, recorded) is None
     with pytest.raises(RecipeError) as caught:
         change(paths, wanted)
@@ -162,8 +163,8 @@ def test_resume_keeps_the_value_head(tmp_path: Path, other: str) -> None:
     table, described = OTHER_CRITICS[other]
     kind = {} if table else {"advantages": {"kind": "grpo"}}
     wanted = fake_recipe(critic=table or None, ppo={"minibatch_seqs": 4, **kind})
-    recorded, paths = fake_recipe(critic=HEAD), RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved=as_recorded(recorded), facts={})
+    recorded = fake_recipe(critic=HEAD)
+    paths = new_run_dir(tmp_path / "run", as_recorded(recorded))
     assert change(paths, recorded) is None
     with pytest.raises(RecipeError) as caught:
         change(paths, wanted)
@@ -175,8 +176,7 @@ def test_resume_keeps_the_value_head(tmp_path: Path, other: str) -> None:
 
 
 def test_run_cannot_replace_its_critic_by_a_value_head(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved=as_recorded(fake_recipe()), facts={})
+    paths = new_run_dir(tmp_path / "run", as_recorded(fake_recipe()))
     with pytest.raises(RecipeError, match="a run cannot switch between with and without a critic"):
         change(paths, fake_recipe(critic=HEAD))
 

@@ -297,15 +297,6 @@ def test_decoupled_advantages_read_components_and_their_weights() -> None:
     assert len({stage_fingerprint("advantages", recipe) for recipe in recipes}) == 2
 
 
-@pytest.mark.parametrize("gamma", [0.9, 0.5])
-def test_reinforce_plus_plus_is_raw_reward_whitened(gamma: float) -> None:
-    plain = {"kind": "raw_reward", "gamma": gamma, "whiten": True}
-    found = [numbers(with_keys({"ppo.advantages": table})) for table in (
-        plain, {"kind": "reinforce_plus_plus", "gamma": gamma}
-    )]  # fmt: skip
-    assert not harness.differing(*found)
-
-
 @holds("ppo.advantages.kind")
 @pytest.mark.parametrize("changes", [{}, {"reward.overlong": OVERLONG, "reward.unfinished_factor": 0.3}])
 def test_remax_compares_each_response_with_the_greedy_one(changes: dict[str, Any]) -> None:
@@ -634,19 +625,6 @@ def test_samples_have_their_prompt_and_seeds_of_the_run(tmp_path: Path) -> None:
             assert (params.top_p, params.top_k) == (1.0, None)
 
 
-def test_scorer_gets_each_response_with_its_ground_truth(tmp_path: Path) -> None:
-    played = open_harness(tmp_path, BASE)
-    rollouts = play_step(played).rollouts
-    truths = {prompt.id: prompt.answer for prompt in played.prompt_source.prompts_for(STEP_NUMBER).rows}
-    assert len(set(truths.values())) == 6
-    score_requests = sorted(
-        (score_requests.prompt_id, score_requests.response, score_requests.truth)
-        for score_requests in played.scorer.requests
-    )
-    texts = zip(rollouts.prompt_ids, rollouts.texts, strict=True)
-    assert score_requests == sorted((name, text, truths[name]) for name, text in texts)
-
-
 def test_responses_end_as_configured(tmp_path: Path) -> None:
     for length, stops in ((6, ["7 3"]), (3, ["7 3"]), (6, ["11 2"]), (6, ["2"])):
         tables = with_keys({"rollout.max_new_tokens": length, "rollout.stop_strings": stops})
@@ -676,42 +654,10 @@ def test_unscored_rows_and_masked_tokens_do_not_affect_the_step() -> None:
         assert grid[3].any()
 
 
-def test_carry_starts_with_the_recipe_coefficient(tmp_path: Path) -> None:
-    for kl, coef in (({"place": "none"}, 0.0), (LOSS, 0.4), (BASE["ppo"]["kl"], 0.15)):
-        assert wired_and_textbook(with_keys({"ppo.kl": kl}))[0].advantages.carry.kl_coef == coef
-
-
 def test_reference_is_not_computed_without_a_kl_penalty() -> None:
     played, _ = wired_and_textbook(with_keys({"ppo.kl": {"place": "none"}}))
     assert played.logprobs.reference is None
     assert not [name for name in played.advantages.metrics() if name.startswith("kl/")]
-
-
-def test_rollout_and_reward_metrics_equal_the_records() -> None:
-    played, _ = wired_and_textbook(BASE)
-    lengths = played.rollouts.lengths.tolist()
-    metrics = played.rollouts.metrics() | played.rewards.metrics()
-    expected = {
-        "rollout/response_tokens_mean": sum(lengths) / 12,
-        "rollout/response_tokens_max": max(lengths),
-        "rollout/truncated_frac": sum(length == 6 and t[-1] != END for length, t in tokens_of(played)) / 12,
-        "rollout/resent_seqs": 0.0,
-        "reward/error_frac": 1 / 12,
-        "reward/timeout_frac": 1 / 12,
-        "reward/words_mean": np.mean([n for place, n in enumerate(words_of(played)) if place not in (3, 6)]),
-    }
-    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    assert played.rewards.outcome_messages == [{3: "no number", 6: "10 s"}.get(place, "") for place in range(12)]
-    assert played.rewards.outcomes.tolist() == [{3: 2, 6: 1}.get(place, 0) for place in range(12)]
-
-
-def tokens_of(played: harness.Played) -> list[tuple[int, list[int]]]:
-    lengths = played.rollouts.lengths.tolist()
-    return [(n, played.rollouts.tokens[row, :n].tolist()) for row, n in enumerate(lengths)]
-
-
-def words_of(played: harness.Played) -> list[int]:
-    return [len(text.split()) for text in played.rollouts.texts]
 
 
 def test_harness_step_exercises_every_feature() -> None:

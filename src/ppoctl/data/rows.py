@@ -111,7 +111,7 @@ def stream_contents(table: SingleTable, *, name: str) -> Iterator[Content]:
     """Yield the content of each row of `stream_rows`. Equal rows that are close to each other share one object."""
     key, number = f"data.{name}", 0
     for block in _blocks(table, key):
-        contents = [Content(*_with_place(raw, place, table, key)) for place, raw in block.rows]
+        contents = [Content(*parse_row(raw, place, table, key), place) for place, raw in block.rows]
         yield from (contents[code] for code in block.order)
         number += len(block.order)
     if not number:
@@ -144,12 +144,6 @@ def require_in_an_epoch(name: str, rows: int, weight: float) -> None:
             f"none of the {rows} rows of `data.{name}` is in an epoch: its weight is `{weight:g}`",
             hint=f"--set data.{name}.weight={1 / rows:.3g}  # one row in each epoch; or remove the source",
         )
-
-
-def _with_place(
-    raw: Mapping[str, Json], place: Place, table: SingleTable, key: str
-) -> tuple[Question, str | None, Mapping[str, Json], Place]:
-    return (*parse_row(raw, place, table, key), place)
 
 
 def _blocks(table: SingleTable, key: str) -> Iterator[Block]:

@@ -54,14 +54,10 @@ def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
             "reward": sample.score,
             "finish": sample.finish,
             "mean advantage": sample.advantage,
-            **({} if sample.turns is None else _episode(records, row).columns),
+            **({} if sample.turns is None else Episode.from_json(records.rollouts.value("episodes", row)).columns),
         }
         for row, sample in ((row, records.row(row)) for row in rows)
     ]
-
-
-def _episode(records: StepRecords, row: int) -> Episode:
-    return Episode.from_json(records.rollouts.value("episodes", row))
 
 
 @cache

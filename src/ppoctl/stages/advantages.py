@@ -14,8 +14,7 @@ from ppoctl.ppo.estimator import AdvantageEstimate, Estimator, EstimatorInputs
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import bootstrapped, with_unit_variance
 from ppoctl.stages.critic_first import CriticFirst
-from ppoctl.stages.logprobs import KlPenalty
-from ppoctl.stages.penalty import penalised
+from ppoctl.stages.logprobs import KlPenalty, kl_metrics
 from ppoctl.stages.shaping import ShapedRewards, ShapingStep, apply_shaping
 from ppoctl.stages.values import Truncated, bootstrap_values, values_of
 
@@ -58,7 +57,7 @@ class AdvantagesStage:
     ) -> Advantages:
         """Return the advantages of shaped rewards."""
         mask, metrics = self._training_mask(shaped)
-        kl = penalised(self.penalty, logprobs, mask, shaped.carry)
+        kl = _penalised(self.penalty, logprobs, mask, shaped.carry)
         token_rewards = shaped.per_token.where(mask, 0.0)
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
@@ -149,3 +148,35 @@ def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry)
         metric_registry.TRAINED_SEQS.name: carry.trained_seqs,
         metric_registry.TRAINED_TOKENS.name: carry.trained_tokens,
     }
+
+
+@dataclass(frozen=True)
+class KlPenaltyResult:
+    """KL divergence of the actor from the reference in one step, and the penalty for it."""
+
+    in_reward: Float[Tensor, "B R"] | None
+    """Amount subtracted from the reward of each token; None: the penalty is not in the reward."""
+    coef: float
+    """Coefficient of this step; 0 without a penalty."""
+    next_coef: float
+    metrics: dict[str, float]
+
+
+def _penalised(
+    penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, "B R"], carry: Carry
+) -> KlPenaltyResult:
+    """Return the KL penalty of this step, in the reward or in the loss. Without a penalty (None), KL and coefficients
+    are 0."""
+    if penalty is None:
+        return KlPenaltyResult(None, 0.0, 0.0, {})
+    coef = next_coef = penalty.coef_at(carry)
+    kl = penalty.before_update(logprobs, mask)
+    if kl is None:
+        # The actor update computes the KL and reports its metrics.
+        return KlPenaltyResult(None, coef, coef, {})
+    metrics = kl_metrics(kl, mask, coef)
+    if penalty.target is not None:
+        measured = penalty.target.measured(kl.nats, mask)
+        metrics[metric_registry.KL_MEASURED.name] = measured
+        next_coef = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
+    return KlPenaltyResult(coef * kl.nats if penalty.place == "reward" else None, coef, next_coef, metrics)

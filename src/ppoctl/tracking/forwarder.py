@@ -22,15 +22,6 @@ from ppoctl.tracking import mlflow_payloads
 from ppoctl.tracking.inputs import inputs
 from ppoctl.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, MirrorTarget
-from ppoctl.tracking.mlflow_tables import (
-    MOST_OF_TRAINING,
-    TAG,
-    table,
-    table_name,
-    training_table,
-    training_table_name,
-    with_tables,
-)
 
 SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
 """Function that returns a few training samples of a step."""
@@ -154,10 +145,10 @@ class Forwarder:
         """Add these tables to the tag that MLflow's pages read; return the number of changed tags."""
         if not tables:
             return 0
-        before = self._target.tags().get(TAG)
-        if (now := with_tables(before, tables)) == before:
+        before = self._target.tags().get(mlflow_payloads.TABLES_TAG)
+        if (now := mlflow_payloads.with_tables(before, tables)) == before:
             return 0
-        self._target.describe({}, {TAG: now})
+        self._target.describe({}, {mlflow_payloads.TABLES_TAG: now})
         return 1
 
     def _continued(self) -> int:
@@ -196,15 +187,17 @@ class Forwarder:
         """
         if line.get("stage") == EVAL:
             file = self._paths.stage(line["step"], EVAL) / "samples.jsonl"
-            self._tables[table_name(line["step"])] = partial(_text, file, table)
+            name = mlflow_payloads.table_name(line["step"])
+            self._tables[name] = partial(_text, file, mlflow_payloads.table)
         if line.get("stage") == ADVANTAGES:
-            self._tables[training_table_name(line["step"])] = partial(self._training_table, line["step"])
+            name = mlflow_payloads.training_table_name(line["step"])
+            self._tables[name] = partial(self._training_table, line["step"])
             waiting = [name for name, text_of in self._tables.items() if text_of.func == self._training_table]
-            for name in waiting[:-MOST_OF_TRAINING]:
+            for name in waiting[: -mlflow_payloads.MOST_OF_TRAINING]:
                 del self._tables[name]
 
     def _training_table(self, step: int) -> str | None:
-        return training_table(self._samples(step))
+        return mlflow_payloads.training_table(self._samples(step))
 
 
 def _text(path: Path, read: Callable[[TextIO], str]) -> str | None:

@@ -13,10 +13,8 @@ from transformers import PreTrainedModel
 from ppoctl.convert.adapters import adapters
 from ppoctl.convert.tensors import Placement
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.schema import BySequences
@@ -36,11 +34,7 @@ ALL = adapted()
 def started(folder: Path, trainable: Trainable, role: str = "actor", **changes: Any) -> MegatronTrainer:
     """Return a started trainer in this process."""
     how: dict[str, Any] = {"dtype": torch.float32, "batching": BySequences(microbatch_seqs=2, logits_chunk_tokens=5)}
-    made = TrainerSettings(role, str(folder), trainable=trainable, **{**how, **changes})
-    cls = {"actor": MegatronActor, "critic": MegatronCritic}[role]
-    trainer = cls(made, ThisProcess(MegatronRank(made)))
-    trainer.start()
-    return trainer
+    return lab.started(TrainerSettings(role, str(folder), trainable=trainable, **{**how, **changes}))
 
 
 def started_actor(folder: Path, trainable: Trainable, **changes: Any) -> MegatronActor:

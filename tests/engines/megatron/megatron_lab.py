@@ -377,10 +377,7 @@ def actor(
 ) -> MegatronActor:
     batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
     frozen = None if reference is None else str(reference)
-    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching, reference=frozen)
-    made = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
-    made.start()
-    return made
+    return started(TrainerSettings("actor", str(folder), DTYPES[dtype], batching, reference=frozen))
 
 
 def scores(trained: MegatronActor, rollouts: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -392,10 +389,7 @@ def scores(trained: MegatronActor, rollouts: Sequences, temperature: float = 1.0
 
 def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronCritic:
     batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
-    settings = TrainerSettings("critic", str(folder), DTYPES[dtype], batching)
-    made = MegatronCritic(settings, ThisProcess(MegatronRank(settings)))
-    made.start()
-    return made
+    return started(TrainerSettings("critic", str(folder), DTYPES[dtype], batching))
 
 
 def save(trainer: MegatronTrainer, folder: Path, *, in_background: bool = False) -> None:
@@ -409,9 +403,17 @@ def rank_of(trainer: MegatronTrainer) -> MegatronRank:
     return trainer.ranks.rank
 
 
-def unstarted(trainer: MegatronTrainer) -> MegatronTrainer:
-    """Return another trainer with equal settings that is not started."""
-    return type(trainer)(trainer.settings, ThisProcess(MegatronRank(trainer.settings)))
+def unstarted(settings: TrainerSettings) -> Any:
+    """Return the trainer of a role in this process, not started."""
+    kind = MegatronActor if settings.role == "actor" else MegatronCritic
+    return kind(settings, ThisProcess(MegatronRank(settings)))
+
+
+def started(settings: TrainerSettings) -> Any:
+    """Return the started trainer of a role in this process."""
+    made = unstarted(settings)
+    made.start()
+    return made
 
 
 def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:

@@ -15,10 +15,7 @@ from layout_lab import settings
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.recipe.schema import ParallelTable
 
@@ -36,10 +33,6 @@ class Runs:
         return os.mkdir, (str(self.folder),)
 
 
-def actor(made_from: TrainerSettings) -> MegatronActor:
-    return MegatronActor(made_from, ThisProcess(MegatronRank(made_from)))
-
-
 @pytest.fixture(scope="module")
 def made_from(model: Callable[[str], Path]) -> TrainerSettings:
     """Return a state with objects in it: one process with a distributed optimizer, saved for its own layout."""
@@ -51,7 +44,7 @@ def made_from(model: Callable[[str], Path]) -> TrainerSettings:
 def saved(tmp_path_factory: pytest.TempPathFactory, made_from: TrainerSettings) -> Path:
     folder = tmp_path_factory.mktemp("states") / "saved"
     folder.mkdir()
-    trainer = actor(made_from)
+    trainer = lab.unstarted(made_from)
     trainer.start()
     lab.save(trainer, folder)
     return folder
@@ -115,7 +108,7 @@ def test_crafted_state_is_rejected_and_runs_no_code(saved, made_from, tmp_path, 
     folder, witness = shutil.copytree(saved, tmp_path / "state"), tmp_path / "ran"
     crafted(folder, Runs(witness))
     with pytest.raises(StorageError, match=named) as caught:
-        actor(made_from).load(folder)
+        lab.unstarted(made_from).load(folder)
     assert not witness.exists()
     assert "weights_only" not in caught.value.message, "no message says how to run it all the same"
     assert len(caught.value.message.splitlines()) == 1
@@ -128,7 +121,7 @@ def test_crafted_initial_checkpoint_is_rejected_and_runs_no_code(saved, made_fro
     shutil.copyfile(model("qwen2") / "config.json", folder / "config.json")
     in_metadata(folder, Runs(witness))
     with pytest.raises(StorageError, match=r"requires `posix\.mkdir`"):
-        actor(replace(made_from, model=str(folder))).start()
+        lab.unstarted(replace(made_from, model=str(folder))).start()
     assert not witness.exists()
 
 
@@ -141,4 +134,4 @@ def test_state_rejects_chunk_path_outside_its_folder(saved, made_from, tmp_path,
         metadata.storage_data[index] = replace(info, relative_path=place)
     rewrite(folder, metadata)
     with pytest.raises(StorageError, match=f"names a file outside the folder: `{place}`"):
-        actor(made_from).load(folder)
+        lab.unstarted(made_from).load(folder)

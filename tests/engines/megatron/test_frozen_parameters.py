@@ -14,7 +14,6 @@ from torch import Tensor
 from ppoctl.convert.frozen_base import read_frozen_base
 from ppoctl.engines.megatron.optimizer import gradient_buffers, held_tensors
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
@@ -25,12 +24,8 @@ TOP = Trainable(top_layers=1)
 
 
 def only_rank(folder: Path, **settings: object) -> MegatronActor:
-    made = TrainerSettings(
-        "actor", str(folder), torch.float32, BySequences(microbatch_seqs=2, logits_chunk_tokens=5), **settings
-    )
-    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    actor.start()
-    return actor
+    batching = BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
+    return lab.started(TrainerSettings("actor", str(folder), torch.float32, batching, **settings))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated", "ignore:The .grad attribute of a Tensor")
@@ -132,7 +127,7 @@ def test_state_with_other_trained_parameters_is_refused_by_key(saved, trainable)
     with pytest.raises(
         StorageError, match=r"saved with `train = {top_layers = 1}` and `freeze = \[\]`, but"
     ) as refused:
-        MegatronActor(other, ThisProcess(MegatronRank(other))).load(folder)
+        lab.unstarted(other).load(folder)
     assert "`train` and `freeze`" in str(refused.value.hint)
 
 
@@ -140,7 +135,7 @@ def test_state_whose_model_has_other_frozen_weights_is_refused(saved, model, tmp
     folder, made = saved
     moved = replace(made, model=str(lab.with_scaled_weights(model("qwen2-deep"), tmp_path / "scaled")))
     with pytest.raises(StorageError, match=r"frozen weights of the actor in .*scaled` are not those of the state"):
-        MegatronActor(moved, ThisProcess(MegatronRank(moved))).load(folder)
+        lab.unstarted(moved).load(folder)
 
 
 def test_frozen_file_is_damaged_or_missing(saved, tmp_path):
@@ -149,7 +144,7 @@ def test_frozen_file_is_damaged_or_missing(saved, tmp_path):
     copied.mkdir()
     for file in folder.iterdir():
         (copied / file.name).write_bytes(file.read_bytes())
-    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
+    actor = lab.unstarted(made)
     (copied / "frozen.json").write_text(json.dumps({"model": "x"}), "utf-8")
     with pytest.raises(StorageError, match="cannot be read"):
         actor.load(copied)

@@ -220,4 +220,4 @@ def test_offloaded_role_can_start_again(model):
 
 
 def test_unstarted_role_offloads_without_error(model):
-    lab.rank_of(lab.unstarted(lab.actor(model("qwen2")))).offload()
+    lab.rank_of(lab.unstarted(lab.actor(model("qwen2")).settings)).offload()

@@ -225,8 +225,7 @@ def test_ten_steps_and_states_are_those_of_the_device(pool, model, tmp_path, cas
 
 def only_rank(made: TrainerSettings) -> tuple[MegatronTrainer, MegatronRank]:
     """Return a started actor of this process."""
-    actor = lab.MegatronActor(made, lab.ThisProcess(MegatronRank(made)))
-    actor.start()
+    actor = lab.started(made)
     return actor, lab.rank_of(actor)
 
 
@@ -253,6 +252,6 @@ def test_main_weights_are_readable_after_a_refused_step(model, tmp_path) -> None
         actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts, weights=broken))
     check_states([state_of(rank)], [before])
     lab.save(actor, tmp_path)
-    resumed = lab.unstarted(actor)
+    resumed = lab.unstarted(actor.settings)
     resumed.load(tmp_path)
     check_states([state_of(lab.rank_of(resumed))], [before])

@@ -16,9 +16,6 @@ from lora_lab import ALL, ATTENTION, LATENT, adapted, started, started_actor
 from ppoctl.convert.adapters import adapters, merged
 from ppoctl.convert.frozen_base import read_frozen_base
 from ppoctl.convert.torch_dist import read_metadata
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
-from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.model.trainable import Trainable
 from tolerance import EXACT, FLOAT32
@@ -170,9 +167,9 @@ def test_state_of_other_adapters_or_another_base_is_refused(model, tmp_path):
     for other, named in OTHERS.values():
         made = replace(actor.settings, trainable=other)
         with pytest.raises(StorageError, match=rf"targets = \"all-linear\".* now has .*{named}") as refused:
-            MegatronActor(made, ThisProcess(MegatronRank(made))).load(tmp_path / "state")
+            lab.unstarted(made).load(tmp_path / "state")
         assert "`train` and `freeze`" in str(refused.value.hint)
     scaled = lab.with_scaled_weights(model("qwen2"), tmp_path / "scaled")
     made = replace(actor.settings, model=str(scaled))
     with pytest.raises(StorageError, match=r"frozen weights of the actor in .*scaled` are not those of the state"):
-        MegatronActor(made, ThisProcess(MegatronRank(made))).load(tmp_path / "state")
+        lab.unstarted(made).load(tmp_path / "state")

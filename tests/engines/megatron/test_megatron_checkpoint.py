@@ -15,9 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from ppoctl.batch.digest import file_digest
 from ppoctl.engines.megatron import checkpoint
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
-from ppoctl.engines.megatron.trainer import LOOK_EVERY_S, MegatronActor
+from ppoctl.engines.megatron.trainer import LOOK_EVERY_S
 from ppoctl.errors import StorageError
 from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
@@ -45,7 +43,7 @@ def test_resumed_actor_matches_uninterrupted_actor(model, tmp_path, dtype, kind)
     straight.update(rollouts, batches, objective)
     lab.save(straight, tmp_path)
     expected = straight.update(rollouts, batches, objective)
-    resumed = lab.unstarted(straight)
+    resumed = lab.unstarted(straight.settings)
     resumed.load(tmp_path)
     found = resumed.update(rollouts, batches, objective)
     for one, other in zip(found, expected, strict=True):
@@ -75,7 +73,7 @@ def test_state_saved_before_first_step_can_be_loaded(model, tmp_path, kind, dtyp
     rollouts = lab.make_rollouts()
     straight = lab.actor(model(kind), dtype=dtype)
     lab.save(straight, tmp_path)
-    resumed = lab.unstarted(straight)
+    resumed = lab.unstarted(straight.settings)
     resumed.load(tmp_path)
     for trainer in (straight, resumed):
         trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
@@ -158,7 +156,7 @@ def test_bfloat16_state_keeps_float32_main_weights(model, tmp_path):
     assert {p.dtype for p in main} == {torch.float32}
     assert any(not torch.equal(p, p.bfloat16().float()) for p in main)
     lab.save(trainer, tmp_path)
-    resumed = lab.unstarted(trainer)
+    resumed = lab.unstarted(trainer.settings)
     resumed.load(tmp_path)
     for found, expected in zip(
         (p for group in lab.rank_of(resumed).optimizer.param_groups for p in group["params"]), main, strict=True
@@ -168,9 +166,7 @@ def test_bfloat16_state_keeps_float32_main_weights(model, tmp_path):
 
 def test_distributed_optimizer_is_gathered_on_first_data_rank_only(model, tmp_path, monkeypatch):
     """The option of Megatron-Core decides: its default gathers on every rank, through GPU memory."""
-    made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=True))
-    trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    trainer.start()
+    trainer = lab.started(settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=True)))
     (optimizer,) = lab.rank_of(trainer).optimizer.chained_optimizers
     calls: list[dict[str, bool]] = []
     gather = optimizer.get_parameter_state_dp_zero
@@ -200,9 +196,7 @@ def test_background_save_captures_state_at_request_time(model, tmp_path, monkeyp
     rollouts = lab.make_rollouts()
     objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=is_split), torch.bfloat16)
-    made = replace(made, optimizer_on=place)
-    trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    trainer.start()
+    trainer = lab.started(replace(made, optimizer_on=place))
     trainer.update(rollouts, batches, objective)
     folders = [tmp_path / "waited for", tmp_path / "behind"]
     for folder in folders:
@@ -250,7 +244,7 @@ def test_full_disk_error_is_clear_and_trainer_can_save_again(model, tmp_path, in
         saving.finish()
     (tmp_path / "__0_0.distcp").unlink()
     lab.save(trainer, tmp_path, in_background=in_background)
-    lab.unstarted(trainer).load(tmp_path)
+    lab.unstarted(trainer.settings).load(tmp_path)
 
 
 def test_failed_background_save_counts_as_written(model, tmp_path):

@@ -55,19 +55,48 @@ def test_end_tokens_are_masked_before_min_new_tokens(model, tmp_path):
     assert bool((said[:, :3] > plain[:, :3])[rollouts.mask[:, :3]].all())
 
 
+def swap(tensors: dict[str, torch.Tensor], one: str, other: str) -> None:
+    for name in [name for name in tensors if one in name]:
+        there = name.replace(one, other)
+        tensors[name], tensors[there] = tensors[there], tensors[name]
+
+
+def drop_the_bias(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
+        tensors[name] = torch.zeros_like(tensors[name])
+
+
+def rope_as_halves(tensors: dict[str, torch.Tensor]) -> None:
+    """Move the rows of rotated channels (2i, 2i + 1) to (i, i + 4), as other families have them."""
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        heads = tensors[name].view(6, 20, 48)
+        tensors[name] = torch.cat([heads[:, :12], heads[:, 12:][:, order]], dim=1).flatten(0, 1).contiguous()
+    for name in [name for name in tensors if "kv_a_proj" in name]:
+        tensors[name] = torch.cat([tensors[name][:24], tensors[name][24:][order]])
+
+
+def halves_of_rope_swapped(tensors: dict[str, torch.Tensor]) -> None:
+    """Swap the halves of the rotated channels, in the key only."""
+    for name in [name for name in tensors if "kv_a_proj" in name]:
+        latent, first, second = tensors[name].split([24, 4, 4])
+        tensors[name] = torch.cat([latent, second, first])
+
+
 DEFECTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None]]] = {
     "q and k swapped": ("llama", lambda t: swap(t, "layers.1.self_attn.q_proj", "layers.1.self_attn.k_proj")),
     "gate and up swapped": ("gemma2", lambda t: swap(t, "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj")),
     "an expert permuted": ("qwen2-moe", lambda t: swap(t, "layers.2.mlp.experts.0.", "layers.2.mlp.experts.3.")),
     "a norm offset once more": ("gemma2", lambda t: t["model.layers.0.input_layernorm.weight"].add_(1.0)),
     "a window's layer moved": ("gemma2", lambda t: swap(t, "layers.0.", "layers.1.")),
+    "a shared expert's gate and up swapped": (
+        "deepseek-v3",
+        lambda t: swap(t, "shared_experts.gate_proj", "shared_experts.up_proj"),
+    ),
+    "a router bias dropped": ("deepseek-v3", drop_the_bias),
+    "rope by halves": ("deepseek-v3", rope_as_halves),
+    "halves of the shared key swapped": ("deepseek-v3", halves_of_rope_swapped),
 }
-
-
-def swap(tensors: dict[str, torch.Tensor], one: str, other: str) -> None:
-    for name in [name for name in tensors if one in name]:
-        there = name.replace(one, other)
-        tensors[name], tensors[there] = tensors[there], tensors[name]
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -84,9 +113,9 @@ def test_planted_weight_defect_exceeds_tolerance(model, tmp_path, defect):
     assert (found - expected).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "qwen2-moe", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "qwen2-moe", "qwen3-moe", "deepseek-v3"])
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
-def test_packing_does_not_change_deepseek_logprobs(model, kind, batching):
+def test_packing_does_not_change_logprobs(model, kind, batching):
     rollouts = lab.make_rollouts()
     one_by_one = lab.scores(lab.actor(model(kind), batching=BySequences(microbatch_seqs=1)), rollouts)
     packed = lab.scores(lab.actor(model(kind), batching=batching), rollouts)

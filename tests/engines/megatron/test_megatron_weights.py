@@ -86,6 +86,10 @@ def test_sharded_files_are_read_through_their_index(model, tmp_path):
 DAMAGED = {
     "missing": ("qwen2", "model.layers.1.self_attn.k_proj.bias", None, "`{}` missing"),
     "missing expert": ("qwen3-moe", "model.layers.2.mlp.experts.3.up_proj.weight", None, "`{}` missing"),
+    "missing router bias": (
+        *("deepseek-v3", "model.layers.2.mlp.gate.e_score_correction_bias", None),
+        "`{}` missing",
+    ),
     "expert of a dense layer": (
         *("qwen3-moe-mixed", "model.layers.0.mlp.experts.0.up_proj.weight", torch.zeros(32, 48)),
         "`{}` in .* is not part",

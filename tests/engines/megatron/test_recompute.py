@@ -15,8 +15,6 @@ from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
 from ppoctl.engines.megatron.packed_input import ReadSettings
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.cost import token_cost
 from ppoctl.ports import OutputRequest
@@ -28,10 +26,7 @@ TOKENS = 38
 
 def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrainer:
     """Return another started trainer whose settings differ only in recomputation."""
-    settings = replace(trainer.settings, recompute=recompute)
-    made = type(trainer)(settings, ThisProcess(MegatronRank(settings)))
-    made.start()
-    return made
+    return lab.started(replace(trainer.settings, recompute=recompute))
 
 
 def kept_bytes(trainer: MegatronTrainer) -> int:

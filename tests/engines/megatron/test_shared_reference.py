@@ -17,7 +17,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
@@ -58,10 +57,7 @@ def of_part(folder: Path, trainable: Trainable, **changes: Any) -> TrainerSettin
 
 
 def started(folder: Path, trainable: Trainable, **changes: Any) -> MegatronActor:
-    made = of_part(folder, trainable, **changes)
-    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    actor.start()
-    return actor
+    return lab.started(of_part(folder, trainable, **changes))
 
 
 def train(actor: MegatronActor) -> None:

@@ -21,8 +21,6 @@ from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.parameters import MegatronWeights, Parameter, assembled, parameters
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.model.head import SharedValueHead
@@ -197,9 +195,7 @@ def test_outputs_and_joint_gradient_are_those_of_two_plain_models(pool, model, t
 
 def single(folder: Path, head: SharedValueHead) -> MegatronActor:
     """Return an actor with a value head in this process, after a step that moved the head."""
-    made = replace(settings(folder, "actor", ParallelTable()), value_head=head)
-    actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    actor.start()
+    actor = lab.started(replace(settings(folder, "actor", ParallelTable()), value_head=head))
     objective = joint_objective(lab.make_rollouts())
     actor.update(lab.make_rollouts(), [all_rows(lab.make_rollouts(), objective, MOVE)], objective)
     return actor
@@ -225,7 +221,7 @@ def test_initial_head_does_not_depend_on_random_state_or_earlier_training(model)
     torch.manual_seed(2)
     actor.start()
     again = {name: each.clone() for name, each in lab.rank_of(actor).models[0].named_parameters()}
-    other = lab.unstarted(actor)
+    other = lab.unstarted(actor.settings)
     other.start()
     for name, parameter in lab.rank_of(other).models[0].named_parameters():
         EXACT.check(again[name], parameter)
@@ -244,9 +240,7 @@ def test_other_programs_get_the_weights_of_the_policy_only(model, tmp_path):
     actor = single(model("qwen2"), head)
     assert lab.weights_of(actor).keys() == lab.weights_of(lab.actor(model("qwen2"))).keys()
     saved(actor, tmp_path / "state")
-    made = replace(actor.settings, model=str(tmp_path / "state"))
-    next_actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
-    next_actor.start()
+    next_actor = lab.started(replace(actor.settings, model=str(tmp_path / "state")))
     lab.check_all(EXACT, lab.weights_of(next_actor), lab.weights_of(actor))
     assert not next_actor.logprobs(rollouts, REQUEST).values.any()
 
@@ -255,9 +249,8 @@ def test_state_of_another_head_is_refused(model, tmp_path):
     actor = single(model("qwen2"), SharedValueHead("mlp", 1))
     saved(actor, tmp_path / "state")
     for other in (None, SharedValueHead("linear", 1), SharedValueHead("mlp")):
-        made = replace(actor.settings, value_head=other)
         with pytest.raises(StorageError, match="cannot be read"):
-            MegatronActor(made, ThisProcess(MegatronRank(made))).load(tmp_path / "state")
+            lab.unstarted(replace(actor.settings, value_head=other)).load(tmp_path / "state")
 
 
 def test_copied_layers_above_a_frozen_trunk_get_their_gradient(model):
@@ -266,9 +259,7 @@ def test_copied_layers_above_a_frozen_trunk_get_their_gradient(model):
     objective, found = joint_objective(rollouts), []
     base = replace(settings(model("qwen2"), "actor", ParallelTable()), value_head=SharedValueHead("linear", 2))
     for trainable, recompute in ((Trainable(), "none"), (Trainable(top_layers=1), "none"), (Trainable(1), "full")):
-        made = replace(base, trainable=trainable, recompute=recompute)
-        actor = MegatronActor(made, ThisProcess(MegatronRank(made)))
-        actor.start()
+        actor = lab.started(replace(base, trainable=trainable, recompute=recompute))
         [stage] = lab.rank_of(actor).models
         with torch.no_grad():
             weight = stage.value_head.output_layer.weight

@@ -207,7 +207,6 @@ class FleetBench:
 
 def bench_of(
     *engines: CountingHost,
-    seqs_together: int = 8,
     sharing: DeviceSharing | None = None,
     exports: Callable[[], Path] | None = None,
 ) -> FleetBench:
@@ -215,13 +214,11 @@ def bench_of(
     sharing = sharing or DeviceSharing()
     trainer = OneTensorTrainer(sharing, [])
     side = EngineSide(engines, first_done=list, sharing=sharing, exports=exports)
-    return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), seqs_together, messages.append), messages, trainer)
+    return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), 8, messages.append), messages, trainer)
 
 
-def fleet_of(
-    *engines: CountingHost, seqs_together: int = 8, sharing: DeviceSharing | None = None
-) -> tuple[Fleet, list[str]]:
-    bench = bench_of(*engines, seqs_together=seqs_together, sharing=sharing)
+def fleet_of(*engines: CountingHost, sharing: DeviceSharing | None = None) -> tuple[Fleet, list[str]]:
+    bench = bench_of(*engines, sharing=sharing)
     return bench.fleet, bench.messages
 
 

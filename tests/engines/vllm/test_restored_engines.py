@@ -131,17 +131,6 @@ def test_lost_published_weights_end_the_run(opened: Opened) -> None:
     assert len(bench.messages) == 1  # it was started again once
 
 
-def test_restoring_sleeping_engine_does_not_load_trainer() -> None:
-    sharing, left = DeviceSharing(EVERYONE), ["born"]
-    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), sharing=sharing)
-    run(bench.fleet, 4)
-    sharing.acquire("critic", lambda: left.append("critic"))
-    bench.trainer.has_moved_on = True
-    run(bench.fleet, 4)
-    assert left == ["born", "critic"]
-    assert bench.trainer.left == ["leave"]
-
-
 def test_published_weights_are_kept_until_next_transfer(tmp_path: Path) -> None:
     fleet = bench_of(CountingHost(speed=1, in_place=False), exports=lambda: tmp_path).fleet
     fleet.prepare(STATE)

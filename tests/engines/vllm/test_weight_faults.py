@@ -74,14 +74,6 @@ def test_engine_starts_without_reading_weights_from_folder(tied: Bench, tmp_path
         generator.close()
 
 
-def test_replayed_update_is_sent_again(tied: Bench) -> None:
-    generate(tied)
-    tied.trainer.traffic.clear()
-    replayed = dataclasses.replace(tied.trainer.state, replay=1)
-    tied.generator.prepare(replayed)
-    assert tied.trainer.traffic != []
-
-
 def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench) -> None:
     generate(bench)
     bench.trainer.move(TINY)
