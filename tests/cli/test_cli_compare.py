@@ -189,7 +189,7 @@ def test_best_value_is_the_first_optimum_in_the_metric_direction(tmp_path: Path,
     assert row.split() == [cut, "3", "0.25", "0.25", *("0.25", "at", "2"), *("0.25", "at", "3")]
 
 
-def test_exit_code_option_reports_whether_samples_differ(tmp_path: Path, capsys):
+def test_exit_code_option_reports_whether_samples_differ(tmp_path: Path):
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
     assert run(["compare", "a", "b"]) == 0

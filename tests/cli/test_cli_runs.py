@@ -45,7 +45,7 @@ def test_run_below_its_expectations_is_unmet_in_all_commands(tmp_path: Path, ask
     assert parsed["figures"]["time/rollout_s"] >= 0
 
 
-def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: RunCli) -> None:
     ended = trained(tmp_path / "fake", fake_recipe(steps=2, expect=UNMET))
     before = list(app.registered_commands)
 

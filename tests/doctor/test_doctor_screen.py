@@ -141,7 +141,3 @@ def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
     found = this_machine()
     assert (found.torch, found.requires, found.versions) == (None, (), {})
-
-
-def test_every_check_has_a_unique_name() -> None:
-    assert len(of_machine(node(), Path())) == len(OF_A_MACHINE) + 2

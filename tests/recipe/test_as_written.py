@@ -10,7 +10,7 @@ from ppoctl.loading.load import load
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 
 
-def test_relative_path_is_kept_as_written_in_its_file(tmp_path: Path) -> None:
+def test_relative_path_is_kept_as_written_in_its_file() -> None:
     folder = QUICKSTART.parent
     assert paths_as_written(load([QUICKSTART])) == {
         f"{folder}/quickstart/model": "quickstart/model",

@@ -195,9 +195,7 @@ def test_relative_paths_in_options_are_absolute_in_the_job(cluster: Programs, tm
     assert f"'data.train.path=\"{tmp_path}/rows.jsonl\"'" in script
 
 
-def test_resume_options_are_passed_to_the_job_or_done_locally(
-    cluster: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_options_are_passed_to_the_job_or_done_locally(cluster: Programs) -> None:
     assert submit("--force") == 0
     paths = RunPaths(Path("runs/quickstart"))
     assert "quickstart --force --on here" in paths.job_script("41").read_text("utf-8")
