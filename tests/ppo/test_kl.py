@@ -194,6 +194,28 @@ def test_straight_through_descends_forward_kl(kind):
     FLOAT32.check(found, true_gradient(forward_kl, logits, other))
 
 
+@pytest.mark.parametrize(
+    ("gradient", "clamps"),
+    [
+        ("estimator", {}),
+        ("estimator", {"input_clamp": 0.9, "output_clamp": 0.3}),
+        ("importance", {}),
+        ("importance", {"output_clamp": 0.3}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_kl_gradients_match_finite_differences(kind, gradient, clamps):
+    """Exceptions are the straight-through estimator, the score function, and a weight that the input clamp makes
+    constant: test_kl_clamps.py covers these."""
+    mask = holey_mask(3, 4, seed=0)
+    logprobs, other, old = (normal(3, 4, seed=seed).double() for seed in (1, 2, 3))
+
+    def losses(pi):
+        return KlEstimator(kind, **clamps).losses(pi, other, old, mask, gradient=gradient)
+
+    assert torch.autograd.gradcheck(losses, logprobs.requires_grad_())
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 99),
