@@ -1,9 +1,8 @@
 """Rules between the keys of several tables. Each rule is a function `check_*`.
 
 A rule yields conflicts, or notes on settings that may be unintended, and never changes a value. All rules are checked
-in one pass. Each conflict names its keys,
-their values and their origins. A recipe may lack values (see `partial`): reading a missing value raises
-AttributeError, and the rule is then skipped.
+in one pass. Each conflict names its keys, their values and their origins. A recipe may lack values (see `partial`):
+reading a missing value raises AttributeError, and the rule is then skipped.
 """
 
 import sys
