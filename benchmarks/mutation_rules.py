@@ -314,14 +314,18 @@ def _replaced(source: str, node: ast.AST, new: str) -> str:
 
 def _same(old: str, new: str) -> bool:
     try:
-        return ast.dump(ast.parse(old, mode="eval")) == ast.dump(ast.parse(new, mode="eval"))
+        return ast.dump(_parsed(old)) == ast.dump(_parsed(new))
     except SyntaxError:
         return False
 
 
+def _parsed(text: str) -> ast.Expression:
+    return ast.parse(f"({text})", mode="eval")  # in parentheses, because a line of the source may begin with `|`
+
+
 def _shown(old: str, new: str) -> str:
     """Return old and new text, without their common beginning and end."""
-    old, new = (" ".join(ast.unparse(ast.parse(text, mode="eval")).split()) for text in (old, new))
+    old, new = (" ".join(ast.unparse(_parsed(text)).split()) for text in (old, new))
     begin = _same_letters(old, new)
     end = min(_same_letters(old[::-1], new[::-1]), len(old) - begin, len(new) - begin)
     # Whole words, with some of their context.
