@@ -237,6 +237,19 @@ class Lab:
         assert self.network is not None
         self.network.restore(node)
 
+    @property
+    def configuration(self) -> str:
+        """Text of `slurm.conf`."""
+        return (self.folder / "slurm.conf").read_text()
+
+    def reconfigure(self, text: str) -> None:
+        """Replace `slurm.conf`. A slurmd reads it some time after `scontrol` has returned, and ends if it is empty or
+        half written, so the file is replaced in one step."""
+        written = self.folder / "slurm.conf.new"
+        written.write_text(text)
+        written.replace(self.folder / "slurm.conf")
+        self.run_program("scontrol", "reconfigure")
+
     # -- Slurm's own programs
 
     def run_program(self, *words: str, timeout_s: float = 15) -> str:

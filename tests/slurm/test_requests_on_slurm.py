@@ -68,10 +68,8 @@ def findings(loaded: Loaded, slurm: Slurm) -> list[Finding]:
 @pytest.fixture(scope="module", params=["NO", "ALL"])
 def slurm(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Slurm]:
     """The lab with more partitions and a feature, at a site that does not enforce limits, and at one that does."""
-    file = lab.folder / "slurm.conf"
-    configuration = file.read_text()
-    file.write_text(f"{configuration}EnforcePartLimits={request.param}\n")
-    lab.run_program("scontrol", "reconfigure")
+    configuration = lab.configuration
+    lab.reconfigure(f"{configuration}EnforcePartLimits={request.param}\n")
     partitions = {"small": ("MaxTime=60", "MaxNodes=1"), "closed": ("State=DOWN",), "drained": ("State=DRAIN",)}
     for name, settings in partitions.items():
         lab.run_program("scontrol", "create", f"PartitionName={name}", "Nodes=ALL", *settings)
@@ -81,8 +79,7 @@ def slurm(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Slurm]:
     lab.run_program("scontrol", "update", nodes, "AvailableFeatures=", "ActiveFeatures=")
     for name in partitions:
         lab.run_program("scontrol", "delete", f"PartitionName={name}")
-    file.write_text(configuration)
-    lab.run_program("scontrol", "reconfigure")
+    lab.reconfigure(configuration)
 
 
 @pytest.mark.parametrize(

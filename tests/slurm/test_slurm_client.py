@@ -118,7 +118,7 @@ def test_stopped_controller_gives_unknown_within_the_deadline(lab: Lab, log: Pat
     hasty = log.with_name("slurm.conf")
     for name in ("gres.conf", "cgroup.conf"):
         log.with_name(name).write_text((lab.folder / name).read_text())
-    hasty.write_text((lab.folder / "slurm.conf").read_text().replace("MessageTimeout=10", "MessageTimeout=2"))
+    hasty.write_text(lab.configuration.replace("MessageTimeout=10", "MessageTimeout=2"))
     lab.kill("slurmctld", signal.SIGTERM)
     try:
         begun = time.monotonic()
