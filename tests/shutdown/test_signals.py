@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from textwrap import dedent
 
 import pytest
@@ -314,16 +315,33 @@ def test_stop_request_ends_run_after_named_unit(
         assert gate.may_save()
 
 
+def then_sleep(act: Callable[[], object]) -> None:
+    """Wait for a signal, which may come as early as in this act."""
+    act()
+    time.sleep(60)
+
+
 def test_stop_now_abandons_stage_that_never_checks_gate() -> None:
     stop_requests: list[str | None] = [None]
     with gate_in_job(stop_request=lambda: stop_requests[0]) as gate:
         gate.before(1, "values")
         stop_requests[0] = "stage"
         time.sleep(0.05)  # some polls
-        stop_requests[0] = "now"
         with pytest.raises(InterruptedByUserError, match="`ppoctl stop --after now` at `values` of step 1"):
-            time.sleep(60)
+            then_sleep(partial(stop_requests.__setitem__, 0, "now"))
         assert not gate.may_save()
+
+
+def test_stop_now_is_sent_again_if_its_signal_is_lost() -> None:
+    """A signal that arrives just before a system call begins does not end this call."""
+    stop_requests: list[str | None] = [None]
+    with gate_in_job(stop_request=lambda: stop_requests[0]) as gate:
+        gate.before(1, "values")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        stop_requests[0] = "now"
+        assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1  # no handler sees this one
+        with pytest.raises(InterruptedByUserError, match="`ppoctl stop --after now` at `values` of step 1"):
+            then_sleep(partial(signal.pthread_sigmask, signal.SIG_SETMASK, before))
 
 
 def answers(messages: list[str], count: int) -> list[str]:

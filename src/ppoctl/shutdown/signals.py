@@ -169,6 +169,8 @@ class SignalGate:
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's signature
         if self._is_over or self._is_repeated(number):
             return
+        if number == signal.SIGUSR1 and self._is_due_now and self._has_stopped:  # the watch thread sent it again
+            return
         if self.received is None and self.request != "now":
             self.received, self._received_at = number, self.clock()
             self._until = self._time.until(number, self.clock())
@@ -224,9 +226,9 @@ class SignalGate:
                 if (is_late or self.request == "now") and not (self._has_stopped or ended.is_set()):
                     self._is_due_now = True
                     # The signal is sent to the main thread, so that its blocking system call returns. The handler
-                    # treats it like a second signal.
+                    # treats it like a second signal. It is sent again until the handler has run: a signal just before
+                    # a system call begins does not end this call.
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                    return
 
     def _send_again(self) -> None:
         if not self._is_over:
@@ -257,6 +259,7 @@ def signal_gate(goes_on: str, notify: Callable[[str], None] = lambda _: None) ->
     def resend_if_swallowed(hook_args: Any) -> None:
         # An error inside a callback of the garbage collector cannot be caught, so the signal is sent again.
         if isinstance(hook_args.exc_value, InterruptedByUserError | PreemptedError) and gate.abandons:
+            gate._has_stopped = False
             threading.Timer(AGAIN_S, gate._send_again).start()
         else:
             unraisable(hook_args)
