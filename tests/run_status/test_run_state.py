@@ -10,7 +10,7 @@ from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot, run_state
 from ppoctl.store.jobs import JobRecord, ScriptEnd
 
 NOW = 1_000_000.0
-SILENT = "`squeue` did not answer within 0.5 s"
+SILENT = "`squeue` did not answer within 2 s"
 
 
 def attempt(number: int = 1, status: str = "running or killed on node1", **fields: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ considered ended, ppoctl could not correct this later.
 """
 
 _UNKNOWN = "Invalid job id"
-"""Slurm's message for an unknown job. `scancel --state` also prints it for a job that has ended."""
+"""Slurm's message for an unknown job. `scancel` also prints it for a job that has ended."""
 
 _OWN_SETTINGS = ("SBATCH_", "SINFO_", "SQUEUE_", "SACCT_", "SCANCEL_")
 """Prefixes of environment variables that change what Slurm's programs do and print. The variables are
@@ -148,8 +148,12 @@ class Slurm:
                 raise
 
     def signal(self, id: str, name: str) -> None:
-        """Send a signal to the job's script only. Raises SlurmError."""
-        self._output(["scancel", "--batch", f"--signal={name}", id])
+        """Send a signal to the job's script only; a job that has ended gets none. Raises SlurmError."""
+        try:
+            self._output(["scancel", "--batch", f"--signal={name}", id])
+        except SlurmError as error:
+            if _UNKNOWN not in error.message:
+                raise
 
     def requeue(self, id: str) -> None:
         """Requeue a running job, which stops its processes. Raises SlurmError."""

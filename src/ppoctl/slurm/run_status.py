@@ -16,7 +16,7 @@ from ppoctl.store.outline import outlines_of
 from ppoctl.store.run_dir import newest_recipe
 from ppoctl.store.run_paths import RunPaths
 
-ANSWER_S = 0.5
+ANSWER_S = 2.0
 """Seconds that Slurm has to answer a command that only reads; a busy controller may need more."""
 
 TAIL_BYTES = 16384
