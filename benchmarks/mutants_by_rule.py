@@ -14,9 +14,6 @@ do not pass on the unchanged source.
 
 import argparse
 import ast
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import tempfile
@@ -28,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -78,28 +76,6 @@ TESTS = {
 """Folder of the broken file -> tests that are run, in this order."""
 
 
-class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that gives one module another text."""
-
-    def __init__(self, file: str, text: str) -> None:
-        self.name = "ppoctl." + file.removesuffix(".py").replace("/", ".")
-        self.origin, self.text = str(PACKAGE / file), text
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: object = None,  # noqa: ARG002 - the protocol's
-        target: object = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        return importlib.util.spec_from_loader(fullname, self, origin=self.origin)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = self.origin
-        exec(compile(self.text, self.origin, "exec"), module.__dict__)  # the defect under test
-
-
 class FirstFailure:
     """A pytest plugin that records which test failed first, or could not be imported."""
 
@@ -148,6 +124,17 @@ def _imported(module: ModuleType) -> frozenset[str]:
     return frozenset(names)
 
 
+def shadow(file: str, text: str, folder: Path) -> None:
+    """Let this process import a module from this text: a folder that its package searches first. Every import hook,
+    such as the tests' check of shapes, finds the file in the same way."""
+    folder.mkdir()
+    (folder / Path(file).name).write_text(text, encoding="utf-8")
+    package, _, stem = ("ppoctl." + file.removesuffix(".py").replace("/", ".")).rpartition(".")
+    for name in importers_of(f"{package}.{stem}"):
+        del sys.modules[name]
+    import_module(package).__path__.insert(0, str(folder))
+
+
 def ask(file: str, text: str, tests: Sequence[str], scratch: Path) -> str:
     """Return the first test that fails with the file's text replaced; "" if all pass."""
     answer = Path(tempfile.mkdtemp(dir=scratch)) / "answer"
@@ -169,10 +156,7 @@ def _child(file: str, text: str, tests: Sequence[str], answer: Path) -> int:
     torch.set_num_threads(1)
     tempfile.tempdir = str(answer.parent)  # in memory: a run on fakes flushes often
     if text:
-        broken = Broken(file, text)
-        sys.meta_path.insert(0, broken)
-        for name in importers_of(broken.name):
-            del sys.modules[name]
+        shadow(file, text, answer.parent / "broken")
     silent = os.open(answer.parent / "output", os.O_WRONLY | os.O_CREAT)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
