@@ -27,9 +27,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import soak_damage
 import soak_oracle
 from soak_process import HANG_S, Blow, Ended, Slow, Starter, slowness
+
+from leftover import shared_memory
 
 ROOT = Path(__file__).parents[1]
 SIGNALS = ("KILL", "KILL group", "STOP KILL group", "TERM", "TERM TERM", "INT", "INT INT", "HUP", "reward child")
@@ -262,7 +266,7 @@ class Soak:
         if problems := soak_oracle.differences(soak_oracle.outcome(root), expected, lost or {}):
             raise Mismatch("not the reference: " + " | ".join(problems[:6]) + f" ({len(problems)} in all)")
         left = soak_oracle.left_over(case / "runs", self.tmp)
-        if left := left + sorted(soak_oracle.shared_memory() - self.shared):
+        if left := left + sorted(shared_memory() - self.shared):
             raise Mismatch(f"left over: {left[:5]}")
 
     # -- damages
@@ -341,7 +345,7 @@ class Soak:
         folder = self.folder / "cases" / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        self.screens, self.shared, began = [], soak_oracle.shared_memory(), time.monotonic()
+        self.screens, self.shared, began = [], shared_memory(), time.monotonic()
         rng = random.Random(f"{self.seed} {name}")
         try:
             summary, counts = (self.kill if kind == "kill" else self.damage)(folder, rng)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sqlite3
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +126,6 @@ def left_over(runs: Path, tmp: Path) -> list[str]:
     inside = [path for path in runs.rglob("*") if LEFT_OVER.search(path.name)]
     kept = [path for path in inside if not {"discarded", "logs"} & set(path.relative_to(runs).parts[:-1])]
     return [str(path) for path in kept] + [str(path) for path in tmp.glob("ppoctl-*")]
-
-
-def shared_memory() -> set[str]:
-    """Return files in shared memory that no living process has mapped or open."""
-    there = {str(path) for path in Path("/dev/shm").glob("*") if path.is_file()}
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            text = (process / "maps").read_text()
-            there -= {path for path in there if path in text}
-            there -= {str(link.readlink()) for link in (process / "fd").iterdir()}
-    return there
 
 
 def paths(root: Path) -> set[str]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,6 +21,10 @@ if not Path("/dev/nvidia0").exists():
 
 # The tensors of tests are small: two threads take twice the CPU time of one thread. A run sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example may take long on a busy machine. In CI, Hypothesis's own profile for it is the parent.
+settings.register_profile("no deadline", settings.default, deadline=None)
+settings.load_profile("no deadline")
 
 # Shapes are checked in the files that annotate shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"

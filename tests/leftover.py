@@ -1,7 +1,9 @@
-"""Whether processes that a test ended are gone."""
+"""Whether processes that a test ended are gone, with their shared memory."""
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -20,3 +22,14 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def shared_memory() -> set[str]:
+    """Return files in shared memory that no living process has mapped or open."""
+    there = {str(path) for path in Path("/dev/shm").glob("*") if path.is_file()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = (process / "maps").read_text()
+            there -= {path for path in there if path in text}
+            there -= {str(link.readlink()) for link in (process / "fd").iterdir()}
+    return there

@@ -42,5 +42,5 @@ def test_ended_child_process_counts_toward_cpu_time() -> None:
 
 
 def test_grandchild_process_counts_toward_cpu_time() -> None:
-    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}]); input()"
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN + chr(10) + 'input()'!r}])"
     assert burnt(inner, waits=False) >= BURN_S - 0.05

@@ -62,14 +62,14 @@ def names(result: CliResult) -> list[str]:
 
 def test_runs_lists_each_run_newest_first(make: Callable[..., Journal], ask: RunCli) -> None:
     make("old", ago=7200)
-    make("sweep/lr-1", ago=40, reward=0.75, heldout=0.5)
+    make("sweep/lr-1", ago=3600, reward=0.75, heldout=0.5)
     for name in ("old", "sweep/lr-1"):
         pad_to(Path("runs") / name, 3 << 20)
     result = ask("runs")
     assert result == CliResult(
         0,
         "run         state     steps  reward  evaluation    size   age     where\n"
-        "sweep/lr-1  finished  1/1    0.75    heldout 0.5   3 MiB  40s     -\n"
+        "sweep/lr-1  finished  1/1    0.75    heldout 0.5   3 MiB  1h 00m  -\n"
         "old         finished  1/1    0.5     heldout 0.25  3 MiB  2h 00m  -\n",
         "",
     )

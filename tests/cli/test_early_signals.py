@@ -29,9 +29,9 @@ def test_signal_during_reading_ends_the_command_gracefully(tmp_path: Path, numbe
     lines = command.communicate(timeout=60)[1].splitlines()
     os.close(writer)
     assert command.returncode == ENDS[number]
-    assert lines[0] == f"{number.name}: stopping"
-    assert lines[1].startswith(f"error: stopped by {number.name}")
-    assert lines[1].endswith("before the first stage; everything finished is committed")
+    told = lines.index(f"{number.name}: stopping")  # on a busy machine, lines on the progress precede it
+    assert lines[told + 1].startswith(f"error: stopped by {number.name}")
+    assert lines[told + 1].endswith("before the first stage; everything finished is committed")
     assert f"hint: ppoctl train {recipe} --set {setting}" in lines
     assert not runs.exists()
 

@@ -19,7 +19,7 @@ from end_to_end.cli_process import Forked, fresh
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "recipes/gsm8k-smoke.toml"
-OURS = ("step ", "loading ", "reading ", "trying ", "starting ", "replaying ", "restored ", "warn")
+OURS = ("step ", "loading ", "reading ", "trying ", "starting ", "replaying ", "restored ", "checking ", "warn")
 """Prefixes of the lines of a successful run."""
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

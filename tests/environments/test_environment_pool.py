@@ -52,7 +52,7 @@ def test_new_episode_gets_process_with_fewest_episodes(open_pool: OpenPool, tmp_
 @pytest.mark.parametrize(
     ("text", "failure"),
     [
-        ("hang", EnvironmentFailure("timeout", "no answer within 1 s")),
+        ("hang", EnvironmentFailure("timeout", "no answer within 5 s")),
         ("kill", EnvironmentFailure("died", "the environment's process was killed by signal 9 (Killed)")),
         ("os._exit", EnvironmentFailure("died", "the environment ended its process with exit code 3")),
         ("pipes nonsense", EnvironmentFailure("died", "the environment closed or misused the pipe to its parent")),
@@ -64,7 +64,7 @@ def test_lost_process_fails_one_episode_and_others_are_restored(
     open_pool: OpenPool, text: str, failure: EnvironmentFailure
 ) -> None:
     # Only the case that hangs waits for the limit; for the others it is long enough for a loaded machine.
-    pool = open_pool(python_table("Misbehaves", workers=1, seconds=1.0 if text == "hang" else 20.0))
+    pool = open_pool(python_table("Misbehaves", workers=1, seconds=5.0 if text == "hang" else 20.0))
     lost, good = opened(pool, past("a")), opened(pool, past("b"))
     good = after(pool, good, "x", "y")
     assert outcome_of(pool.step(lost, turn(text))) == failure
@@ -123,19 +123,19 @@ def test_stateless_tools_are_not_repeated_after_restart(open_pool: OpenPool) -> 
 
 
 def test_episodes_of_hanging_process_wait_and_others_do_not(open_pool: OpenPool) -> None:
-    pool = open_pool(python_table("Misbehaves", workers=2, seconds=2.0))
+    pool = open_pool(python_table("Misbehaves", workers=2, seconds=5.0))
     slow, other, behind = (opened(pool, past(key)) for key in "abc")
     hanging, waiting = pool.step(slow, turn("hang")), pool.step(behind, turn("x"))
     began = time.monotonic()
     assert contents(outcome_of(pool.step(other, turn("x")))) == ["start|x"]
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 4
     assert not hanging.done()
-    assert outcome_of(hanging) == EnvironmentFailure("timeout", "no answer within 2 s")
+    assert outcome_of(hanging) == EnvironmentFailure("timeout", "no answer within 5 s")
     assert contents(outcome_of(waiting)) == ["start|x"]
 
 
 def test_hanging_close_does_not_fail_other_episodes(open_pool: OpenPool) -> None:
-    pool = open_pool(python_table("Misbehaves", workers=1, seconds=1.0))
+    pool = open_pool(python_table("Misbehaves", workers=1, seconds=5.0))
     closing, good = opened(pool, past("a")), opened(pool, past("b"))
     after(pool, closing, "closing hang")
     pool.close("a")

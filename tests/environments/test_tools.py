@@ -95,7 +95,7 @@ def test_result_that_is_not_json_is_invalid(tool_set: OpenTools, what: str) -> N
 
 
 def test_python_tool_returns_output_and_errors_of_program(tool_set: OpenTools) -> None:
-    tools = tool_set("python", seconds=3.0)
+    tools = tool_set("python", seconds=9.0)
     good, failed, endless = results(
         tools,
         call("python", program="print(6 * 7)"),
@@ -107,7 +107,7 @@ def test_python_tool_returns_output_and_errors_of_program(tool_set: OpenTools) -
         'before\nTraceback (most recent call last):\n  File "main.py", line 2, in <module>\n'
         "ZeroDivisionError: division by zero\n[exit code 1]"
     )
-    assert endless == "[killed after 1 s]"
+    assert endless == "[killed after 3 s]"
 
 
 def test_schemas_come_from_signature_and_docstring() -> None:

@@ -43,7 +43,7 @@ def test_fully_masked_row_is_in_no_total(kind, expected):
     assert float(found.summed(LOSSES[2:3], MASK[2:3])) == 0.0
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),

@@ -132,7 +132,7 @@ def test_policy_loss_gradients_match_finite_differences(kind):
         )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     kind=st.sampled_from(list(KINDS.values())),
     seed=st.integers(0, 10**6),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_linear_schedule_with_warmup
 
@@ -48,7 +48,6 @@ def test_warmup_from_zero_equals_transformers():
         theirs.step()
 
 
-@settings(deadline=None)
 @given(
     kind=st.sampled_from(["constant", "linear", "cosine"]),
     warmup_ticks=st.integers(0, 20),

@@ -19,7 +19,7 @@ GSM8K = (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text().map(lambda text: unicodedata.normalize("NFC", text)))
 @example(GSM8K)
 @example("  two  blanks\r\n\ttab <|eos|> don't , .")

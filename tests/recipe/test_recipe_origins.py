@@ -4,7 +4,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppoctl.loading.write import as_toml
@@ -63,7 +63,6 @@ leaves = st.one_of(st.integers(), st.booleans(), st.text(max_size=8), st.lists(s
 tables = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=8)
 
 
-@settings(deadline=None)  # a loaded machine is slow, not wrong
 @given(st.dictionaries(names, tables, min_size=1, max_size=4))
 def test_random_toml_document_has_line_of_each_key(document: dict[str, Any]) -> None:
     """One key per line, so that the line of each is known."""

@@ -237,9 +237,9 @@ def test_failing_fusion_endpoint_gives_no_score(answers: list[tuple[int, Any]], 
 
 def test_fusion_endpoint_that_is_down_loses_responses_until_it_answers() -> None:
     # The pause before the next try is longer than the breaker's, so only the limit of the downtime ends the tries.
-    retries = Retries(tries=1, backoff_s=0.8, breaker_failures=2, breaker_pause_s=0.3, give_up_s=0.2)
+    retries = Retries(tries=1, backoff_s=1.5, breaker_failures=2, breaker_pause_s=1.0, give_up_s=0.8)
     with endpoint([*[(500, {})] * 3, (200, ended("2\n"))]) as (url, received), fusion(url, retries) as run:
-        for why in ("answers 500", "answers 500", r"has not answered for 0\.2 s; last error: it answered 500"):
+        for why in ("answers 500", "answers 500", r"has not answered for 0\.8 s; last error: it answered 500"):
             with pytest.raises(UnreachableError, match=why):
                 run(SandboxJob("1"))
         assert len(received) == 3

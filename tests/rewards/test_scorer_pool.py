@@ -76,8 +76,8 @@ def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
 
 
 def test_scoring_time_of_sample_is_measured(drill_pool: OpenPool) -> None:
-    quick, slow = scores(drill_pool(), [GOOD[1], request("", "sleep 0.2")])
-    assert 0 < quick.seconds < 0.2 <= slow.seconds
+    quick, slow = scores(drill_pool(), [GOOD[1], request("", "sleep 1")])
+    assert 0 < quick.seconds < 1 <= slow.seconds
 
 
 @pytest.mark.usefixtures("drill_scorers")
@@ -116,10 +116,10 @@ def test_scorer_processes_are_started_once_and_reused(drill_pool: OpenPool) -> N
 
 @pytest.mark.parametrize("hang", ["hang-in-python", "hang-in-c", "hang-stubbornly"])
 def test_hanging_scorer_times_out_for_its_own_sample_only(drill_pool: OpenPool, hang: str) -> None:
-    pool = drill_pool(timeout_s=0.5)
+    pool = drill_pool(timeout_s=1.5)
     score = the_misdeed_of(scores(pool, with_misdeed(hang)))
-    assert score == Score(None, "timeout", "no score within 0.5 s")
-    assert score.seconds == 0.5
+    assert score == Score(None, "timeout", "no score within 1.5 s")
+    assert score.seconds == 1.5
 
 
 def test_scorer_deadline_is_per_sample(drill_pool: OpenPool) -> None:
@@ -225,7 +225,7 @@ def test_forked_copy_of_scorer_does_not_reply(drill_pool: OpenPool) -> None:
 
 def test_processes_started_by_hanging_scorer_are_killed(drill_pool: OpenPool, tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    (score,) = scores(drill_pool(timeout_s=1.0), [request("", f"start-and-hang {note}")])
+    (score,) = scores(drill_pool(timeout_s=4.0), [request("", f"start-and-hang {note}")])
     assert score.outcome == "timeout"
     assert not _runs(int(note.read_text()))
 

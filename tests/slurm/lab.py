@@ -293,7 +293,7 @@ class Lab:
 
     def cancel_all(self) -> None:
         """End every job; return when Slurm has none."""
-        ids = self.run_program("squeue", "-h", "-o", "%A").split()
+        ids = self.run_program("squeue", "-h", "--states=PENDING,RUNNING,SUSPENDED", "-o", "%A").split()
         if ids:
             self.run_program("scancel", "--full", "--signal=KILL", *ids)
             self.run_program("scancel", *ids)
@@ -318,10 +318,14 @@ class Lab:
                 return any(str(file.readlink()).startswith(f"{self.folder}/") for file in open_files)
         return False
 
+    def wait_for_processes(self, count: int, *, seconds: float = 10) -> None:
+        """Wait until jobs have this number of processes; a `slurmstepd` may end after its job has."""
+        self._until(lambda: len(self.processes()) == count, seconds, f"{count} processes of jobs")
+
     def left(self, *, seconds: float = 10) -> list[str]:
         """Return what jobs left running, after a while: id and command line of each process."""
         with suppress(LabError):
-            self._until(lambda: not self.processes(), seconds, "jobs' processes")
+            self.wait_for_processes(0, seconds=seconds)
         return [_described(process) for process in self.processes()]
 
     def log(self, name: str) -> str:
@@ -333,8 +337,9 @@ class Lab:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
+                ended = [name for name in self._daemons if not self.is_running(name)]
                 tails = [f"-- {name}\n{self.log(name)[-1500:]}" for name in self._commands]
-                raise LabError("\n".join([f"waited {seconds:g} s for {what}", *tails]))
+                raise LabError("\n".join([f"waited {seconds:g} s for {what}; daemons that ended: {ended}", *tails]))
             time.sleep(0.02)
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from slurm.drill import TABLE, Drill, require_same, row_of
-from slurm.lab import Lab
+from slurm.lab import Lab, wait_for_text
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
@@ -72,7 +72,8 @@ def test_preempted_run_continues_after_the_preempting_job(lab: Lab, tmp_path: Pa
     for drill in drills.values():
         drill.reached("2-critic_update")
     urgent = lab.submit("sleep 1", tmp_path / "urgent.log", "-N2", "--exclusive", "--partition=urgent")
-    for drill in drills.values():
+    for drill in drills.values():  # the scheduler decides within a second; the run would need less to finish
+        wait_for_text(drill.paths.job_log(drill.jobs[0]), ": stopping")
         drill.let_go("2-critic_update")
     lab.wait_for(urgent, "COMPLETED", seconds=60)
     require_complete("pushed out, with 20 s of grace", drills["graced"], whole, [75, 0])

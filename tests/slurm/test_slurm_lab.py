@@ -18,7 +18,8 @@ def test_lab_runs_a_job_step_with_gpus_on_each_of_two_nodes(lab: Lab, log: Path)
 def test_lab_finds_processes_left_by_a_job(lab: Lab, log: Path) -> None:
     id = lab.submit("setsid sleep 77 & sleep 0.1", log)
     lab.wait_for(id, "COMPLETED")
-    (left,) = lab.left(seconds=0.5)
+    lab.wait_for_processes(1)
+    (left,) = lab.left(seconds=0)
     assert left.endswith("sleep 77")
     for process in lab.processes():
         process.kill()

@@ -80,7 +80,7 @@ def test_stop_ends_running_and_waiting_jobs_of_a_chain(lab: Lab, job: Submitted)
     stopped = job.output("stop")
     assert (stopped["asked"], stopped["cancelled"], stopped["signalled"]) == (1, [second], None)
     assert lab.wait_for(first, "FAILED")["ExitCode"] == "130:0"
-    assert lab.job(second)["JobState"] == "CANCELLED"
+    lab.wait_for(second, "CANCELLED")
     assert job.output()["state"] == "interrupted"
     assert job.output("stop")["says"][0].startswith("the run is neither running nor pending: interrupted")
 

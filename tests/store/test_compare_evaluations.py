@@ -43,7 +43,7 @@ def test_effect_size_and_interval_are_none_without_variance() -> None:
     assert (paired([1.0]).low, paired([1.0]).high, paired([1.0]).effect) == (None, None, None)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0]), min_size=1, max_size=9))
 def test_p_value_matches_the_sign_permutation_test(differences: list[float]) -> None:
     """Up to the error of ten thousand random sign assignments."""

@@ -243,7 +243,7 @@ def test_later_warning_during_shutdown_changes_nothing(tmp_path: Path, programs:
 
 
 def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Programs) -> None:
-    programs.make("work", "trap 'exit 75' USR1; for n in {1..200}; do sleep 0.05; done")
+    programs.make("work", "trap 'exit 75' USR1; for n in {1..1200}; do sleep 0.05; done")
     in_queue(programs, tmp_path / "run")
     text = script(tmp_path / "run")
     last_trap = "trap 'forward TERM' TERM\n"
@@ -255,15 +255,18 @@ def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Prog
         jobs.append(started(text.replace(last_trap, last_trap + after), tmp_path / "run"))
         time.sleep(0.05)
     for job in jobs:
-        job.communicate(timeout=8)
+        job.communicate(timeout=50)
         assert job.returncode == 75
 
 
 def test_script_waits_for_a_command_that_finishes_after_a_signal(tmp_path: Path, programs: Programs) -> None:
     """Bash leaves its `wait` at every signal; the command's own exit code counts."""
-    programs.make("work", "trap 'n=$((n+1)); [ $n -lt 2 ] || exit 0' USR1; echo ready; while :; do sleep 0.05; done")
+    trap = "trap 'n=$((n+1)); echo $n; [ $n -lt 2 ] || exit 0' USR1"
+    programs.make("work", f"{trap}; echo ready; while :; do sleep 0.05; done")
     job = ready(tmp_path / "run")
+    assert job.stdout is not None
     job.send_signal(signal.SIGUSR1)
+    assert job.stdout.readline() == "1\n"
     time.sleep(0.3)  # a shell that ends on the first signal would be gone
     assert job.poll() is None
     job.send_signal(signal.SIGUSR1)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from leftover import all_gone
 from ppoctl.engines.child.process import ChildFactory, ChildProcess, prestarted, taken
 from ppoctl.errors import ProcessLostError
 
@@ -24,15 +24,6 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcess]:
     made = ChildProcess("the counter", COUNTER)
     yield made
     made.close()
-
-
-def gone(pid: int) -> bool:
-    until = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_child_replies_in_order_and_skips_unclaimed_reply(child: ChildProcess) -> None:
@@ -113,7 +104,7 @@ def test_busy_child_ends_with_its_parent(tmp_path: Path, how: str) -> None:
             parent.kill()
         else:
             parent.stdin.close()
-        assert gone(pid)
+        assert all_gone([pid], within_s=20)
         parent.wait()
 
 
@@ -127,5 +118,5 @@ def test_prestarted_child_is_taken_once_and_unused_children_end(
         assert found is child
         assert taken(COUNTER) is None
         left = other.call("pid")
-    assert gone(left)
+    assert all_gone([left], within_s=20)
     assert child.call("add", [2]) == 42

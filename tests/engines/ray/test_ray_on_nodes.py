@@ -252,5 +252,7 @@ def test_slow_ray_shutdown_names_awaited_node(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     messages = list[str]()
     nodes = JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"})
-    NodeSteps(nodes, tmp_path, say_every_s=0.5, end_deadline_s=1.0).end(messages.append)
+    steps = NodeSteps(nodes, tmp_path, say_every_s=0.5, end_deadline_s=1.0)
+    steps._steps[0].process.wait()
+    steps.end(messages.append)
     assert messages == ["waiting for Ray to end on `deaf`, at most 6 s in all"]

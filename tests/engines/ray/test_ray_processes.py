@@ -22,6 +22,7 @@ import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
+from leftover import all_gone
 from ppoctl.activity import ACTIVITIES, track_items
 from ppoctl.batch.sequences import one_sequence
 from ppoctl.engines.megatron import process_group
@@ -462,10 +463,7 @@ def test_group_start_and_rank_progress_show_as_driver_activity(processes, tmp_pa
 
 def assert_gone(pids: list[int]) -> None:
     """Require that Ray ends them within moments."""
-    until = time.monotonic() + 10
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.monotonic() < until, "a process of the group is still there"
-        time.sleep(0.1)
+    assert all_gone(pids), "a process of the group is still there"
 
 
 METHODS = {
@@ -480,17 +478,18 @@ def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
     processes.call("who", "hello")
     seen, driver = set(), psutil.Process()
     for process in (driver, *driver.children(recursive=True)):
-        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, and its parent has not waited for it yet
-            continue
-        listening = {each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
-        assert {address.ip.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1"}, process.cmdline()
-        if any("monitor.py" in word for word in process.cmdline()):
-            continue
-        for address in listening:
-            seen.add(process.name())
-            replies = call_without_token(address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"]))
-            assert replies & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {replies}"
-            assert replies <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {replies}"
+        with suppress(psutil.NoSuchProcess):  # it may end meanwhile
+            listening = {each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+            assert {address.ip.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1"}, process.cmdline()
+            if any("monitor.py" in word for word in process.cmdline()):
+                continue
+            for address in listening:
+                replies = call_without_token(
+                    address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"])
+                )
+                assert replies & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {replies}"
+                assert replies <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {replies}"
+                seen.add(process.name())
     assert {"gcs_server", "raylet"} < seen
     assert cluster.folder is not None
     assert (cluster.folder / "auth_token").stat().st_mode & 0o777 == 0o600
