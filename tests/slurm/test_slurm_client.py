@@ -100,7 +100,7 @@ def test_signal_reaches_the_script_and_requeue_counts_restarts(lab: Lab, slurm: 
     over = slurm.job(id)
     assert over is not None
     assert over.is_over
-    slurm.signal(id, "USR1")  # nobody is there to receive it
+    slurm.signal(id, "USR1")  # the script has ended: no error
 
 
 def test_job_name_that_looks_like_output_is_not_parsed(slurm: Slurm, log: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, SeveralRuns, paths_of
-from ppoctl.errors import EnvironmentProblemError, RecipeError, StorageError, quoted
+from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.chart.drawing import Picture
@@ -151,6 +151,7 @@ def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
 
 def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
     from ppoctl.chart.drawing import picture
+    from ppoctl.store.output_file import write_output
 
     image = picture(panels, names)
     if out.suffix == ".svg":
@@ -159,10 +160,7 @@ def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
         data = svg(image, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
     else:
         data = _png(image)
-    try:
-        out.write_bytes(data)
-    except OSError as error:
-        raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"ls -ld {quoted(out.parent)}") from error
+    write_output(out, data)
 
 
 def _png(image: "Picture") -> bytes:

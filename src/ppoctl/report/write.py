@@ -1,6 +1,5 @@
 """Writing the file of a report. A report replaces only an earlier report."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.report.contents import Contents, contents
 from ppoctl.report.render_page import MARK, html
 from ppoctl.report.run_reader import read_runs
+from ppoctl.store.output_file import write_output
 
 MOST_RUNS = 8
 """Maximum number of runs in a report. Colours and dashes cannot distinguish more runs."""
@@ -44,8 +44,9 @@ def write_report(folders: Sequence[Path], out: Path | None, *, steps: int, most_
     path = Path(_name([str(run.facts["name"]) for run in runs])) if out is None else out
     _require_free(path, folders)
     found = contents(runs, steps=steps, room=most_bytes - OWN_BYTES)
-    size = _write(path, _page(found))
-    return Written(path, size, tuple(run.label for run in runs), found.shown, found.left_out)
+    page = _page(found)
+    write_output(path, page)
+    return Written(path, len(page), tuple(run.label for run in runs), found.shown, found.left_out)
 
 
 def report_text(folder: Path, *, steps: int) -> str:
@@ -90,18 +91,3 @@ def _is_report(path: Path) -> bool:
             return MARK.encode() in file.read(1000)
     except OSError as error:
         raise StorageError(f"`{path}` cannot be read: {error.strerror}", hint=f"ls -l {quoted(path)}") from error
-
-
-def _write(path: Path, data: bytes) -> int:
-    """Replace the file atomically, so that an incomplete report is never visible."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-            hint=f"mkdir -p {quoted(path.parent)} && df -h {quoted(path.parent)}",
-        ) from error
-    return len(data)

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
+from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import run_dir
 from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.outline import EVAL
+from ppoctl.store.output_file import write_output
 from ppoctl.store.run_paths import RunPaths
 
 SampleDict = dict[str, Any]
@@ -59,14 +60,12 @@ def _file(path: Path) -> Path:
 
 def write(out: Path, rows: Sequence[SampleDict]) -> None:
     """Write rows to a file: as parquet if its name ends in `.parquet`, otherwise as JSONL. Raises StorageError."""
-    try:
-        if out.suffix == ".parquet":
-            from pyarrow.parquet import write_table
+    if out.suffix == ".parquet":
+        from pyarrow.parquet import write_table
 
-            write_table(as_table(rows), out)
-        else:
-            out.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), "ascii")
-    except OSError as error:
-        with suppress(OSError):
-            out.unlink(missing_ok=True)
-        raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}") from error
+        file = BytesIO()
+        write_table(as_table(rows), file)
+        data = file.getvalue()
+    else:
+        data = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows).encode("ascii")
+    write_output(out, data)
