@@ -63,7 +63,7 @@ ARROWS: dict[str, set[str]] = {
     "weights": {"machine", "engines.device_sharing", "engines.loopback", "batch", "errors"},
     "engines.megatron": {
         "convert", "activity", "machine", "weights", "engines.device_sharing", "engines.loopback", "ports", "batch",
-        "recipe", "model", "errors",
+        "recipe", "model", "units", "errors",
     },
     "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},

@@ -71,6 +71,7 @@ class Worker:
         self._folder = folder
         self._log = log
         self._target: Any = None
+        self._held: socket.socket | None = None
 
     def stack(self) -> str:
         """Return the innermost stack frames of the thread that executes a call."""
@@ -89,9 +90,10 @@ class Worker:
     def free_address(self, host: str | None) -> str:
         """Return a free address `host:port` on this process's node, at `host` if it is given."""
         host = host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        with socket.socket() as listener:
-            listener.bind((host, 0))
-            return f"{host}:{listener.getsockname()[1]}"
+        # Held until `make`, whose arguments take seconds to load: no other process gets the port meanwhile.
+        self._held = socket.socket()
+        self._held.bind((host, 0))
+        return f"{host}:{self._held.getsockname()[1]}"
 
     def make(self, make: MakeTarget, rank: int, size: int, address: str) -> Started:
         """Create the object whose methods are called in this process."""
@@ -100,6 +102,8 @@ class Worker:
             write_into(self._log)
         torch.set_num_threads(self._threads)
         before = set(shared_memory.mapped())
+        if self._held is not None:
+            self._held.close()
         self._target = make(rank, size, address)
         node = str(ray.get_runtime_context().get_node_id())
         created = [name for name in shared_memory.mapped() if name not in before]
