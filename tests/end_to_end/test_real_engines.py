@@ -100,6 +100,7 @@ ENVIRONMENT = {
 ROLLOUT = {"prompts_per_step": 8, "samples_per_prompt": 2, "max_prompt_tokens": 96, "max_new_tokens": 24}
 PPO = {"minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.01}}
 TRAINED = {"optimizer": {"lr": 1e-3}}
+LAST_UPDATES = ["2 actor_update inside", "3 actor_update renamed", "3 state/actor written"]
 ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
     "rloo": (
         {"critic": None, "rollout": ROLLOUT, "ppo": {**PPO, "advantages": {"kind": "rloo"}}},
@@ -143,13 +144,7 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "critic": {**TRAINED, "train": {"top_layers": 1}},
             "ppo": {**PPO, "kl": {"place": "reward", "coef": 0.05}},
         },
-        [
-            "1 logprobs inside",
-            "2 critic_update inside",
-            "2 actor_update inside",
-            "3 actor_update renamed",
-            "3 state/actor written",
-        ],
+        ["1 logprobs inside", "2 critic_update inside", *LAST_UPDATES],
     ),
     "lora": (
         {
@@ -157,13 +152,7 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "critic": {**TRAINED, "train": {"lora": {"rank": 2, "alpha": 16.0, "targets": ["q_proj", "down_proj"]}}},
             "ppo": {**PPO, "kl": {"place": "reward", "coef": 0.05}},
         },
-        [
-            "1 logprobs inside",
-            "2 critic_update inside",
-            "2 actor_update inside",
-            "3 actor_update renamed",
-            "3 state/actor written",
-        ],
+        ["1 logprobs inside", "2 critic_update inside", *LAST_UPDATES],
     ),
     "value head on the actor": (
         {
@@ -171,13 +160,7 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "critic": {"on": "actor", "head": "mlp", "layers_copied": 1},
             "ppo": {**PPO, "value_loss": {"coef": 0.3, "clip": 0.2}, "truncated": "bootstrap"},
         },
-        [
-            "1 logprobs inside",
-            "2 advantages written",
-            "2 actor_update inside",
-            "3 actor_update renamed",
-            "3 state/actor written",
-        ],
+        ["1 logprobs inside", "2 advantages written", *LAST_UPDATES],
     ),
     "optimizer on the CPU": (
         {
@@ -186,13 +169,7 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "rollout": ROLLOUT,
             "ppo": PPO,
         },
-        [
-            "1 critic_update inside",
-            "1 actor_update inside",
-            "2 actor_update inside",
-            "3 actor_update renamed",
-            "3 state/actor written",
-        ],
+        ["1 critic_update inside", "1 actor_update inside", *LAST_UPDATES],
     ),
 }
 """Tables of each algorithm, and the moments at which its run is killed: those of its own stages, and of updates."""

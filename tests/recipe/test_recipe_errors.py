@@ -424,25 +424,15 @@ def test_impossible_value_is_rejected(smallest: Path, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("kind", "key", "value", "says"),
     [
-        ("rw.py", "does not name a function; write `rw.py:score`"),
-        ("my.module:a-b", "does not name a function; write `my.module:score`"),
+        ("python", "function", "rw.py", "does not name a function; write `rw.py:score`"),
+        ("python", "function", "my.module:a-b", "does not name a function; write `my.module:score`"),
+        ("http", "url", "scores.example:80", "must begin with `http://` or `https://` and the name of a host"),
+        ("http", "url", "http://s.org:p", "cannot be read as a URL: Port could not be cast to integer value as 'p'"),
+        ("http", "url", "http://[x/score", "cannot be read as a URL: Invalid IPv6 URL"),
     ],
 )
-def test_invalid_reward_function_error_shows_valid_form(function: str, says: str) -> None:
-    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='python', function='{function}'}}",))
-    assert lines == [f'--set: `reward.function` is `"{function}"`: {says}']
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("scores.example:80", "must begin with `http://` or `https://` and the name of a host"),
-        ("http://scores.example:p", "cannot be read as a URL: Port could not be cast to integer value as 'p'"),
-        ("http://[x/score", "cannot be read as a URL: Invalid IPv6 URL"),
-    ],
-)
-def test_invalid_service_url_error_names_reason(url: str, says: str) -> None:
-    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='http', url='{url}'}}",))
-    assert lines == [f'--set: `reward.url` is `"{url}"`: {says}']
+def test_invalid_function_or_url_of_reward_error_names_reason(kind: str, key: str, value: str, says: str) -> None:
+    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='{kind}', {key}='{value}'}}",))
+    assert lines == [f'--set: `reward.{key}` is `"{value}"`: {says}']

@@ -84,28 +84,17 @@ def test_full_disk_leaves_no_folder_and_no_partial_artifact(paths: RunPaths, dis
     assert list(working(paths, 1).own.iterdir()) == []
 
 
-def test_commit_of_overtaken_attempt_raises_superseded_error(paths: RunPaths) -> None:
+@pytest.mark.parametrize("moment", ["writing", "written"])
+def test_overtaken_attempt_does_not_publish(paths: RunPaths, moment: str) -> None:
     folder = paths.state("actor", 1)
     attempt = working(paths, 1)
 
-    def take_over(moment: str) -> None:
-        if moment == "writing":
+    def take_over(reached: str) -> None:
+        if reached == moment:
             claim(paths)
 
     with pytest.raises(SupersededError, match="superseded by attempt 2"):
         artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, take_over)
-
-
-def test_attempt_overtaken_just_before_rename_does_not_publish(paths: RunPaths) -> None:
-    folder = paths.state("actor", 1)
-    attempt = working(paths, 1)
-
-    def claim_it(moment: str) -> None:
-        if moment == "written":
-            claim(paths)
-
-    with pytest.raises(SupersededError):
-        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, claim_it)
     assert not folder.exists()
 
 
