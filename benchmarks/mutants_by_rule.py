@@ -60,8 +60,7 @@ FILES = (
 WIRING = (
     "wiring/test_golden_run.py",
     "wiring/test_step_keys.py",
-    "wiring/test_evaluation_keys.py",
-    "wiring/test_value_head_keys.py",
+    "wiring",
     "stages",
     "wire/test_stage_keys.py",
 )
