@@ -90,10 +90,10 @@ def _printed(*command):
 def _doctor():
     """Report the results of `ppoctl doctor`, including gcc and Python.h."""
     try:
-        from ppoctl.doctor.examine import findings
+        from ppoctl.doctor.examine import findings, of_machine
         from ppoctl.machine.host_info import this_machine
     except ImportError as error:
         notify("env", doctor=f"not asked: {error}")
         return
-    for found in findings(this_machine(), Path.cwd()):
-        notify("env", doctor=found.name, finding=found.verdict.value, seen=found.seen)
+    for found in findings(of_machine(this_machine(), Path.cwd())):
+        notify("env", doctor=found.where, finding=found.level.value, seen=found.what)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,10 @@ END_S = 10.0
 """Most seconds for a killed child to end: a process that waits for a driver may never end."""
 MOST_SHOWN = 150
 """Characters of a reason on the screen; `lines.jsonl` has all of it."""
+
+Child = Callable[[Job, float], str]
+"""Function that runs a job in a process of its own, with a limit in seconds. It returns an empty text if the process
+ended by itself, successfully or with an error that it reported; otherwise the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,9 @@ class Result:
         return f"{self.name:<10} {self.seconds:>6.1f} s  {self.verdict:<8}  {self.figures or '; '.join(self.wrong)}"
 
 
-def run(parts: Sequence[Part], options: Options) -> int:
-    """Run these parts, one after the other; return 1 if anything is wrong with one of them."""
+def run(parts: Sequence[Part], options: Options, child: Child | None = None) -> int:
+    """Run these parts, one after the other; return 1 if anything is wrong with one of them. `child` replaces the
+    start of a new interpreter for each part."""
     began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     results = []
@@ -69,7 +74,7 @@ def run(parts: Sequence[Part], options: Options) -> int:
                 result = _skipped(part, f"takes about {needs:.0f} s, {max(0.0, left):.0f} s are left", options)
             else:
                 limit = part.limit_s if options.part_limit_s is None else options.part_limit_s
-                result = _run(part, options, models, min(limit, left))
+                result = _run(part, options, models, child or _child, min(limit, left))
             results.append(result)
             print(_cut(result.row()), flush=True)
     _print_table(results, options.out)
@@ -81,13 +86,13 @@ def _skipped(part: Part, reason: str, options: Options) -> Result:
     return Result(part.name, f"skipped: {reason}", 0.0)
 
 
-def _run(part: Part, options: Options, models: str, limit_s: float) -> Result:
-    """Run one part in a child process, and check its report."""
+def _run(part: Part, options: Options, models: str, child: Child, limit_s: float) -> Result:
+    """Run one part in a child process, with a limit in seconds, and check its report."""
     out = str(options.out.resolve())
     job = Job(part.name, part.entry, options.tiny, out, models, time.time() + limit_s, part.needs_vllm, part.on_cpu)
     begins = job.file.stat().st_size if job.file.exists() else 0
     started = time.monotonic()
-    end = _child(job, limit_s)
+    end = child(job, limit_s)
     seconds = round(time.monotonic() - started, 1)
     lines = _lines(job.file, begins)
     _drop_empty(job.traceback, job.output)

@@ -141,3 +141,13 @@ def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
     found = this_machine()
     assert (found.torch, found.requires, found.versions) == (None, (), {})
+
+
+def test_version_is_that_of_the_package_which_python_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, version in (("first", "2.13.0"), ("second", "2.11.0")):
+        metadata = tmp_path / folder / f"torch-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second")])
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    assert this_machine().versions == {"torch": "2.13.0"}

@@ -106,8 +106,8 @@ def _requires() -> tuple[str, ...]:
 
 
 def _versions() -> dict[str, str]:
-    """Return versions of installed packages by name. A folder without metadata, as a killed installation leaves it,
-    is skipped."""
+    """Return versions of installed packages by name. If `sys.path` has several of a name, Python imports the first. A
+    folder without metadata, as a killed installation leaves it, is skipped."""
     found = {}
     for package in metadata.distributions():
         try:
@@ -115,7 +115,7 @@ def _versions() -> dict[str, str]:
         except _UNREADABLE:
             continue
         if package_metadata and "Name" in package_metadata and "Version" in package_metadata:
-            found[_plain(package_metadata["Name"])] = package_metadata["Version"]
+            found.setdefault(_plain(package_metadata["Name"]), package_metadata["Version"])
     return found
 
 
