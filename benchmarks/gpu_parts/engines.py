@@ -32,11 +32,12 @@ def settings_of(dtype: str = "bfloat16", *, sleeps: bool = False, compiled: bool
 
 
 @contextmanager
-def engine_of(settings: VllmSettings) -> Iterator[tuple[Engine, float]]:
-    """Return an engine in this process, and the seconds that its start took."""
+def engine_of(settings: VllmSettings, *, folder: Path | None = None) -> Iterator[tuple[Engine, float]]:
+    """Return an engine in this process, and the seconds that its start took. Without a folder of weights, it cannot
+    generate."""
     write_log(settings, JOB.part)
     began = time.perf_counter()
-    engine = Engine(settings)
+    engine = Engine(settings, folder=None if folder is None else str(folder))
     try:
         yield engine, round(time.perf_counter() - began, 1)
     finally:
@@ -67,7 +68,7 @@ def generate() -> None:
     and without CUDA graphs (by default a CPU has none)."""
     new_tokens = 8 if TINY else 128
     for compiled in (None, False) if CUDA else (None,):
-        with engine_of(settings_of(compiled=compiled)) as (engine, seconds):
+        with engine_of(settings_of(compiled=compiled), folder=QUICKSTART) as (engine, seconds):
             notify("generate", start_s=seconds, eager=compiled is False)
             for seqs in (1, 8) if TINY else (1, 32, 256):
                 _generate(engine, seqs, new_tokens)  # kernels and graphs of this size

@@ -77,6 +77,8 @@ def test_folder_without_model_raises_environment_problem(tmp_path: Path, tied: B
     [
         ("max seq len (9) is larger than the KV cache", OutOfMemoryError, "kv_cache_mib` \\(now 64"),
         ("Free memory on device cuda:0 (20/80 GiB) on startup is less than", OutOfMemoryError, "gpu_memory_frac"),
+        ("No available memory for the cache blocks. Try increasing", OutOfMemoryError, "kv_cache_mib` \\(now 64"),
+        ("Error in memory profiling. Initial free memory 9 GiB", EnvironmentProblemError, "nvidia-smi"),
         ("User-specified max_model_len (9) is greater", RecipeError, "max_new_tokens"),
     ],
 )

@@ -313,7 +313,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
     """Return the ppoctl error for vLLM's startup error. vLLM raises ValueError for many reasons, which only the
     message distinguishes."""
     table, text = settings.table, str(error)
-    if "KV cache" in text or isinstance(error, torch.OutOfMemoryError):
+    if "KV cache" in text or "for the cache blocks" in text or isinstance(error, torch.OutOfMemoryError):
         key = "gpu_memory_frac" if on_gpu() else "kv_cache_mib"
         return OutOfMemoryError(
             f"vLLM does not have enough memory for one sequence of {settings.max_model_len} tokens: {text}",
@@ -324,6 +324,11 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
             f"the GPU has less free memory than vLLM's fraction of it: {text}",
             hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or offload the trainers: "
             f"--set 'cluster.offload={json.dumps(settings.trained)}'",
+        )
+    if "Error in memory profiling" in text:
+        return EnvironmentProblemError(
+            f"another process took or freed memory of the GPU while vLLM measured it: {_one_line(error)}",
+            hint="nvidia-smi  # start runs on one GPU one after the other",
         )
     if "max_model_len" in text:
         return too_long_a_window(settings.model, settings.max_model_len)
