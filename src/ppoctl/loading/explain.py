@@ -148,7 +148,8 @@ def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Finding]:
     problems = []
     for key, matches in answers.items():
         suggestion = suggestions[key]
-        parts = [answer.message + _off(answer, _in(value, key, path)) for answer in matches]
+        theirs = _in(value, key, path)
+        parts = [answer.message(theirs) + _off(answer, theirs) for answer in matches]
         parts += [suggestion.suggests] if suggestion else []
         ours = next((answer.ours[0] for answer in (*matches, suggestion) if answer and answer.ours), None)
         hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
@@ -174,7 +175,7 @@ def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
 def _off(answer: key_mappings.KeyAnswer, value: Any) -> str:
     """Return advice to leave the key out if its value is false or 0 and the feature is off by default, otherwise
     an empty text."""
-    if not answer.ours or isinstance(value, Mapping) or value != 0:
+    if not answer.ours or isinstance(value, Mapping) or value != 0 or answer.named(value) in answer.values:
         return ""
     name, chosen, _ = answer.ours[0].partition(" = ")
     usual = [key.field.default for key in tree.keys_at(ROOT, tuple(name.split(".")))]
