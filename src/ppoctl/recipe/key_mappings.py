@@ -18,8 +18,8 @@ from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)
 FOLDER = Path(__file__).parent / "other_systems"
-BELOW = ".*"
-"""Suffix of a key that stands for all keys below it."""
+ANY = "*"
+"""Part of a key that stands for any text; a key that ends in `.*` stands for all keys below a table."""
 _FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "peft", "others")
 _ROLE = "ROLE"
 OTHERS = "other systems"
@@ -194,7 +194,7 @@ class _Index:
     """Answers by key without the prefix of a role; a key of several roles has one answer with the ppoctl keys of all
     these roles."""
     patterns: list[KeyAnswer]
-    """Answers of rows that end in `.*`, then of the lists of unused keys."""
+    """Answers of rows with `*` in their key, then of the lists of unused keys."""
     same: dict[str, str]
     """Table -> the table whose answers its keys have (`System.same`)."""
 
@@ -221,7 +221,7 @@ def _index(system: System) -> _Index:
     for row in system.rows:
         for their, ours in zip(row.theirs, row.ours, strict=True):
             answer = KeyAnswer(system.name, their, ours, row.note, row.values)
-            if their.endswith(BELOW):
+            if ANY in their:
                 index.patterns.append(answer)
                 continue
             index.whole[their] = answer
