@@ -68,14 +68,23 @@ _BOUNDS = {
 
 
 def problems_of(error: ValidationError, layers: Layers) -> list[Finding]:
-    """Return all errors of pydantic as problems, in the order of the schema."""
+    """Return all errors of pydantic as problems, in the order of the lines of the files; problems without a line, and
+    keys that are missing at the top of a recipe, are last."""
     errors = error.errors(include_url=False)
     if "epochs" in layers.written:  # `steps` is missing only until the rows of an epoch can be counted
         errors = [details for details in errors if details["loc"] != ("steps",)]
     # pydantic counts only the valid entries of an array, and then also reports that there are too few.
     wrong = {details["loc"][:-1] for details in errors if details["loc"]}
     errors = [details for details in errors if details["type"] != "too_short" or details["loc"] not in wrong]
-    return [finding for details in errors for finding in _explain(details, layers)]
+    found = [finding for details in errors for finding in _explain(details, layers)]
+    return sorted(found, key=lambda finding: _line(finding, layers))  # stable: otherwise the order of the schema
+
+
+def _line(finding: Finding, layers: Layers) -> tuple[int, int]:
+    """Return the position of a problem in the files: the number of the file and of the line."""
+    name, _, line = finding.where.rpartition(":")
+    files = [str(file) for file in layers.files]
+    return (files.index(name), int(line)) if name in files and line.isdigit() else (len(files), 0)
 
 
 def as_toml(value: Any) -> str:
@@ -349,7 +358,8 @@ def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
         return f"table {section((*table, name))}; add {section((*table, name, 'NAME'))} with a name of your choice"
     where = "under" if table else "at"
     line = f"{name} = {_example(known, table, name)}"
-    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{line}`"
+    instead = " or, to count in passes over the rows, `epochs = 1`" if (*table, name) == ("steps",) else ""
+    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{line}`{instead}"
 
 
 def _example(known: tree.Node | None, table: KeyPath, name: str) -> str:

@@ -162,7 +162,8 @@ def _is_evidence(path: KeyPath, answer: KeyAnswer, number: int) -> bool:
     common = set(_COMMON.split())
     around = _words(path[:-number]) & (_words(their[:-number]) | _words(answer.ours))
     is_ours = len(path) == number or path[0] in ROOT.keys
-    return not around <= common or len(_words(path[-number:]) - common) >= (1 if is_ours else 2)
+    telling = len(_words(path[-number:]) - common)
+    return not around <= common or telling >= 2 or (is_ours and (telling == 1 or number == len(their)))
 
 
 def _words(names: Iterable[str]) -> set[str]:
