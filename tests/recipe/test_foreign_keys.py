@@ -1,9 +1,10 @@
 """Every key of another system's PPO has its own message: a row, or an entry of a list with a reason.
 
 The lists of `foreign_keys/` contain the keys in the systems' own files of July and August 2026 (trlX: its last
-version): NeMo-RL's PPO and GRPO configurations; verl's generated configurations for FSDP and Megatron-Core, and its
-PPO and GRPO scripts; trlX's, with those for NeMo; the arguments of TRL's PPO and of transformers'
-`TrainingArguments`; OpenRLHF's options; the fields of peft's `LoraConfig`.
+version): NeMo-RL's configurations of PPO and GRPO, with NeMo-Gym's (commit 7ea279a); verl's generated configurations
+for FSDP and Megatron-Core, and its PPO and GRPO scripts; trlX's, with those for NeMo; the arguments of TRL's PPO,
+GRPO, RLOO and asynchronous GRPO (commit f2cd577) and of transformers' `TrainingArguments`; OpenRLHF's options; the
+fields of peft's `LoraConfig`.
 """
 
 import re
@@ -17,10 +18,11 @@ import pytest
 from conventions.conftest import PACKAGE
 from ppoctl.loading.load import examine
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.key_mappings import nearest, systems
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
-NAMES = {"nemo_rl": 489, "verl": 1180, "trlx": 225, "trl": 154, "openrlhf": 164, "peft": 84}
+NAMES = {"nemo_rl": 1153, "verl": 1183, "trlx": 225, "trl": 242, "openrlhf": 164, "peft": 84}
 """The lists, and the number of keys in each."""
 OURS_TOO = {
     "trlx": {"name"},
@@ -50,7 +52,9 @@ def answers(name: str) -> tuple[str, dict[str, str], dict[str, str], dict[str, s
     for key, row in file["keys"].items():
         for theirs, ours in (file["roles"] if "ROLE" in key else {"": ""}).items():
             keys = [f"`{each.replace('ROLE', ours)}`" for each in row.get("is", "").split(", ") if each]
-            note = f": {row['note']}" if "note" in row else ""
+            values = ", ".join(f"`{each}` is `{mine}`" for each, mine in row.get("values", {}).items())
+            note = "; ".join(filter(None, (values, row.get("note"))))
+            note = f": {note}" if note else ""
             answer = f"use {' and '.join(keys)}" if keys else "ppoctl has no such key"
             rows[key.replace("ROLE", theirs)] = f"{answer}{note}"
     for each in file["unused"]:
@@ -127,6 +131,38 @@ def test_unknown_key_gets_nearest_foreign_key_as_suggestion(
     assert told(write, [key], smallest)[key].startswith(f"a suggestion: {says}")
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "env.judge.judge_model_server.type",  # `type` of verl's `algorithm.kl_ctrl`
+        "mystery.enabled",
+        "mystery.model_name",
+        "mystery.resources.num_nodes",
+        "mystery.server.max_model_len.name",
+        "trainer.mystery.total_steps",
+        "mystery.batch_size",
+    ],
+)
+def test_key_gets_no_suggestion_by_a_name_that_every_system_has(key: str) -> None:
+    assert nearest(tuple(key.split("."))) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "theirs"),
+    [
+        ("loss.kl.type", "algorithm.kl_ctrl.type"),  # `kl` is in both
+        ("mystery.response_length", "response_length"),
+        ("actor.lr_scheduler_type", "lr_scheduler_type"),
+    ],
+)
+def test_key_gets_suggestion_by_telling_name_or_same_word_in_table(
+    smallest: Path, write: Write, key: str, theirs: str
+) -> None:
+    says = told(write, [key], smallest)[key]
+    assert says.startswith("a suggestion: ")
+    assert f"`{theirs}`" in says
+
+
 @pytest.mark.parametrize("key", ["clip_ratio_high", "actor.clip_ratio_high"])
 def test_role_prefix_of_foreign_key_is_optional(smallest: Path, write: Write, key: str) -> None:
     assert told(write, [key], smallest)[key].startswith("it is a key of verl; use `ppo.policy_loss.clip_high`")
@@ -142,3 +178,61 @@ def test_key_of_two_systems_is_mapped_for_each(smallest: Path, write: Write) -> 
         "it is a key of trlX; use `ppo.minibatch_seqs`: per data rank in trlX, of all ranks in ppoctl; "
         "it is a key of OpenRLHF; use `ppo.minibatch_seqs`"
     )
+
+
+def test_value_of_foreign_key_is_translated(smallest: Path, write: Write) -> None:
+    pasted = write(
+        """[actor_rollout_ref.actor]
+        kl_loss_type = "low_var_kl"
+        loss_agg_mode = "seq-mean-token-mean"
+        [algorithm]
+        kl_penalty = "kl"
+        norm_adv_by_std_in_grpo = false
+        [grpo]
+        normalize_rewards = true
+        [actor_rollout_ref.rollout]
+        enforce_eager = false
+        """,
+        "pasted.toml",
+    )
+    said = [finding.what for finding in examine([smallest, pasted], (), {})[1]]
+    beginnings = (
+        "`actor_rollout_ref.actor.kl_loss_type`; it is a key of verl; use `ppo.kl.estimator`: "
+        '`low_var_kl` is `"k3"`; other names are the same. ',
+        "`actor_rollout_ref.actor.loss_agg_mode`; it is a key of verl; use `ppo.policy_loss.aggregation`: "
+        '`seq-mean-token-mean` is `"sequence_mean_token_mean"`; ',
+        '`algorithm.kl_penalty`; it is a key of verl; use `ppo.kl.estimator`: `kl` is `"k1"`; ',
+        '`algorithm.norm_adv_by_std_in_grpo`; it is a key of verl; use `ppo.advantages.scale`: `false` is `"none"`; ',
+        '`grpo.normalize_rewards`; it is a key of NeMo-RL; use `ppo.advantages.scale`: `true` is `"group"`; ',
+        "`actor_rollout_ref.rollout.enforce_eager`; it is a key of verl; use `generator.compile`: "
+        "`false` is `true`; ",
+    )
+    for each in beginnings:
+        assert [what for what in said if what.startswith(f"unknown key {each}")], each
+    assert not [what for what in said if "leave it out" in what]
+
+
+def test_every_translated_value_is_a_value_of_our_key() -> None:
+    wrong = []
+    for system in systems():
+        for row in system.rows:
+            for theirs, mine in row.values.items():
+                first, *others = mine.split(", ")
+                pairs = [(row.ours[0][0], first), *(tuple(other.split(" = ")) for other in others)]
+                wrong += [(row.theirs, theirs, key, value) for key, value in pairs if not is_value(key, value)]
+    assert wrong == []
+
+
+def is_value(key: str, value: str) -> bool:
+    """Whether a value may be written for a key, as far as the schema lists values."""
+    found, written = tree.keys_at(tree.of(Recipe), tuple(key.split("."))), tomllib.loads(f"value = {value}")["value"]
+    allowed = [each for known in found for each in tree.allowed(known.field.annotation)]
+    return bool(found) and (written in allowed if allowed else isinstance(written, bool | str))
+
+
+def test_every_key_that_books_devices_says_how_they_are_used() -> None:
+    books = {"slurm.nodes", "slurm.gpus_per_node"}
+    rows = [row for system in systems() for row in system.rows if books & set(row.ours_of_all)]
+    assert {name for row in rows for name in row.theirs} >= {"trainer.n_gpus_per_node", "cluster.gpus_per_node"}
+    used = ("actor.parallel", "generator.engines", "plan --fit 80 --gpus N")
+    assert [row.theirs for row in rows if not all(word in row.note for word in used)] == []

@@ -72,26 +72,27 @@ uri = "x"
     assert lines == [
         "--set: `ppo.kl.x` is not KEY=VALUE with a dotted key",
         f'r.toml:1: `name` is `"bad run"`: {name}',
-        "environment PPOCTL_SEED: `seed` is `-1`: must be at least 0",
-        f"r.toml: missing `steps`; add it at the top of the file, {first}, e.g. `steps = 100`",
         'r.toml:4: `model.dtype` is `"float16"`: must be one of `"float32"`, `"bfloat16"`; did you mean `bfloat16`?',
         f"r.toml:5: unknown key `model.steps`; `steps` belongs at the top of the file, {first}",
         f'r.toml:7: `data.train.format` is `"gsm8"`: must be one of {FORMATS}; did you mean `gsm8k`?',
+        "r.toml:9: missing `rollout.max_new_tokens`; add it under [rollout], e.g. `max_new_tokens = 1024`",
         'r.toml:10: `rollout.prompts_per_step` is `"32"`: must be a whole number',
         "r.toml:11: `rollout.max_prompt_tokens` is `20.5`: must be a whole number",
-        "r.toml:9: missing `rollout.max_new_tokens`; add it under [rollout], e.g. `max_new_tokens = 1024`",
         "r.toml:12: unknown key `rollout.temprature`; did you mean `temperature`?",
+        "r.toml:15: `reward.strict` is `1`: must be `true` or `false`",
         "r.toml:16: `reward.scale.from` is `[0, 1, 2]`: must have 2 entries",
         "r.toml:16: `reward.scale.to` is `[1]`: must have more entries",
-        "r.toml:15: `reward.strict` is `1`: must be `true` or `false`",
         "r.toml:18: `ppo.epochs` is `0`: must be at least 1",
+        "r.toml:20: unknown key `ppo.critic`; [critic] is a table at the top of a recipe",
         'r.toml:23: `ppo.kl.coef` requires `place = "reward"` or `place = "loss"`, but `ppo.kl.place` is `"none"`',
         "r.toml:25: `ppo.policy_loss.clip_low` is `nan`: must be finite",
-        "r.toml:20: unknown key `ppo.critic`; [critic] is a table at the top of a recipe",
         "r.toml:26: missing `actor.optimizer.lr`; add it under [actor.optimizer], e.g. `lr = 1e-6`",
         "r.toml:27: unknown key `actor.optimizer.learning_rate`; a suggestion: TRL's `learning_rate` is "
         "`actor.optimizer.lr` and `critic.optimizer.lr` in ppoctl: one rate for both in TRL",
         "r.toml:29: `actor.batching.microbatch_seqs` excludes `max_tokens_per_microbatch`: keep one of them",
+        "environment PPOCTL_SEED: `seed` is `-1`: must be at least 0",
+        f"r.toml: missing `steps`; add it at the top of the file, {first}, e.g. `steps = 100`"
+        " or, to count in passes over the rows, `epochs = 1`",
         "environment PPOCTL_ACTR__LR: unknown key `actr`; did you mean `actor`?",
         f"--set: unknown key `nothing`; the top of a recipe has {top}",
         "missing table [critic], which the advantages train; it needs `critic.optimizer.lr`: `ppo.advantages.kind` = "
@@ -99,6 +100,32 @@ uri = "x"
         "r.toml:34: no metric is called `reward/score_men`; did you mean `reward/score_mean`?",
     ]
     assert hint == "write it as `--set actor.optimizer.lr=1e-6`"
+
+
+def test_errors_of_pasted_keys_follow_the_lines_of_their_file(write: Write) -> None:
+    """The order of the schema would be another: `name`, `trainer`, `data`, `actor_rollout_ref`."""
+    pasted = """[actor_rollout_ref.actor]
+ppo_epochs = 1
+[data]
+train_files = "t.parquet"
+prompt_key = "prompt"
+[trainer]
+total_epochs = 15
+experiment_name = "x"
+[algorithm]
+lam = 1
+"""
+    lines, _ = said(write(pasted, "pasted.toml"))
+    of_lines = [line for line in lines if line.removeprefix("pasted.toml:")[0].isdigit()]
+    numbers = [int(line.split(":")[1]) for line in of_lines]
+    assert numbers == sorted(numbers)
+    assert {2, 4, 5, 7, 8, 10} <= {*numbers}
+    assert lines[: len(of_lines)] == of_lines  # keys that are missing at the top of the recipe come after them
+    [steps] = [line for line in lines if "missing `steps`" in line]
+    assert steps.endswith("e.g. `steps = 100` or, to count in passes over the rows, `epochs = 1`")
+    rows = [line for line in lines if "`data.train_files`" in line or "`data.prompt_key`" in line]
+    assert len(rows) == 2
+    assert all('`data.train.format = "verl"`' in row for row in rows)
 
 
 def test_names_of_tools_and_environments_are_explained(write: Write) -> None:
@@ -256,11 +283,11 @@ def test_value_instead_of_table_and_reverse_are_reported(write: Write) -> None:
     text = SMALLEST.replace("[ppo]\n", "[ppo]\nkl = 3\nadvantages = 1\nepochs = { a = 1 }\n")
     lines, _ = said(write(text + "[data.eval]\nx = 1\n[model.dtype]\n"))
     assert lines == [
-        'r.toml:25: `model.dtype` is `{}`: must be one of `"float32"`, `"bfloat16"`',
-        "r.toml:24: `data.eval.x` is `1`: must be a table",
-        "r.toml:17: `ppo.epochs` is `{a = 1}`: must be a whole number",
-        "r.toml:16: `ppo.advantages` is `1`: must be a table",
         "r.toml:15: `ppo.kl` is `3`: must be a table",
+        "r.toml:16: `ppo.advantages` is `1`: must be a table",
+        "r.toml:17: `ppo.epochs` is `{a = 1}`: must be a whole number",
+        "r.toml:24: `data.eval.x` is `1`: must be a table",
+        'r.toml:25: `model.dtype` is `{}`: must be one of `"float32"`, `"bfloat16"`',
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError
-from ppoctl.loading.load import load
+from ppoctl.loading.load import examine, load
 from ppoctl.loading.rules import slurm
 from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.loading.rules.slurm import OWNED
@@ -175,7 +175,64 @@ def test_invalid_slurm_setting_raises(smallest: Path, rule: str, setting: str, l
 
 
 def test_every_slurm_rule_has_a_failing_case() -> None:
-    assert {rule for rule, *_ in CASES} == {rule.__name__ for rule in rules_of(slurm)}
+    warns = {"check_booked_gpus_are_used"}  # the table below
+    assert {rule for rule, *_ in CASES} | warns == {rule.__name__ for rule in rules_of(slurm)}
+
+
+@pytest.mark.parametrize(
+    ("sets", "books", "fewer"),
+    [
+        # Nothing else is written: actor, critic and generator share one GPU.
+        (["slurm.gpus_per_node=8"], "8 GPUs (1 node of 8), but the layout uses 1", "slurm.gpus_per_node=1"),
+        (
+            ["slurm.gpus_per_node=8", "actor.parallel.data=2"],
+            "8 GPUs (1 node of 8), but the layout uses 2",
+            "slurm.gpus_per_node=2",
+        ),
+        (
+            ["slurm.gpus_per_node=8", "slurm.nodes=2", "actor.parallel.data=8"],
+            "16 GPUs (2 nodes of 8), but the layout uses 8",
+            "slurm.gpus_per_node=8 --set slurm.nodes=1",
+        ),
+        # Without `nodes` the layout sets it: 10 devices are on 2 nodes.
+        (
+            ["slurm.gpus_per_node=8", "generator.engines=10"],
+            "16 GPUs (2 nodes of 8), but the layout uses 10",
+            "slurm.gpus_per_node=5",
+        ),
+        (
+            ["slurm.gpus_per_node=8", "cluster.placement=apart", "cluster.offload=[]"],
+            "8 GPUs (1 node of 8), but the layout uses 3",
+            "slurm.gpus_per_node=3",
+        ),
+    ],
+)
+def test_booked_gpus_that_layout_does_not_use_are_a_warning(
+    smallest: Path, sets: list[str], books: str, fewer: str
+) -> None:
+    loaded, found = examine([smallest], sets, {})
+    assert loaded is not None
+    [each] = [finding for finding in found if "books" in finding.what]
+    assert each.level == "warning"
+    assert each.what.startswith(f"a job books {books}; `actor.parallel` and `generator.engines` set how many it uses")
+    assert each.hint == f"change the recipe, or add `--set {fewer}`"
+    cured = [text.removeprefix("--set ") for text in fewer.split(" --set ")]
+    assert not [finding for finding in examine([smallest], [*sets, *cured], {})[1] if "books" in finding.what]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        [],
+        ["slurm.gpus_per_node=1"],
+        ["slurm.gpus_per_node=8", "generator.engines=8"],
+        ["slurm.nodes=2", "actor.parallel.data=2"],  # nodes without GPUs
+        ["slurm.gpus_per_node=4", "generator.engines=8"],
+        ["slurm.gpus_per_node=4", "slurm.nodes=1", "generator.engines=8"],  # too few, which Slurm's check refuses
+    ],
+)
+def test_booked_gpus_that_layout_uses_are_not_a_warning(smallest: Path, sets: list[str]) -> None:
+    assert not [finding for finding in examine([smallest], sets, {})[1] if "books" in finding.what]
 
 
 @pytest.mark.parametrize("option", sorted(OWNED))

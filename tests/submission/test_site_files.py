@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.loading.load import Loaded, load
-from ppoctl.slurm.request import nodes_of
+from ppoctl.recipe.parallel import nodes_of
 from ppoctl.slurm.script import Work, batch_script
 
 ROOT = Path(__file__).resolve().parents[2]

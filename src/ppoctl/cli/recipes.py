@@ -148,7 +148,7 @@ def keys(
     if not chosen:
         path = tuple(prefix.split("."))
         mapped, suggestion = key_mappings.find(path), key_mappings.nearest(path)
-        others = [answer.message for answer in mapped] or ([suggestion.suggests] if suggestion else [])
+        others = [answer.message() for answer in mapped] or ([suggestion.suggests] if suggestion else [])
         near = similar(prefix, [line.key for line in known]) or "".join(f"; {text}" for text in others)
         raise RecipeError(f"no key has `{prefix}` in its name{near}", hint="ppoctl recipes keys")
     # The features of a top-level table would be too long to print below its keys.

@@ -68,14 +68,23 @@ _BOUNDS = {
 
 
 def problems_of(error: ValidationError, layers: Layers) -> list[Finding]:
-    """Return all errors of pydantic as problems, in the order of the schema."""
+    """Return all errors of pydantic as problems, in the order of the lines of the files; problems without a line, and
+    keys that are missing at the top of a recipe, are last."""
     errors = error.errors(include_url=False)
     if "epochs" in layers.written:  # `steps` is missing only until the rows of an epoch can be counted
         errors = [details for details in errors if details["loc"] != ("steps",)]
     # pydantic counts only the valid entries of an array, and then also reports that there are too few.
     wrong = {details["loc"][:-1] for details in errors if details["loc"]}
     errors = [details for details in errors if details["type"] != "too_short" or details["loc"] not in wrong]
-    return [finding for details in errors for finding in _explain(details, layers)]
+    found = [finding for details in errors for finding in _explain(details, layers)]
+    return sorted(found, key=lambda finding: _line(finding, layers))  # stable: otherwise the order of the schema
+
+
+def _line(finding: Finding, layers: Layers) -> tuple[int, int]:
+    """Return the position of a problem in the files: the number of the file and of the line."""
+    name, _, line = finding.where.rpartition(":")
+    files = [str(file) for file in layers.files]
+    return (files.index(name), int(line)) if name in files and line.isdigit() else (len(files), 0)
 
 
 def as_toml(value: Any) -> str:
@@ -148,7 +157,8 @@ def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Finding]:
     problems = []
     for key, matches in answers.items():
         suggestion = suggestions[key]
-        parts = [answer.message + _off(answer, _in(value, key, path)) for answer in matches]
+        theirs = _in(value, key, path)
+        parts = [answer.message(theirs) + _off(answer, theirs) for answer in matches]
         parts += [suggestion.suggests] if suggestion else []
         ours = next((answer.ours[0] for answer in (*matches, suggestion) if answer and answer.ours), None)
         hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
@@ -174,7 +184,7 @@ def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
 def _off(answer: key_mappings.KeyAnswer, value: Any) -> str:
     """Return advice to leave the key out if its value is false or 0 and the feature is off by default, otherwise
     an empty text."""
-    if not answer.ours or isinstance(value, Mapping) or value != 0:
+    if not answer.ours or isinstance(value, Mapping) or value != 0 or answer.named(value) in answer.values:
         return ""
     name, chosen, _ = answer.ours[0].partition(" = ")
     usual = [key.field.default for key in tree.keys_at(ROOT, tuple(name.split(".")))]
@@ -348,7 +358,8 @@ def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
         return f"table {section((*table, name))}; add {section((*table, name, 'NAME'))} with a name of your choice"
     where = "under" if table else "at"
     line = f"{name} = {_example(known, table, name)}"
-    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{line}`"
+    instead = " or, to count in passes over the rows, `epochs = 1`" if (*table, name) == ("steps",) else ""
+    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{line}`{instead}"
 
 
 def _example(known: tree.Node | None, table: KeyPath, name: str) -> str:

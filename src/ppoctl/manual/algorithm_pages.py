@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from ppoctl.manual.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.manual.keys import REQUIRED, KeyLine
 from ppoctl.recipe.docstring_fields import DocstringFields
-from ppoctl.recipe.key_mappings import systems
+from ppoctl.recipe.key_mappings import systems, translation
 
 HEAD = """# Algorithms
 
@@ -169,7 +169,9 @@ def coming_from(names: Sequence[str] = ()) -> str:
             continue
         lines += [f"## {system.name}\n", f"Version: {system.version}. {system.about}\n"]
         lines += ["| key | in ppoctl | note |", "|---|---|---|"]
-        lines += [cells(coded(row.theirs), coded(row.ours_of_all) or "none", row.note) for row in system.rows]
+        for row in system.rows:
+            note = "; ".join(filter(None, (translation(row.values), row.note)))
+            lines.append(cells(coded(row.theirs), coded(row.ours_of_all) or "none", note))
         lines.append("")
         if system.unused:
             lines += [

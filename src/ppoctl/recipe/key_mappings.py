@@ -3,9 +3,10 @@
 docs/coming-from.md lists them, and the error for an unknown recipe key uses them. A key matches a row only if the
 complete keys are equal; an equal last name is not enough."""
 
+import re
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,18 @@ from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)
 FOLDER = Path(__file__).parent / "other_systems"
-BELOW = ".*"
-"""Suffix of a key that stands for all keys below it."""
+ANY = "*"
+"""Part of a key that stands for any text; a key that ends in `.*` stands for all keys below a table."""
 _FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "peft", "others")
 _ROLE = "ROLE"
 OTHERS = "other systems"
 """Name of the `System` whose keys occur in several systems."""
+_COMMON = (
+    "args base batch cfg class config count default device devices dir enable enabled file format id init key kind "
+    "kwargs max method min mode model name names num number options params path rate resources scale server size "
+    "split start steps step timeout tokens type types url use value version workers"
+)
+"""Words in the names of every system: keys that have only such words in common may mean anything."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,9 @@ class KeyMapping:
     """ppoctl keys for each of `theirs`, some with the value to write: `ppo.kl.place = "loss"`. Empty: ppoctl has no
     such key."""
     note: str
+    values: Mapping[str, str]
+    """Value of the other key -> what to write, as TOML: the value of the first ppoctl key, or also other keys with
+    their values. Values that are the same in ppoctl are left out."""
 
     @property
     def ours_of_all(self) -> tuple[str, ...]:
@@ -76,27 +86,32 @@ class KeyAnswer:
     """Key of the other system, or the pattern that it matches."""
     ours: tuple[str, ...]
     note: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Value of the other key -> what to write (`KeyMapping.values`)."""
 
-    @property
-    def message(self) -> str:
-        """The rest of a sentence about an unknown key that the other system has."""
+    def message(self, value: object = None) -> str:
+        """Return the rest of a sentence about an unknown key that the other system has; `value` is its value."""
         replacement = f"use {self._ours}" if self.ours else "ppoctl has no such key"
-        return f"it is a key of {self.system}; {replacement}{self._note}"
+        named = self.named(value)
+        translated = translation({named: self.values[named]} if named in self.values else self.values)
+        text = "; ".join(filter(None, (translated, self.note)))
+        return f"it is a key of {self.system}; {replacement}{text and f': {text}'}"
+
+    @staticmethod
+    def named(value: object) -> str:
+        """Return a value as the files of other systems write it: `true`, `token-mean`."""
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     @property
     def suggests(self) -> str:
         """The rest of a sentence about an unknown key that resembles a key of the other system."""
         whose = f"{self.system}'s `{self.theirs}`" if self.system != OTHERS else f"`{self.theirs}` of {OTHERS}"
         replacement = f"is {self._ours} in ppoctl" if self.ours else "has no counterpart in ppoctl"
-        return f"a suggestion: {whose} {replacement}{self._note}"
+        return f"a suggestion: {whose} {replacement}{self.note and f': {self.note}'}"
 
     @property
     def _ours(self) -> str:
         return " and ".join(f"`{key}`" for key in self.ours)
-
-    @property
-    def _note(self) -> str:
-        return self.note and f": {self.note}"
 
 
 @cache
@@ -127,8 +142,7 @@ def nearest(path: KeyPath) -> KeyAnswer | None:
         their = answer.theirs.split(".")
         number = _in_common(path, their)
         closeness = (number, number == len(their))
-        # One common name is not evidence if ppoctl keys have this name too: `path`, `seed`, `temperature`.
-        if closeness >= best and (number > 1 or path[-1] not in _our_names()):
+        if closeness >= best and _is_evidence(path, answer, number):
             nearest_answers, best = [*(nearest_answers if closeness == best else []), answer], closeness
     # If several roles have the key, the user means the role in whose table the key is written.
     of_role = [answer for answer in nearest_answers if any(name.startswith(f"{path[0]}.") for name in answer.ours)]
@@ -136,9 +150,35 @@ def nearest(path: KeyPath) -> KeyAnswer | None:
     return meant[0] if len({answer.ours for answer in meant}) == 1 else None
 
 
+def _is_evidence(path: KeyPath, answer: KeyAnswer, number: int) -> bool:
+    """Return whether the last `number` names that a key has in common with another system's key say what it means.
+
+    Names that everything has (`type`, `enabled`, `model_name`) say nothing, and neither do names of ppoctl's keys:
+    `path`, `seed`. In a table that ppoctl does not have, another word of the two keys must be equal too.
+    """
+    if number == 1 and path[-1] in _our_names():
+        return False
+    their = answer.theirs.split(".")
+    common = set(_COMMON.split())
+    around = _words(path[:-number]) & (_words(their[:-number]) | _words(answer.ours))
+    is_ours = len(path) == number or path[0] in ROOT.keys
+    telling = len(_words(path[-number:]) - common)
+    return not around <= common or telling >= 2 or (is_ours and (telling == 1 or number == len(their)))
+
+
+def _words(names: Iterable[str]) -> set[str]:
+    """Return the words of some names: `kl_ctrl`, `ppo.kl` are `kl`, `ctrl` and `ppo`."""
+    return {word for name in names for word in re.findall("[a-z0-9]+", name.lower())}
+
+
 def _is_role(name: str) -> bool:
     """Whether the name is the table of a trained role."""
     return bool(tree.keys_at(ROOT, (name, "optimizer")))
+
+
+def translation(values: Mapping[str, str]) -> str:
+    """Return the values of a key of another system and what they are in ppoctl: `` `kl` is `"k1"` ``."""
+    return ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in values.items())
 
 
 def matches(written: str, pattern: str) -> bool:
@@ -155,7 +195,7 @@ class _Index:
     """Answers by key without the prefix of a role; a key of several roles has one answer with the ppoctl keys of all
     these roles."""
     patterns: list[KeyAnswer]
-    """Answers of rows that end in `.*`, then of the lists of unused keys."""
+    """Answers of rows with `*` in their key, then of the lists of unused keys."""
     same: dict[str, str]
     """Table -> the table whose answers its keys have (`System.same`)."""
 
@@ -181,8 +221,8 @@ def _index(system: System) -> _Index:
     index = _Index({}, {}, [], system.same)
     for row in system.rows:
         for their, ours in zip(row.theirs, row.ours, strict=True):
-            answer = KeyAnswer(system.name, their, ours, row.note)
-            if their.endswith(BELOW):
+            answer = KeyAnswer(system.name, their, ours, row.note, row.values)
+            if ANY in their:
                 index.patterns.append(answer)
                 continue
             index.whole[their] = answer
@@ -222,7 +262,8 @@ def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[KeyMapping]:
         ours = [name for name in row.get("is", "").split(", ") if name]
         # `ROLE` is replaced by the name of each role, in their key and in ours; a key without `ROLE` is not changed.
         by_role = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in _roles_of(key, roles).values())
-        yield KeyMapping(table["name"], tuple(_for_roles(key, roles)), by_role, row.get("note", ""))
+        names = tuple(_for_roles(key, roles))
+        yield KeyMapping(table["name"], names, by_role, row.get("note", ""), row.get("values", {}))
 
 
 def _for_roles(key: str, roles: dict[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 Imports no torch."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,17 @@ def devices(recipe: Recipe) -> int:
     (`engines.ray.placement`)."""
     sizes = processes(recipe).values()
     return max(sizes) if recipe.cluster.placement == "colocated" else sum(sizes)
+
+
+def nodes_for(count: int, gpus_per_node: int | None) -> int:
+    """Return the number of nodes for `count` devices; 1 without GPUs, since CPU processes share a node."""
+    return math.ceil(count / gpus_per_node) if gpus_per_node else 1
+
+
+def nodes_of(recipe: Recipe) -> int:
+    """Return the number of nodes that a Slurm job of the recipe requests. Without `slurm.nodes`, the layout sets
+    it."""
+    return recipe.slurm.nodes or nodes_for(devices(recipe), recipe.slurm.gpus_per_node)
 
 
 def is_one_process(recipe: Recipe) -> bool:

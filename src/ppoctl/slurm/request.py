@@ -19,7 +19,7 @@ from pathlib import Path
 from ppoctl.errors import RecipeError, SlurmError, quoted
 from ppoctl.finding import Finding, problem
 from ppoctl.loading.load import Loaded
-from ppoctl.recipe.parallel import devices, processes
+from ppoctl.recipe.parallel import devices, nodes_for, nodes_of, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import limit_s, memory_mib
 from ppoctl.slurm.client import Slurm, SlurmAwayError
@@ -41,11 +41,6 @@ _COMMANDS = {"account": _ACCOUNTS, "qos": _ACCOUNTS}
 _NODES = "sinfo --format='%P %a %l %D %T %c %m %G %f'"
 _ROUNDS = 10
 """Most times that a request is corrected: once for each key."""
-
-
-def nodes_of(recipe: Recipe) -> int:
-    """Return the number of nodes that a recipe requests. Without `slurm.nodes`, the layout sets it."""
-    return recipe.slurm.nodes or _nodes_for(devices(recipe), recipe.slurm.gpus_per_node)
 
 
 def request_findings(loaded: Loaded, slurm: Slurm, script_of: Callable[[Recipe], str]) -> list[Finding]:
@@ -89,15 +84,10 @@ def _with(recipe: Recipe, nearest: Nearest) -> Recipe:
     return recipe.model_copy(update={"slurm": recipe.slurm.model_copy(update=dict(nearest))})
 
 
-def _nodes_for(count: int, gpus_per_node: int | None) -> int:
-    """Return the number of nodes for `count` devices; 1 without GPUs, since CPU processes share a node."""
-    return math.ceil(count / gpus_per_node) if gpus_per_node else 1
-
-
 def _of_layout(recipe: Recipe) -> Fault | None:
     """Return a fault if there are too few GPUs for the layout, or nodes that the layout does not use."""
     table, count = recipe.slurm, devices(recipe)
-    gpus, sizes, least = table.gpus_per_node, processes(recipe), _nodes_for(count, table.gpus_per_node)
+    gpus, sizes, least = table.gpus_per_node, processes(recipe), nodes_for(count, table.gpus_per_node)
     layout = f"{', '.join(f'{role} {size}' for role, size in sizes.items())}, {recipe.cluster.placement}"
     most = least if gpus else count
     if gpus and table.nodes is not None and table.nodes < least:
@@ -249,7 +239,7 @@ def _nearest(recipe: Recipe, partition: Partition, others: Sequence[Partition], 
         return elsewhere or ({"gpu_type": near[0]} if near else {})
     regrouped: dict[str, str | int] = {"gpus_per_node": fullest}
     if table.nodes is not None:
-        regrouped["nodes"] = _nodes_for(devices(recipe), fullest)
+        regrouped["nodes"] = nodes_for(devices(recipe), fullest)
     if _shortage(_with(recipe, regrouped), partition) is None:
         return regrouped
     return elsewhere or (regrouped if key != "nodes" else {})

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from ppoctl.errors import quoted
+from ppoctl.recipe.parallel import nodes_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import Apptainer, BareNodes, Pyxis
-from ppoctl.slurm.request import nodes_of
 
 PASSED_ON = ("HOME", "PATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
 """Variables of the submitting shell that every job gets if they are set: locations of programs and models."""

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 
 from ppoctl.errors import holds_secret, quoted
-from ppoctl.finding import Finding, conflict
+from ppoctl.finding import Finding, Level, conflict
 from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import devices, nodes_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import Apptainer, Pyxis, SlurmTable, limit_s, memory_mib
 
@@ -80,6 +81,25 @@ def check_gpu_type(recipe: Recipe) -> Iterator[Finding]:
     elif table.gpus_per_node is None:
         message = "a GPU type is set, but without `slurm.gpus_per_node` the job requests no GPUs"
         yield conflict(message, (key,), "--set slurm.gpus_per_node=8")
+
+
+def check_booked_gpus_are_used(recipe: Recipe) -> Iterator[Finding]:
+    """Check that a job books no more GPUs than the layout uses: `slurm.gpus_per_node` books GPUs, and only the
+    layouts of the roles and the engines use them."""
+    table, used = recipe.slurm, devices(recipe)
+    if table.gpus_per_node is None or nodes_of(recipe) * table.gpus_per_node <= used:
+        return
+    nodes, booked = nodes_of(recipe), nodes_of(recipe) * table.gpus_per_node
+    per_node = max(count for count in range(1, table.gpus_per_node + 1) if used % count == 0)
+    fewer = f"--set slurm.gpus_per_node={per_node}"
+    what = f"a job books {booked} GPUs ({nodes} node{'s' if nodes > 1 else ''} of {table.gpus_per_node})"
+    yield conflict(
+        f"{what}, but the layout uses {used}; `actor.parallel` and `generator.engines` set how many it uses, and "
+        f"`plan --fit 80 --gpus {booked}` proposes values for all of them",
+        (("slurm", "gpus_per_node"), ("slurm", "nodes")),
+        fewer if table.nodes is None else f"{fewer} --set slurm.nodes={used // per_node}",
+        level=Level.WARNING,
+    )
 
 
 def check_single_line(recipe: Recipe) -> Iterator[Finding]:
