@@ -39,11 +39,7 @@ RUNS ?= runs
 PORT ?= 5000
 
 ui: setup ## Serve MLflow's pages of RUNS (runs) on PORT (5000) of this machine; Ctrl-C stops them
-	@test -f "$(RUNS)/mlflow.db" || { echo "$(RUNS)/mlflow.db does not exist: train first (make quickstart), or make ui RUNS=folder"; exit 2; }
-	@echo "open http://127.0.0.1:$(PORT) in a browser"
-	@exec env MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=true PYTHONWARNINGS=ignore \
-	    $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --workers 1 \
-	    --backend-store-uri "sqlite:///$$(realpath "$(RUNS)")/mlflow.db"
+	@exec $(BIN)/python -m ppoctl.tracking.mlflow_pages "$(RUNS)" "$(PORT)"
 
 # Six parts, two at a time, the longest first. If `make` cannot separate their output, they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)

@@ -7,9 +7,7 @@ chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metr
 """
 
 import re
-from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
 
 from ppoctl.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
 from ppoctl.evaluation_metrics import EVALUATION_METRICS
@@ -309,21 +307,14 @@ def named(group: str, figure: str) -> str:
     return name
 
 
-def reported(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return all metrics of a journal line: the values of the record and the measured times. The line of an event has
-    none. The rounds of a stage have the same metrics; the time is that of all rounds so far."""
-    if "stage" not in line:
-        return {}
-    seconds = {f"time/{line['stage'].partition('.')[0]}_s": line.get("rounds_s", line["seconds"])}
-    return {**line.get("figures", {}), **line.get("clocked", {}), **seconds}
-
-
 ON_THE_CONSOLE: dict[str, str] = {
     "reward": REWARD_SCORE_MEAN.name,
     "kl": POLICY_APPROX_KL.name,
     "ev": VALUE_EXPLAINED_VARIANCE.name,
     "clip": POLICY_CLIP_FRAC.name,
     "trunc": ROLLOUT_TRUNCATED_FRAC.name,
+    "rounds": GROUPS_ROUNDS.name,
+    "kept": GROUPS_KEPT.name,
 }
 """Metrics that the console shows for every step, by their short names on the console."""
 

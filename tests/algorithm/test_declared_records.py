@@ -16,6 +16,7 @@ from ppoctl.algorithm.choose import step_function_at, trace_at
 from ppoctl.algorithm.stage_spec import StageSpec
 from ppoctl.batch.record_header import record_metadata
 from ppoctl.recipe.schema import Recipe
+from ppoctl.step_metrics import reported
 from ppoctl.store.journal import read_lines
 from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RECORD, RunPaths
@@ -183,10 +184,10 @@ def test_declared_metrics_are_the_reported_metrics(played: Played) -> None:
     lines = read_lines(played.paths.journal)
     of_stage = {line["stage"]: line for line in lines if line.get("step") == 1 and "stage" in line}
     for spec in played.specs:
-        names = set(metric_registry.reported(of_stage[spec.name])) - set(_of_a_clock(spec))
+        names = set(reported(of_stage[spec.name])) - set(_of_a_clock(spec))
         # The registry has one entry for all metrics of a user's function.
-        reported = {metric_registry.find(name).name if "/custom_" in name else name for name in names}
-        assert reported == _declared(spec, played.recipe), spec.name
+        found = {metric_registry.find(name).name if "/custom_" in name else name for name in names}
+        assert found == _declared(spec, played.recipe), spec.name
 
 
 def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:

@@ -1,6 +1,7 @@
 """Dynamic sampling as a run: rounds and prompts, both treatments of a short step, the critic's rows, metrics, and the
 plan."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from ppoctl.loop.expectations import history
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe
+from ppoctl.report import time_use
+from ppoctl.report.run_reader import read_runs
+from ppoctl.step_metrics import of_step
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
+from ppoctl.tracking.view import RunView, key_metrics
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 MODEL = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}
@@ -104,6 +109,52 @@ def test_metrics_of_a_step_describe_all_of_its_rounds(kept: RunPaths) -> None:
             assert len(seconds) == rounds
             assert found[f"time/{stage}_s"][step] == pytest.approx(sum(seconds))
     assert not [name for name in found if ".2" in name]
+
+
+def test_measured_metrics_of_a_step_cover_its_rounds() -> None:
+    """100 tokens in 10 s with engines idle for 1 s, then 300 tokens in 5 s without: 400 tokens in 15 s."""
+
+    def line(stage: str, clocked: dict[str, float], **figures: float) -> dict[str, Any]:
+        named = {f"rollout/{name}": value for name, value in figures.items()}
+        return {"step": 1, "stage": stage, "seconds": 1.0, "figures": named, "clocked": clocked}
+
+    rates = [
+        {"throughput/generated_tokens_per_s": r, "throughput/engine_idle_frac": f} for r, f in ((10, 0.1), (60, 0))
+    ]
+    scored = [{"reward/seconds_mean": mean, "reward/seconds_max": most} for mean, most in ((1.0, 9.0), (3.0, 4.0))]
+    lines = [
+        line("rollout.2", {"throughput/generated_tokens_per_s": 1e6}, tokens=1.0),  # of an earlier run of the step
+        line("rollout", rates[0], tokens=100.0),
+        line("reward", scored[0]),
+        line("rollout.2", rates[1], tokens=300.0),
+        line("reward.2", scored[1]),
+    ]
+    found = of_step(lines)
+    assert found["throughput/generated_tokens_per_s"] == pytest.approx(400 / 15)
+    assert found["throughput/engine_idle_frac"] == pytest.approx(1 / 15)
+    assert (found["reward/seconds_mean"], found["reward/seconds_max"]) == (2.0, 9.0)
+    assert of_step(lines[:3])["throughput/generated_tokens_per_s"] == 10
+
+
+def test_every_screen_shows_one_value_of_a_step(kept: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {step: [s for group in groups_of(kept, step).values() for s in group] for step in (1, 2, 3)}
+    means = {step: sum(values) / len(values) for step, values in scores.items()}
+    assert run(["status", str(kept.root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["reward/score_mean"] == pytest.approx(means[3])
+    assert run(["plot", str(kept.root), "--json", "--metric", "reward/score_mean"]) == 0
+    (series,) = json.loads(capsys.readouterr().out)["series"].values()
+    assert [point for points in series.values() for point in points] == [
+        [step, pytest.approx(mean)] for step, mean in means.items()
+    ]
+    (read,) = read_runs([kept.root])
+    assert dict(read.series["reward/score_mean"]) == pytest.approx(means)
+    assert time_use.stages_of(read) == [stage.name for stage in read.outlines.at(1).stages]
+    view = RunView("run", 3, lambda _: "actor_update")
+    for each in read_lines(kept.journal):
+        view.committed(each)
+    assert view.rewards == pytest.approx(list(means.values()))
+    words = dict(key_metrics(view.step_figures(3)))
+    assert (words["rounds"], words["kept"]) == ("3", "2")
 
 
 def test_critic_trains_on_all_rows_and_the_actor_on_the_kept_ones(sees_all: RunPaths) -> None:

@@ -216,7 +216,7 @@ updates
   epochs                         1                     1
   sequences per minibatch        256                   256
   minibatches per epoch          8                     8
-  optimizer steps per PPO step   8                     8
+  optimizer steps per step       8                     8
   optimizer steps in total       320                   320
   warm-up                        80 updates, 10 steps  none
   learning rate, first           0                     2e-05

@@ -32,7 +32,11 @@ def test_preview_shows_text_tokens_and_end_tokens_of_rows(folder: Path, capsys: 
     assert found["lengths"]["max"] == len(row["tokens"])
     assert not any("repeat" in flag for flag in found["flags"])
     assert run(["preview", "r.toml"]) == 0
-    assert "<|user|>1 + 1?<|assistant|>" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "<|user|>1 + 1?<|assistant|>" in out
+    first = row["tokens"][0]
+    assert f"{first['id']} {first['text']!r}  {row['tokens'][1]['id']} " in out
+    assert f"{len(row['tokens'])} tokens; a prompt is not trained on" in out
 
 
 def test_preview_flags_repeated_and_truncated_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

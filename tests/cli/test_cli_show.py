@@ -138,12 +138,13 @@ def test_best_and_worst_are_chosen_after_filtering(ask: RunCli) -> None:
 def test_list_has_a_line_per_sample(ask: RunCli) -> None:
     result = ask("--list")
     lines = result.out.splitlines()
-    head = ["row", "prompt", "sample", "score", "outcome", "tokens", "finish", "advantage", "response"]
+    head = ["row", "prompt", "sample", "score", "outcome", "tokens", "finish", "advantage", "truth", "response"]
     assert lines[0].split() == head
     rows = listed(ask, "--list")
     first = rows[0]
     cells = ["0", "p8", "0", f"{first['score']:.6g}", "ok", str(first["tokens"]), first["finish"]]
     assert lines[1].split()[:8] == [*cells, f"{first['advantage']:+.3f}"]
+    assert lines[1].split()[8] == first["truth"]
     assert lines[1].endswith(first["response"])
     assert len(lines) == 1 + 8
     assert result.err == "8 of 8 samples of step 3\n"

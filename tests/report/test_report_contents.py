@@ -12,11 +12,12 @@ import ppoctl
 from fakes.components import fake_recipe
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.loop.expectations import history
+from ppoctl.recipe.algorithm import algorithm_name
 from ppoctl.report import curves, events, samples, time_use
 from ppoctl.report.contents import contents, fit
 from ppoctl.report.overview import contract, head
 from ppoctl.report.recipe_keys import differences, side_by_side
-from ppoctl.report.render_page import html
+from ppoctl.report.render_page import html, marked
 from ppoctl.report.run_reader import ReadRun, read_runs
 from ppoctl.runs import new_run
 from ppoctl.runs.samples import ShownSample
@@ -69,6 +70,8 @@ def by_hand() -> ReadRun:
         ([(1, 0.5), (2, 0.1), (3, 0.9), (4, 0.4)], "falls from 0.5 at step 1 to 0.4 at step 4; "
          "lowest 0.1 at step 2; highest 0.9 at step 3."),
         ([(1, 0.25), (9, 0.25000001)], "stays at 0.25 from step 1 to step 9."),
+        ([(0, 0.0), (3, 0.05), (4, 0.0)], "is 0 at step 0 and at step 4; highest 0.05 at step 3."),
+        ([(1, 0.5), (3, float("nan")), (4, 0.5)], "is 0.5 at step 1 and at step 4; not finite at step 3."),
         ([(3, 0.5)], "0.5 at step 3."),
     ],
 )  # fmt: skip
@@ -95,7 +98,7 @@ def test_band_is_one_standard_deviation_around_the_mean() -> None:
     [series] = chart["data"]["series"]
     assert series == {"run": 0, "steps": 0, "values": [0.5, 0.5], "low": [0.3, 0.3], "high": [0.7, 0.7]}
     assert steps.lists == [[1, 2]]
-    assert chart["band"] == "shaded: mean +- standard deviation of the scores"
+    assert chart["band"] == "shaded: mean \u00b1 standard deviation of the scores"
     assert (chart["healthy"], chart["unit"]) == ("rising", "score")
 
 
@@ -107,6 +110,33 @@ def test_values_with_a_small_range_keep_their_differences() -> None:
     chart = curves.chart(name, [run], curves.Steps())["data"]
     assert chart["series"][0]["values"] == [100000.0, 100000.3, None, 100000.1235]
     assert (chart["axis"]["low"], chart["axis"]["high"]) == (100000.0, 100000.3)
+
+
+def test_backticks_become_code_and_markup_is_escaped() -> None:
+    assert marked("no `[expect]` & <b>") == "no <code>[expect]</code> &amp; &lt;b&gt;"
+    assert marked("a ` alone") == "a ` alone"
+
+
+def test_attempt_ends_in_the_stage_that_ran() -> None:
+    run = by_hand()
+    end = {"seq": 9, "event": "attempt_ended", "attempt": 2, "at": 240.0, "status": "interrupted", "exit_code": 130}
+    lines = [*LINES[:-1], {**end, "during": [3, "rollout"]}]
+    run = ReadRun(run.label, run.paths, run.facts, run.recipes, lines, history(lines), STORY)
+    found = [event.text for event in events.events(run, ATTEMPTS) if event.kind == "stop"]
+    assert found[-1].startswith("attempt 2 ends in `rollout` of step 3")
+
+
+@pytest.mark.parametrize(
+    ("ppo", "name"),
+    [
+        ({}, "PPO"),
+        ({"advantages": {"kind": "grpo"}}, "GRPO"),
+        ({"advantages": {"kind": "reinforce_plus_plus"}}, "REINFORCE++"),
+        ({"advantages": {"kind": "gae"}, "resample": {"kind": "pow"}}, "PF-PPO"),
+    ],
+)
+def test_algorithm_is_named_as_the_recipe_says(ppo: dict[str, Any], name: str) -> None:
+    assert algorithm_name(ppo) == name
 
 
 # --- time and events -----------------------------------------------------------------------------------------------
@@ -150,7 +180,7 @@ def test_charts_mark_resumes_stops_alarms_and_changed_keys() -> None:
         (1.5, "resume", "attempt 2 continues with step 2"),
         (2, "health", "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn"),
         (2.5, "stop", "attempt 1 ends in step 2: killed"),
-        (2.5, "stop", "attempt 2 ends in step 2: stopped"),
+        (2.5, "stop", "attempt 2 ends after step 2: stopped"),
     ]
     rows = events.attempt_rows(run, ATTEMPTS)
     assert [row[2:] for row in rows] == [

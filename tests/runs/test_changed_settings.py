@@ -1,5 +1,6 @@
 """Resuming with changed keys: from which step they apply, and when they cannot."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,15 @@ def test_resume_plan_shows_the_first_step_of_a_change(tmp_path: Path, capsys: py
         assert capsys.readouterr().out.endswith(end)
     assert layout.recipe_toml.read_bytes() == before
     assert starts(layout) == [1]
+
+
+def test_resume_plan_counts_the_finished_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = stopped(tmp_path, "inside rollout after 4 samples")
+    assert app(["resume", str(layout.root), "--plan"]) == 0
+    assert capsys.readouterr().out.endswith("\n  4 of 8 samples of `rollout` of step 1 reused\n")
+    assert app(["resume", str(layout.root), "--plan", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["finished_samples"]
+    assert found == [{"step": 1, "stage": "rollout", "samples": 4}]
 
 
 def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:

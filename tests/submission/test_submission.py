@@ -1,6 +1,7 @@
 """Submission: files that it leaves in the run directory, calls of Slurm, and refused submissions."""
 
 import json
+import shlex
 from datetime import datetime
 from pathlib import Path
 
@@ -60,8 +61,12 @@ def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.
 def test_submitted_script_is_the_printed_script(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ("--set", "slurm.time=2:00:00", "--set", "slurm.options.exclude=node7", "--runs", "odd 'run$'")
     assert run(["plan", RECIPE, "--sbatch", *sets]) == 0
-    printed = capsys.readouterr().out
+    printed, note = capsys.readouterr()
+    command = note.partition("creates the run and submits the script: ")[2].strip()
+    assert shlex.split(command) == ["ppoctl", "train", str(RECIPE), *sets[:4], "--on", "slurm", *sets[4:]]
     assert submit(*sets) == 0
+    assert run(["plan", RECIPE, "--sbatch", *sets]) == 0
+    assert "note:" not in capsys.readouterr().err, "the run exists"
     assert (cluster.folder / "sbatch.got").read_text("utf-8") == printed
     assert RunPaths(Path("odd 'run$'/quickstart")).job_script("41").read_text("utf-8") == printed
 

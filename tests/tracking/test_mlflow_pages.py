@@ -56,8 +56,26 @@ def page(address: str, log: Path) -> str:
             time.sleep(0.5)
 
 
+def test_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").touch()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        command = ["make", "-s", "-o", "setup", "ui", f"RUNS={tmp_path}", f"PORT={port}"]
+        environment = Path(sys.executable).parents[1]
+        done = subprocess.run([*command, f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert f"port {port} is in use: make ui PORT=" in done.stderr
+
+
 def test_make_ui_serves_the_pages_and_the_run(address: str, tmp_path: Path) -> None:
     assert "<title>MLflow</title>" in page(address, tmp_path / "log")
+    charts = (
+        f"charts of quickstart: {address}/#/experiments/1/runs?workflowType=machine_learning&compareRunsMode=CHART"
+    )
+    assert charts in (tmp_path / "log").read_text()
     body = json.dumps({"experiment_ids": ["1"], "max_results": 5}).encode()
     request = Request(f"{address}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"})
     with urlopen(request, timeout=60) as answer:

@@ -20,7 +20,7 @@ def stage(seq: int, metrics: dict[str, float], step: int = 3) -> dict[str, objec
 
 
 def test_journal_line_becomes_points_and_a_marker() -> None:
-    (batch,) = batches([stage(7, {"a/b": 1.0})], after=0)
+    (batch,) = batches([[stage(7, {"a/b": 1.0})]], after=0)
     assert batch.points == (
         MetricPoint("a/b", 1.0, 12500, 3),
         MetricPoint("time/values_s", 2.0, 12500, 3),
@@ -30,7 +30,8 @@ def test_journal_line_becomes_points_and_a_marker() -> None:
 
 
 def test_sent_lines_are_skipped_and_events_move_the_marker() -> None:
-    lines = [stage(1, {"a": 1.0}), stage(2, {"a": 2.0}), {"seq": 3, "event": "attempt_started", "at": 13.0}]
+    event = {"seq": 3, "event": "attempt_started", "at": 13.0}
+    lines = [[stage(1, {"a": 1.0})], [stage(2, {"a": 2.0})], [event]]
     (batch,) = batches(lines, after=2)
     assert batch.points == (MetricPoint(MARKER, 3.0, 13000, 3),)
     assert list(batches(lines, after=3)) == []
@@ -38,7 +39,7 @@ def test_sent_lines_are_skipped_and_events_move_the_marker() -> None:
 
 def test_non_finite_values_are_left_out_and_tagged() -> None:
     metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.0}
-    (batch,) = batches([stage(1, metrics)], after=0)
+    (batch,) = batches([[stage(1, metrics)]], after=0)
     assert [point.name for point in batch.points] == ["d", "time/values_s", MARKER]
     assert batch.tags == {
         "nonfinite/a": "nan at step 3",
@@ -49,7 +50,7 @@ def test_non_finite_values_are_left_out_and_tagged() -> None:
 
 def test_batches_stay_below_the_limit_and_lose_nothing() -> None:
     # 100 metrics and the seconds: 101 points per line; 8 lines are 808, the ninth would make 909.
-    lines = [stage(seq, {f"m{k}": float(k) for k in range(100)}, step=seq) for seq in range(1, 21)]
+    lines = [[stage(seq, {f"m{k}": float(k) for k in range(100)}, step=seq)] for seq in range(1, 21)]
     found = list(batches(lines, after=0))
     assert [batch.num_lines for batch in found] == [8, 8, 4]
     assert [batch.last_seq for batch in found] == [8, 16, 20]
@@ -86,8 +87,9 @@ def test_last_event_gives_the_run_status() -> None:
 
 
 def test_every_end_has_an_mlflow_status() -> None:
-    words = ("finished", "failed", "short", "stopped", "preempted", "interrupted", "something else")
+    words = ("finished", "unmet", "failed", "short", "stopped", "preempted", "interrupted", "something else")
     assert [Ending(word).status for word in words] == [
+        "FINISHED",
         "FINISHED",
         "FAILED",
         "FAILED",

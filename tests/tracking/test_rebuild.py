@@ -11,13 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tracking_lab import SETTINGS, Mlflow, RunDir, journaled_points, num_missing
+from alembic.script import ScriptDirectory
+from mlflow.exceptions import MlflowException, RestException
+from mlflow.store.db.utils import _get_alembic_config
+from tracking_lab import RECIPE, SETTINGS, Mlflow, RunDir, journaled_points, num_missing, stage_lists
 
 from ppoctl.batch.sealed_json import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
 from ppoctl.tracking.mlflow_payloads import ROWS_PER_TABLE
+from ppoctl.tracking.mlflow_problems import fix
+from ppoctl.tracking.mlflow_run import Address
 
 TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
 
@@ -58,6 +64,32 @@ def test_rebuilt_run_has_name_status_times_and_params(run: RunDir, mlflow: Mlflo
     assert Path(found.info.artifact_uri.removeprefix("file://").replace("%20", " ")).is_absolute()
 
 
+def test_step_of_several_rounds_has_one_point_of_each_metric(run: RunDir, mlflow: Mlflow) -> None:
+    run.recipe({**RECIPE, STORIES: stage_lists(of_rounds=True)})
+    run.round(1, 1, score=0.5, of_all=0.5)
+    run.round(1, 2, score=0.0, of_all=0.25)
+    run.event("attempt_ended", status="preempted")
+    assert rebuild(run.root, SETTINGS).points == 0  # a resume may add rounds, and MLflow cannot replace a point
+    run.event("attempt_started")
+    run.round(1, 3, score=1.0, of_all=0.5)
+    assert rebuild(run.root, SETTINGS).points == 0
+    run.stage(1, "actor_update", policy__loss=-0.5)
+    rebuild(run.root, SETTINGS)
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
+    # 100 + 200 + 300 tokens, a score of 1.5 in 3 rounds, and three rounds.
+    values = {"rollout/tokens": 600.0, "reward/score_mean": 0.5, "groups/rounds": 3.0, "policy/loss": -0.5}
+    assert [point for point in sorted(mlflow.points().elements()) if not point[0].startswith("time/")] == [
+        (name, 1, value, at) for name, value in sorted(values.items()) for at in [point_time(mlflow, name)]
+    ]
+
+
+def point_time(mlflow: Mlflow, name: str) -> int:
+    """Return the time of the only point of a metric, after the round or the stage that decided it."""
+    (at,) = [point[3] for point in mlflow.points().elements() if point[0] == name]
+    assert at == (1_763_712_011_250 if name != "policy/loss" else 1_763_712_012_250), name
+    return at
+
+
 def test_changed_params_are_tags_and_the_new_recipe_is_uploaded(run: RunDir, mlflow: Mlflow) -> None:
     rebuild(run.root, SETTINGS)
     run.recipe({"name": "demo", "steps": 9, "seed": 1})
@@ -83,6 +115,53 @@ def test_run_deleted_in_mlflow_is_recreated(run: RunDir, mlflow: Mlflow) -> None
     mlflow.client.delete_run(mlflow.run().info.run_id)
     assert rebuild(run.root, SETTINGS).lines == 3
     assert mlflow.points() == journaled_points(run.root)
+
+
+def test_deleted_experiment_is_an_error_with_the_command_that_restores_it(run: RunDir, mlflow: Mlflow) -> None:
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    id = mlflow.run().info.experiment_id
+    assert mlflow.client.get_experiment(id).tags["mlflow.experimentKind"] == "custom_model_development"
+    mlflow.client.delete_experiment(id)
+    second = RunDir(run.root.parent, "two")
+    for each in (run, second):
+        with pytest.raises(EnvironmentProblemError, match=rf"`ppoctl` \(id {id}\) was deleted") as caught:
+            rebuild(each.root, SETTINGS)
+        uri = quoted(f"sqlite:///{run.root.parent}/mlflow.db")
+        assert caught.value.hint == f"MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id {id}"
+    rebuild(second.root, SETTINGS.model_copy(update={"experiment": "other"}))
+    mlflow.client.restore_experiment(id)
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
+    assert mlflow.points() == journaled_points(run.root)
+
+
+def test_database_of_another_mlflow_is_named_with_its_fix(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
+    database = runs_dir / "mlflow.db"
+    with sqlite3.connect(database) as connection:
+        (first,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    script = ScriptDirectory.from_config(_get_alembic_config(db_url="")).get_revision(first)
+    for version, fixed_by in ((str(script.down_revision), "mlflow db upgrade"), ("f" * 12, "pip install --upgrade")):
+        other = runs_dir / f"{version}.db"
+        shutil.copyfile(database, other)
+        with sqlite3.connect(other) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = ?", (version,))
+        with pytest.raises(EnvironmentProblemError) as caught:
+            rebuild(run.root, MlflowTracking(kind="mlflow", uri=f"sqlite:///{other}"))
+        assert fixed_by in str(caught.value.hint)
+
+
+def test_causes_of_errors_have_their_fix(tmp_path: Path) -> None:
+    """The first text is sqlite's own; the others are those of MLflow 3.17's client."""
+    (tmp_path / "mlflow.db").touch()
+    with pytest.raises(sqlite3.OperationalError) as readonly:
+        sqlite3.connect(f"file:{tmp_path}/mlflow.db?mode=ro", uri=True).execute("CREATE TABLE a (b)")
+    file = Address(f"sqlite:///{tmp_path}/mlflow.db", "ppoctl", None, None)
+    assert fix(readonly.value, file, tmp_path / "run") == f"chmod u+w {tmp_path}/mlflow.db"
+    server = Address("https://host/mlflow/", "ppoctl", None, None)
+    refused = RestException({"error_code": "PERMISSION_DENIED", "message": "no"})
+    assert "MLFLOW_TRACKING_TOKEN" in fix(refused, server, tmp_path / "run")
+    absent = MlflowException("API request to endpoint /api failed with error code 404 != 200. Response body: ''")
+    assert fix(absent, server, tmp_path / "run").endswith("curl https://host/mlflow/version")
 
 
 def damage_journal(run: RunDir) -> None:
@@ -211,8 +290,11 @@ def test_rebuild_errors_are_one_line_with_a_repeat_command(run: RunDir, runs_dir
     connection.close()
     assert "\n" not in caught.value.message
     assert "secret" not in caught.value.message
+    again = f"ppoctl track {quoted(run.root)}"
+    if kind in ("no database", "unknown scheme"):  # the same call would fail again
+        again += f" --set {quoted(f'tracking.uri=sqlite:///{runs_dir}/mlflow.db')}"
     assert caught.value.hint is not None
-    assert caught.value.hint.endswith(f"ppoctl track {quoted(run.root)}")
+    assert caught.value.hint.endswith(again)
 
 
 def test_path_invalid_in_a_database_uri_is_refused(tmp_path: Path) -> None:

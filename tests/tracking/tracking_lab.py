@@ -12,8 +12,20 @@ from typing import Any
 from ppoctl.batch.sealed_json import seal, sealed_line
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
+from ppoctl.store.outline import Outline, OutlineEntry, Outlines
+from ppoctl.store.run_dir import STORIES
 from ppoctl.store.run_paths import FORMAT, RunPaths
 from ppoctl.tracking.forwarder import Sent
+
+_NAMES = ("rollout", "reward", "keep_groups", "actor_update")
+
+
+def stage_lists(*, of_rounds: bool) -> dict[str, Any]:
+    """Return the recorded stages of a run, with dynamic sampling if its stages run in rounds."""
+    rounds = {"at_most": 4, "loop": 1} if of_rounds else {}
+    entries = [OutlineEntry(name, (), **(rounds if name != "actor_update" else {})) for name in _NAMES]
+    return Outlines({1: Outline("ppo", tuple(entries))}).as_json()
+
 
 SETTINGS = MlflowTracking(kind="mlflow")
 RECIPE: dict[str, Any] = {"name": "demo", "steps": 3, "ppo": {"kl": {"place": "loss", "coef": 0.001}}, "expect": {}}
@@ -36,7 +48,7 @@ class RunDir:
 
     def recipe(self, body: dict[str, Any]) -> None:
         for path in (self.paths.recipe_resolved, self.paths.recipe_from(1)):
-            path.write_text(seal(body, indent=1))
+            path.write_text(seal({STORIES: stage_lists(of_rounds=False), **body}, indent=1))
 
     def append(self, body: dict[str, Any]) -> dict[str, Any]:
         self.seq += 1
@@ -53,6 +65,14 @@ class RunDir:
         self.stage(step, "rollout", rollout__tokens=100.0 * step, rollout__truncated_frac=0.0)
         self.stage(step, "reward", reward__score_mean=step / 10)
         self.stage(step, "actor_update", policy__loss=-0.1 * step, policy__approx_kl=0.01)
+
+    def round(self, step: int, number: int, score: float, of_all: float) -> None:
+        """Write round `number` of a step whose rounds have these scores: its own mean, and the mean of all so far."""
+        suffix = "" if number == 1 else f".{number}"
+        self.stage(step, f"rollout{suffix}", rollout__tokens=100.0 * number)
+        self.stage(step, f"reward{suffix}", reward__score_mean=score)
+        figures = {"rollout__tokens": 50.0 * number * (number + 1), "reward__score_mean": of_all}
+        self.stage(step, f"keep_groups{suffix}", groups__rounds=float(number), **figures)
 
     def evaluation(self, step: int, rows: int = 2) -> None:
         folder = self.paths.stage(step, "eval")

@@ -9,7 +9,7 @@ from ppoctl import units
 from ppoctl.cli import plan_fit, plan_summary, preflight, render, submission, summary
 from ppoctl.cli.options import Assets, FitGib, GpuGib, Gpus, Here, JsonOption, Recipes, Runs, Sets, as_typed
 from ppoctl.cli.plan_memory import print_memory
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
@@ -53,7 +53,8 @@ def plan(
     device = None if gpu_gib is None and fit is None else "gpu"
     loaded, findings = preflight.examined(files, sets or (), strict=assets, device=device)
     if sbatch:
-        submission.print_script(loaded.recipe, runs)
+        again = "" if runs == summary.RUNS else f" --runs {quoted(runs)}"
+        submission.print_script(loaded.recipe, runs, f"{as_typed('train', files, sets or ())} --on slurm{again}")
         return
     if fit is not None:
         plan_fit.print_proposals(files, sets or (), loaded, fit, gpus, as_json=json)
@@ -74,7 +75,7 @@ def plan(
 
 def print_full(recipe: "Recipe", planned: "Plan") -> None:
     """Print all numbers of the plan, with one column for each trained role in the sections about roles."""
-    render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
+    render.heading(f"{planned.name}: {planned.batch.steps} {planned.called} steps")
     _section("one step", _batch_rows(planned))
     _section("algorithm", iter(planned.algorithm.items()))
     _section("rewards, step by step", iter(planned.rewards.items()))
@@ -192,7 +193,7 @@ def _role_rows(roles: "Collection[RolePlan]") -> Iterator[tuple[str, ...]]:
     yield "sequences per minibatch", *each("minibatch_seqs")
     yield "minibatches per epoch", *each("minibatches_per_epoch")
     yield (
-        "optimizer steps per PPO step",
+        "optimizer steps per step",
         *(_range(role.updates_per_step_min, role.updates_per_step) for role in roles),
     )
     yield "optimizer steps in total", *(_range(role.updates_total_min, role.updates_total) for role in roles)

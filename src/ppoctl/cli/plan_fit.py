@@ -69,6 +69,12 @@ def _print(proposals: "Proposals", name: str, gib: float) -> None:
             f"({own} GPU{'s' if own > 1 else ''}). It is computed from assumed speeds (docs/fit.md), so compare only "
             "ratios."
         )
+        render.prose(
+            f"{MARGIN_GIB:g} GiB of each GPU stay free, because the estimate of memory is not exact. `time` has the "
+            "percentages of a step that saving memory costs (recomputation, offload, optimizer on the CPU, "
+            "communication, small microbatches), and that of decoding: more sequences at once in each engine make it "
+            "shorter."
+        )
 
 
 def _print_one(proposal: "Proposal", proposals: "Proposals", number: str) -> None:

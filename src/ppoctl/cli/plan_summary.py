@@ -18,7 +18,7 @@ def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
     batch = planned.batch
     rounds = f", from at most {batch.rounds_max} rounds of {batch.prompts_per_round} prompts"
     rounds = rounds if batch.rounds_max > 1 else ""
-    render.heading(f"{planned.name}: {steps} PPO steps of {sequences} sequences{rounds}")
+    render.heading(f"{planned.name}: {steps} {planned.called} steps of {sequences} sequences{rounds}")
     rows = [
         ("memory", _memory(planned.memory)),
         ("GPUs", _gpus(planned, on_gpus=on_gpus)),

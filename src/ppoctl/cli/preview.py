@@ -63,9 +63,9 @@ def _print(found: "Preview") -> None:
 
 def _of_row(row: "PreviewedRow") -> Iterator[tuple[str, str]]:
     yield "text", render.printable(row.text)
-    yield "tokens", " ".join(f"{token.id}{token.text!r}" for token in row.tokens)
-    trained = sum(row.mask)
-    yield "mask", f"{trained} of {len(row.mask)} tokens are trained on" + ("; truncated" if row.is_cut else "")
+    yield "tokens", "  ".join(f"{token.id} {token.text!r}" for token in row.tokens)
+    count = f"{len(row.tokens)} tokens" + (", truncated" if row.is_cut else "")
+    yield "mask", f"{count}; a prompt is not trained on, only the response to it is"
     yield "truth", "none" if row.truth is None else render.printable(row.truth)
     for name, value in row.fields.items():
         yield f"field {name}", render.printable(str(value))

@@ -208,12 +208,17 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
         keys = [{"key": key, "from": old, "to": new} for key, old, new in change.keys] if change else []
         changes = {"changes_from": change.from_step if change else None, "changes": keys} if sets else {}
         span = [*to_come[:1], *to_come[-1:]]
+        kept = [{"step": step, "stage": stage, "samples": number} for step, stage, number in table.finished]
         plan = {"from_step": table.start, "items": items, "notes": list(table.notes), "steps_to_come": span}
+        plan["finished_samples"] = kept
         render.json({**plan, **changes})
         return
     _print(run, table, to_stderr=False)
     if to_come:
         render.line(f"  {'step' if len(to_come) == 1 else 'steps'} {_span(to_come)}  run")
+    for step, stage, number in table.finished:
+        if change is None or change.from_step is None or step < change.from_step:
+            render.line(f"  {_reused(paths, step, stage, number)}")
     for line in change.lines() if change else ["--set changes nothing"] if sets else []:
         render.line(f"  {line}")
 
@@ -222,6 +227,13 @@ def _to_come(table: "ResumePlan", steps: int) -> range:
     """Return the steps that have not been started."""
     begun = max((int(item.name.split("/")[1]) for item in table.items if item.name.startswith("steps/")), default=0)
     return range(max(begun, table.start) + 1, steps + 1)
+
+
+def _reused(paths: "RunPaths", step: int, stage: str, number: int) -> str:
+    from ppoctl.runs.run_recipe import rows_of
+
+    rows = rows_of(paths, step, stage)
+    return f"{number}{'' if rows is None else f' of {rows}'} samples of `{stage}` of step {step} reused"
 
 
 def _span(steps: range) -> str:

@@ -17,7 +17,9 @@ AROUND = 5
 """Number of lines on a screen that are not samples: headers, notes, and the shell prompt."""
 LEAST_RESPONSE = 16
 """Minimum width of the response column, in characters. Other columns are left out to make the response fit."""
-DROPPED = ("finish", "outcome", "sample", "set", "advantage", "turns", "tokens", "end")
+LONGEST_TRUTH = 12
+"""Maximum width of the column with the ground truth, in characters, on a terminal."""
+DROPPED = ("finish", "outcome", "sample", "set", "advantage", "turns", "tokens", "truth", "end")
 """Columns that are left out on a narrow terminal, in this order."""
 
 
@@ -30,7 +32,8 @@ class Form:
     limit: int | None = None
     """Maximum number of lines. None: as many as fit on the terminal or, without a terminal, all lines."""
     grep: str | None = None
-    """Text to find in a response. The list shows the first line that contains the text. None: the first line."""
+    """Text to find in a response. The list shows the last line that contains the text. None: the last line, which
+    usually has the answer."""
     says_step: bool = False
     """Whether each line shows its step, even if all samples have the same step."""
 
@@ -73,8 +76,8 @@ Column = tuple[str, Callable[["SampleRow"], object]]
 
 
 def _print(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips, width: int | None) -> None:
-    columns = _columns(rows, form, flipped)
-    lines = [_line(row, form.grep) for row in rows]
+    columns = _columns(rows, form, flipped, None if width is None else LONGEST_TRUTH)
+    lines = [_line(row.response, form.grep) for row in rows]
     least = min(LEAST_RESPONSE, max(map(len, ("response", *lines))))
     left_out: list[str] = []
     while width is not None and width - _width(columns, rows) < least:
@@ -91,7 +94,7 @@ def _print(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips, width: int 
         render.print_stderr(f"columns that do not fit: {', '.join(left_out)}")
 
 
-def _columns(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips) -> list[Column]:
+def _columns(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips, longest: int | None) -> list[Column]:
     """Return the columns of the list, without the response. A column that would be empty in every row is left out."""
     several = form.says_step or len({row.step for row in rows}) > 1
     columns: list[Column] = [("step", lambda row: row.step)] if several else []
@@ -110,6 +113,8 @@ def _columns(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips) -> list[C
         columns += [("turns", lambda row: row.turns), ("end", lambda row: row.end)]
     if any(row.advantage is not None for row in rows):
         columns += [("advantage", lambda row: None if row.advantage is None else f"{row.advantage:+.3f}")]
+    if any(row.truth for row in rows):
+        columns += [("truth", lambda row: render.clipped(_line(row.truth or "", None), longest))]
     if form.sort == "flipped":
         columns += [("flip", lambda row: flipped.by_question.get((row.set, row.prompt_id)))]
         if flipped.before:
@@ -126,18 +131,21 @@ def _width(columns: Sequence[Column], rows: "Sequence[SampleRow]") -> int:
     return sum(2 + max(len(name), *(len(render.cell(cell(row))) for row in rows)) for name, cell in columns)
 
 
-def _line(row: "SampleRow", grep: str | None) -> str:
-    """Return the first line that contains `grep`, or else the first line that is not empty. For an episode, return
-    the last line instead: its first turns are often equal tool calls."""
-    lines = [line.strip() for line in row.response.splitlines() if line.strip()]
-    match = next((line for line in lines if grep and grep in line), None)
-    return render.printable(match or (lines[0 if row.turns is None else -1] if lines else ""))
+def _line(text: str, grep: str | None) -> str:
+    """Return the last line that contains `grep`, or else the last line that is not empty."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return render.printable(next((line for line in reversed(lines) if grep and grep in line), (lines or [""])[-1]))
 
 
 def _as_json(row: "SampleRow", flipped: _Flips, form: Form) -> dict[str, Any]:
     question = (row.set, row.prompt_id)
     flip = {"flip": flipped.by_question.get(question)} if form.sort == "flipped" else {}
     before = flipped.before.get(question)
-    only_if = {"round": row.round > 1, "turns": row.turns is not None, "end": row.end is not None}
+    only_if = {
+        "truth": row.truth is not None,
+        "round": row.round > 1,
+        "turns": row.turns is not None,
+        "end": row.end is not None,
+    }
     fields = {name: value for name, value in vars(row).items() if only_if.get(name, True)}
     return {**fields, **flip, **({} if before is None else {"before": vars(before)})}

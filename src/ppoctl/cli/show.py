@@ -49,7 +49,7 @@ Grep = Annotated[
     str | None, typer.Option("--grep", metavar="TEXT", help="Only samples with this text in the response.")
 ]
 StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="PPO step. Default: the last step with samples.")
+    int | None, typer.Option("--step", metavar="N", min=0, help="Step. Default: the last step with samples.")
 ]
 RowOption = Annotated[int | None, typer.Option("--sample", metavar="N", help="Row of the step, from 0. Default: 0.")]
 SortOption = Annotated[

@@ -111,9 +111,9 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
 
     `wait_s` is the timeout for Slurm in seconds; None means the default timeout.
     """
-    from ppoctl.metric_registry import reported
     from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import attempts_as_known, run_state
+    from ppoctl.step_metrics import of_step
     from ppoctl.store import run_dir
     from ppoctl.store.journal import read_lines
     from ppoctl.store.outline import outlines_of
@@ -141,7 +141,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "spent": [_as_json(times) for times in attempt_times(lines)],
         "jobs": _jobs(facts, snapshot),
         "slurm_silent": snapshot.no_answer_reason,
-        "figures": {k: v for line in stages if line["step"] == facts.steps_done for k, v in reported(line).items()},
+        "figures": of_step(line for line in stages if line["step"] == facts.steps_done),
         "expect": _expectation_results(paths, lines) if state.word in ("finished", "unmet") else [],
     }
 

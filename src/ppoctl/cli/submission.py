@@ -124,13 +124,18 @@ class Submission:
         )
 
 
-def print_script(recipe: "Recipe", runs: Path) -> None:
-    """Print only the batch script that `train --on slurm` would submit."""
+def print_script(recipe: "Recipe", runs: Path, train: str) -> None:
+    """Print only the batch script that `train` (a command) would submit, and a note on how to submit it."""
     from ppoctl.runs import submission
     from ppoctl.store.run_paths import RunPaths
 
-    work = submission.work_of_run(RunPaths((runs / recipe.name).absolute()))
-    render.line(submission.script_of(recipe, work).removesuffix("\n"))
+    paths = RunPaths((runs / recipe.name).absolute())
+    render.line(submission.script_of(recipe, submission.work_of_run(paths)).removesuffix("\n"))
+    if not paths.run_json.is_file():
+        render.print_stderr(
+            f"note: `sbatch` cannot run this script yet: it resumes `{_short(paths.root)}`, which does not exist; "
+            f"this creates the run and submits the script: {train}"
+        )
 
 
 def _require_unchanged(paths: "RunPaths", recipe: "Recipe") -> None:

@@ -22,6 +22,8 @@ def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
     shown = {
         "reward": metric_registry.REWARD_SCORE_MEAN.name,
         "truncated": metric_registry.ROLLOUT_TRUNCATED_FRAC.name,
+        "rounds": metric_registry.GROUPS_ROUNDS.name,
+        "kept groups": metric_registry.GROUPS_KEPT.name,
         "kl per step": metric_registry.POLICY_APPROX_KL.name,
         "entropy": metric_registry.POLICY_ENTROPY_MEAN.name,
         "explained variance": metric_registry.VALUE_EXPLAINED_VARIANCE.name,

@@ -1,24 +1,24 @@
 """`ppoctl track`: upload the parts of a run that MLflow does not have yet."""
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, paths_of
+from ppoctl.cli.options import JsonOption, RunArgument, Sets, paths_of
 from ppoctl.errors import RecipeError, quoted
 
 
-def track(run: RunArgument, json: JsonOption = False) -> None:
-    """Upload the parts of a run that MLflow does not have yet. A second call uploads only the files again."""
-    from ppoctl.loading.load import from_resolved
+def track(run: RunArgument, sets: Sets = None, json: JsonOption = False) -> None:
+    """Upload the parts of a run that MLflow does not have yet. A second call uploads only the files again. `--set`
+    changes keys of `tracking` for this call."""
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.runs.mlflow_extras import around
-    from ppoctl.store import run_dir
+    from ppoctl.runs.run_recipe import newest_recorded, recipe_of
     from ppoctl.tracking.mirror import rebuild as send
 
     paths = paths_of(run)
-    tracking = from_resolved(run_dir.newest_recipe(paths)).tracking
+    tracking = (recipe_of(paths, sets) if sets else newest_recorded(paths)).tracking
     if not isinstance(tracking, MlflowTracking):
         raise RecipeError(
             f'run `{run}` has `tracking.kind = "none"`',
-            hint=f"ppoctl resume {quoted(run)} --set tracking.kind=mlflow",
+            hint=f"ppoctl track {quoted(run)} --set tracking.kind=mlflow",
         )
     sent = send(run, tracking, around(paths, render.print_stderr))
     if json:

@@ -1,6 +1,6 @@
 """Group relative policy optimization: scores relative to the other responses to the same prompt."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ppoctl.estimators.group_table import GroupEstimator, GroupTable
 from ppoctl.recipe_table import RESULTS
@@ -24,6 +24,8 @@ class GrpoAdvantages(GroupTable):
         dr_grpo (scale = "none"); TRL GRPOTrainer
     Equal scores: 0
     """
+
+    called: ClassVar[str] = "GRPO"
 
     kind: Annotated[Literal["grpo"], RESULTS]
     """Score relative to the other responses to the same prompt, without a critic."""

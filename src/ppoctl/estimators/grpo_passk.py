@@ -1,6 +1,6 @@
 """GRPO for pass@k: only the best response to a prompt has an advantage."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ppoctl.estimators.group_table import GroupEstimator, GroupTable
 from ppoctl.recipe_table import RESULTS
@@ -22,6 +22,8 @@ class GrpoPasskAdvantages(GroupTable):
     Other names: verl grpo_passk
     Equal scores: 0
     """
+
+    called: ClassVar[str] = "GRPO pass@k"
 
     kind: Annotated[Literal["grpo_passk"], RESULTS]
     """Lead of the best response over the second best, without a critic."""

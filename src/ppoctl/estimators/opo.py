@@ -1,6 +1,6 @@
 """On-policy RL with optimal reward baseline: scores relative to the length-weighted mean of their group."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ppoctl.estimators.group_table import GroupEstimator, GroupTable
 from ppoctl.recipe_table import RESULTS
@@ -20,6 +20,8 @@ class OpoAdvantages(GroupTable):
     Other names: verl opo
     Equal scores: 0
     """
+
+    called: ClassVar[str] = "OPO"
 
     kind: Annotated[Literal["opo"], RESULTS]
     """Score relative to the length-weighted mean of the responses to the same prompt, without a critic."""

@@ -1,6 +1,6 @@
 """REINFORCE leave-one-out: scores relative to the mean of the other responses to the same prompt."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ppoctl.estimators.group_table import GroupEstimator, GroupTable
 from ppoctl.recipe_table import RESULTS
@@ -21,6 +21,8 @@ class RlooAdvantages(GroupTable):
     Other names: verl rloo, rloo_vectorized; NeMo-RL grpo (normalize_rewards = false); OpenRLHF rloo; TRL RLOOTrainer
     Equal scores: 0
     """
+
+    called: ClassVar[str] = "RLOO"
 
     kind: Annotated[Literal["rloo"], RESULTS]
     """Score relative to the mean of the other responses to the same prompt, without a critic."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.errors import ExpectationError
-from ppoctl.metric_registry import reported
 from ppoctl.recipe.bounds import bounds_text, is_within
+from ppoctl.step_metrics import of_step
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.run_paths import RunPaths
 
@@ -40,11 +40,15 @@ class RunResult:
 
 def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Return the journal lines as metric -> [(step, value)], sorted by step."""
-    series: dict[str, dict[int, float]] = {}
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
     for line in lines:
-        for metric, value in reported(line).items():
-            series.setdefault(metric, {})[int(line["step"])] = float(value)
-    return {metric: sorted(points.items()) for metric, points in series.items()}
+        if "stage" in line:
+            by_step.setdefault(int(line["step"]), []).append(line)
+    series: dict[str, list[tuple[int, float]]] = {}
+    for step, of_one in sorted(by_step.items()):
+        for metric, value in of_step(of_one).items():
+            series.setdefault(metric, []).append((step, float(value)))
+    return series
 
 
 def check_expectations(

@@ -21,6 +21,7 @@ from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
+from ppoctl.recipe.algorithm import algorithm_name
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
@@ -147,6 +148,8 @@ class Plan:
     """The plan of a whole run."""
 
     name: str
+    called: str
+    """Name of the algorithm, such as PPO or GRPO."""
     batch: BatchPlan
     roles: Mapping[str, RolePlan]
     """Trained role -> its work."""
@@ -186,6 +189,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
         name=recipe.name,
+        called=algorithm_name(recipe.ppo.model_dump()),
         batch=_batch(recipe, choose),
         roles={role: _role(recipe, role, table) for role, table in recipe.trained.items()},
         critic_start=_critic_start(recipe),

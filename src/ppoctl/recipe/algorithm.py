@@ -4,13 +4,14 @@ The tables inside `[ppo]` are in the modules `kl`, `losses`, `correction` and `r
 `estimators`, and the table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from ppoctl.estimators.gae import GaeAdvantages
-from ppoctl.estimators.kinds import AdvantagesTable
+from ppoctl.estimators.kinds import AdvantagesTable, called
 from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
@@ -22,6 +23,12 @@ from ppoctl.recipe_table import ParallelTable as ParallelTable
 
 if TYPE_CHECKING:
     from ppoctl.stages.correction import CorrectionStage, Keep
+
+
+def algorithm_name(ppo: Mapping[str, Any]) -> str:
+    """Return the name of the algorithm of a recorded table `[ppo]`."""
+    resamples = ppo.get("resample", {}).get("kind", "none") != "none"
+    return "PF-PPO" if resamples else called(ppo.get("advantages", {}).get("kind", "gae"))
 
 
 class CriticOnlyUntil(Table):

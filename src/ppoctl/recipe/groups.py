@@ -28,11 +28,11 @@ class GroupsTable(Table):
     its scores are not all equal; a group with fewer than two scores is dropped. Kept groups are the first in the
     order of the prompts; further groups of the last round are dropped. Each round takes the next prompts of the data,
     so the prompts of a step depend on all rounds before it. `plan` prints the least and the most that a step costs.
-    Metrics of responses and `reward/score_mean` describe all generated responses; `reward/shaped_mean` and the
-    advantages describe the kept ones. With GRPO, the advantages of a dropped group would be 0. With a critic they
-    would not: the advantage of an equal group is the difference from the values. If an epoch ends within a step, a
-    prompt may be in two rounds; its two groups are kept or dropped separately, and GRPO then compares all of its kept
-    responses with each other.
+    Metrics of responses and `reward/score_mean` have one value for all rounds of a step; `reward/shaped_mean` and
+    the advantages describe the kept responses. With GRPO, the advantages of a dropped group would be 0. With a critic
+    they would not: the advantage of an equal group is the difference from the values. If an epoch ends within a
+    step, a prompt may be in two rounds; its two groups are kept or dropped separately, and GRPO then compares all of
+    its kept responses with each other.
 
     Formula: keep = "mixed": max(x) > min(x); keep = { min, max }: min <= mean(x) <= max; x = score, shaped reward or
         pass (0 or 1) of each response to the prompt that has a score

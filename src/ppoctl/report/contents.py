@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppoctl.chart.axis import step_axis
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.report import curves, samples, time_use
 from ppoctl.report.events import ATTEMPTS, ChartEvent, attempt_rows, changes, events
 from ppoctl.report.formatting import moment, toml
@@ -68,7 +68,10 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
     dropped = fit(sets, room - _size(data) - _size(words))
     shown = sum(len(each["items"]) for each in sets)
     return Contents(
-        {**words, "sets": len(sets)}, {**data, "sets": sets}, shown, (*troubles, *_left_out(charts, sets, dropped))
+        {**words, "sets": len(sets)},
+        {**data, "sets": sets},
+        shown,
+        (*troubles, *_left_out(charts, sets, dropped, runs[0].label)),
     )
 
 
@@ -90,7 +93,9 @@ def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]
 
 
 def _marks(number: int, found: Sequence[ChartEvent]) -> list[Json]:
-    return [{"run": number, "at": event.at, "kind": event.kind, "text": event.text} for event in found]
+    return [
+        {"run": number, "at": event.at, "kind": event.kind, "text": event.text.replace("`", "")} for event in found
+    ]
 
 
 def fit(sets: Sequence[Json], room: int) -> int:
@@ -112,7 +117,7 @@ def fit(sets: Sequence[Json], room: int) -> int:
     return len(wanted) - len(kept)
 
 
-def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int) -> tuple[str, ...]:
+def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int, run: str) -> tuple[str, ...]:
     found = []
     is_cut = sum(bool(item.get("cut")) for each in sets for item in each["items"])
     is_thinned = sum(chart["is_thinned"] for chart in charts)
@@ -122,7 +127,10 @@ def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int) -> tup
     if is_cut:
         found.append(f"tokens after the first {samples.MOST_TOKENS} in {is_cut} samples")
     if total > shown:
-        found.append(f"{total - shown} of {total} samples")
+        found.append(
+            f"{total - shown} of {total} samples of these steps and evaluations (all samples of a step: "
+            f"`ppoctl show {quoted(run)} --list --step N`, of an evaluation: `--eval`)"
+        )
     if is_thinned:
         found.append(f"points between extremes of {is_thinned} long curves")
     return tuple(found)

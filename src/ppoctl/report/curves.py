@@ -69,7 +69,7 @@ BANDS = {
     metric_registry.REWARD_SCORE_MEAN.name: Band(
         metric_registry.REWARD_SCORE_STD.name,
         metric_registry.REWARD_SCORE_STD.name,
-        "shaded: mean +- standard deviation of the scores",
+        "shaded: mean \u00b1 standard deviation of the scores",
         is_spread=True,
     ),
     metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name: Band(
@@ -216,14 +216,20 @@ def summary(points: Points) -> str:
     (first_step, first), (last_step, last) = points[0], points[-1]
     if len(points) == 1:
         return f"{figure(first)} at step {first_step}."
-    verb = "stays at" if figure(first) == figure(last) else "rises from" if last > first else "falls from"
-    ends = f"at step {first_step} to {figure(last)} at step {last_step}"
-    if verb == "stays at":
-        ends = f"from step {first_step} to step {last_step}"
-    low_step, low = min(points, key=lambda point: point[1])
-    high_step, high = max(points, key=lambda point: point[1])
+    if _shown(value for _, value in points) == {figure(first)}:
+        return f"stays at {figure(first)} from step {first_step} to step {last_step}."
+    finite = [(step, value) for step, value in points if math.isfinite(value)]
+    low_step, low = min(finite, key=lambda point: point[1], default=points[0])
+    high_step, high = max(finite, key=lambda point: point[1], default=points[0])
+    if figure(first) == figure(last):
+        verb, ends = "is", f"at step {first_step} and at step {last_step}"
+    else:
+        verb = "rises from" if last > first else "falls from" if last < first else "goes from"
+        ends = f"at step {first_step} to {figure(last)} at step {last_step}"
     between = [f"lowest {figure(low)} at step {low_step}"] * (figure(low) not in _shown((first, last)))
     between += [f"highest {figure(high)} at step {high_step}"] * (figure(high) not in _shown((first, last)))
+    strange = next((step for step, value in points if not math.isfinite(value)), None)
+    between += [f"not finite at step {strange}"] * (strange is not None)
     return f"{verb} {figure(first)} {ends}" + "".join(f"; {each}" for each in between) + "."
 
 

@@ -11,6 +11,7 @@ from ppoctl.recipe.schema import HealthTable
 from ppoctl.report.formatting import moment, toml
 from ppoctl.report.recipe_keys import differences
 from ppoctl.report.run_reader import ReadRun
+from ppoctl.store.outline import EVAL
 from ppoctl.store.time_use import attempt_times
 from ppoctl.tracking.health import HealthAlarm, HealthMonitor
 
@@ -44,8 +45,20 @@ def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Ch
         if attempt["attempt"] != attempts[0]["attempt"]:
             found.append(ChartEvent(steps[0] - 0.5, "resume", f"{name} continues with step {steps[0]}"))
         if attempt["status"] not in (*DONE, "running"):
-            found.append(ChartEvent(steps[-1] + 0.5, "stop", f"{name} ends in step {steps[-1]}: {attempt['status']}"))
+            found.append(
+                ChartEvent(steps[-1] + 0.5, "stop", f"{name} ends {_end(run, attempt)}: {attempt['status']}")
+            )
     return found
+
+
+def _end(run: ReadRun, attempt: Mapping[str, Any]) -> str:
+    """Return where an attempt ended: in the stage that ran, or after the last stage that it committed."""
+    own = [line for line in run.lines if line.get("attempt") == attempt["attempt"]]
+    if (running := next((line["during"] for line in own if "during" in line), None)) is not None:
+        return f"in `{running[1]}` of step {running[0]}"
+    last = [line for line in own if "stage" in line][-1]
+    is_whole = last["stage"] in (run.outlines.at(last["step"]).last, EVAL)
+    return f"{'after' if is_whole else 'in'} step {last['step']}"
 
 
 def steps_of(run: ReadRun, attempt: int) -> list[int]:

@@ -9,6 +9,7 @@ from ppoctl import metric_registry
 from ppoctl.clock import duration
 from ppoctl.errors import without_secrets
 from ppoctl.loop.expectations import check_expectations
+from ppoctl.recipe.algorithm import algorithm_name
 from ppoctl.recipe.schema import Expectation
 from ppoctl.report.formatting import figure, moment
 from ppoctl.report.run_reader import ReadRun
@@ -58,7 +59,8 @@ def sentence(run: ReadRun) -> str:
     kept = "" if groups is None else f", from at most {groups['max_rounds']} rounds"
     return without_secrets(
         f"{_short(recipe['model']['path'], written)}, "
-        f"trained with PPO on {prompts}{_data(recipe['data']['train'], written)}, "
+        f"trained with {algorithm_name(recipe.get('ppo', {}))} on {prompts}"
+        f"{_data(recipe['data']['train'], written)}, "
         f"rewarded by {recipe['reward'].get('kind', 'a custom reward')}: "
         f"{rollout['prompts_per_step']} prompts x {rollout['samples_per_prompt']} responses per step{kept}, "
         f"of at most {rollout['max_new_tokens']} tokens."
@@ -106,7 +108,7 @@ def _last(run: ReadRun) -> list[tuple[str, str]]:
 def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = MappingProxyType({})) -> str:
     """Return the last value of a metric, with its standard error if that is recorded, and then the first value."""
     (first_step, first), (step, value) = points[0], points[-1]
-    error = f" +- {figure(errors[step])}" if step in errors else ""
+    error = f" \u00b1 {figure(errors[step])}" if step in errors else ""
     before = "" if step == first_step else f", {figure(first)} at step {first_step}"
     return f"{figure(value)}{error} at step {step}{before}"
 

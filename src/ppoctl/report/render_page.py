@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ppoctl import __version__
 
@@ -31,6 +31,7 @@ def html(words: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["marked"] = marked
     environment.loader = jinja2.FileSystemLoader(FILES)
     return environment.get_template("page.html").render(
         **words,
@@ -40,6 +41,16 @@ def html(words: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         style=Markup(style),
         script=Markup(script),
         data=Markup(inert(data)),
+    )
+
+
+def marked(text: Any) -> Markup:
+    """Return the text as HTML in which `code` between backticks is an element. Everything else is escaped."""
+    parts = [escape(part) for part in str(text).split("`")]
+    if len(parts) % 2 == 0:  # a backtick without a second one
+        return Markup("`").join(parts)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
     )
 
 

@@ -11,8 +11,8 @@ from ppoctl.chart.axis import step_axis, value_axis
 from ppoctl.clock import duration
 from ppoctl.report.formatting import rounded, share
 from ppoctl.report.run_reader import ReadRun
+from ppoctl.store.journal import JournalLine
 from ppoctl.store.outline import EVAL
-from ppoctl.store.rounds import stages_in_rounds
 from ppoctl.store.time_use import attempt_times
 
 Json = dict[str, Any]
@@ -22,22 +22,25 @@ BARS = 120
 
 
 def stages_of(run: ReadRun) -> list[str]:
-    """Return the stages that the run has committed, in the order of the recorded stage lists (outlines)."""
-    names = [
-        stage.name
-        for outline in run.outlines.by_start.values()
-        for stage in stages_in_rounds(outline, {entry.loop: entry.at_most for entry in outline.stages})
-    ]
-    done = {str(line["stage"]) for line in run.stage_lines}
+    """Return the stages that the run has committed, in the order of the recorded stage lists (outlines).
+
+    All rounds of a stage are one stage."""
+    names = [name for outline in run.outlines.by_start.values() for name in outline.names]
+    done = {_name(line) for line in run.stage_lines}
     return [name for name in dict.fromkeys([*names, EVAL]) if name in done]
+
+
+def _name(line: JournalLine) -> str:
+    """Return the stage of a line; all rounds of a stage have one name."""
+    return str(line["stage"]).partition(".")[0]
 
 
 def timeline(run: ReadRun, number: int) -> Json:
     """Return the seconds of each stage in each step, for the chart of the page."""
     names = stages_of(run)
-    seconds: dict[int, dict[str, float]] = defaultdict(dict)
+    seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for line in run.stage_lines:
-        seconds[int(line["step"])][str(line["stage"])] = float(line["seconds"])
+        seconds[int(line["step"])][_name(line)] += float(line["seconds"])
     steps = sorted(seconds)
     per_bar = -(-len(steps) // BARS) or 1
     bars = [steps[at : at + per_bar] for at in range(0, len(steps), per_bar)]
@@ -64,7 +67,7 @@ def shares(run: ReadRun) -> Json:
     wall_s = sum(each.wall_s for each in spends)
     by_stage: dict[str, float] = defaultdict(float)
     for line in run.stage_lines:
-        by_stage[str(line["stage"])] += float(line["seconds"])
+        by_stage[_name(line)] += float(line["seconds"])
     replayed, abandoned = (sum(float(end.get(key, 0.0)) for end in ends) for key in ("replayed_s", "abandoned_s"))
     lost = sum(each.lost_s for each in spends)
     starting = sum(each.starting_s for each in spends)

@@ -4,7 +4,7 @@ module does not import torch."""
 from collections.abc import Sequence
 from typing import Any
 
-from ppoctl.algorithm.choose import StepFunctionAt, outlines, step_function_at
+from ppoctl.algorithm.choose import StepFunctionAt, outlines, step_function_at, trace_at
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.load import Loaded, examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
@@ -70,6 +70,15 @@ def _described(head: SharedValueHead | None) -> str:
 def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:
     """Return the run's recipes by the first step they hold for."""
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(paths).items()}
+
+
+def rows_of(paths: RunPaths, step: int, stage: str) -> int | None:
+    """Return the number of samples of one round of a stage that generates; None for an evaluation."""
+    recipes = recorded_recipes(paths)
+    recipe = recipes[max(start for start in recipes if start <= max(step, 1))]
+    specs = {spec.name: spec for spec in trace_at(recipe, step).stages}
+    spec = specs.get(stage.partition(".")[0])
+    return None if spec is None else spec.row_bounds(recipe)[0]
 
 
 def newest_recorded(paths: RunPaths) -> Recipe:

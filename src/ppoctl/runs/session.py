@@ -298,7 +298,8 @@ def _ending(
         # A full disk or a missing folder must not hide the error that is being raised.
         with suppress(StorageError):
             early = {} if watcher.early_end is None else {EARLY_END: watcher.early_end}
-            journal.event("attempt_ended", status=status, exit_code=code, **early, **watcher.lost())
+            during = {} if watcher.unkept_since is None else {"during": list(watcher.stage)}
+            journal.event("attempt_ended", status=status, exit_code=code, **early, **during, **watcher.lost())
         if watcher.mirror is not None:
             watcher.mirror.close(status, MIRROR_DEADLINE_S)
 

@@ -5,10 +5,12 @@ an error that names the item. With `--allow-missing`, the item and everything th
 (see `discard`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppoctl.batch.record_header import record_metadata
 from ppoctl.batch.sealed_json import repair_hint
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
@@ -45,6 +47,8 @@ class ResumePlan:
     items: tuple[ResumeItem, ...]
     notes: tuple[str, ...] = ()
     """Notes for the user, printed before the run continues."""
+    finished: tuple[tuple[int, str, int], ...] = ()
+    """(step, stage, number) of the finished samples of stages that are not committed."""
 
     @property
     def verified(self) -> frozenset[str]:
@@ -80,8 +84,20 @@ def plan_resume(paths: RunPaths) -> ResumePlan:
         last = max(steps)
         for step in range(start + 1, last + 1):
             items += _step_items(paths, step, outlines.at(step), is_last=step == last)
-    notes = tuple(_notes(paths, roles, start))
-    return ResumePlan(start=start, items=tuple(items), notes=notes)
+    notes, finished = tuple(_notes(paths, roles, start)), tuple(_finished(paths, start))
+    return ResumePlan(start=start, items=tuple(items), notes=notes, finished=finished)
+
+
+def _finished(paths: RunPaths, start: int) -> Iterator[tuple[int, str, int]]:
+    """Yield step, stage and number of the finished samples of each stage that is not committed."""
+    for step in (step for step in paths.committed_steps() if step > start):
+        for folder in paths.all_parts(step):
+            keys: set[str] = set()
+            for file in folder.glob("*.safetensors"):
+                with suppress(ValueError, OSError):  # the samples of a damaged file are generated again
+                    keys.update(record_metadata(file.read_bytes())[1]["samples"]["key"])
+            if keys:
+                yield step, folder.name.removesuffix(".parts").partition("-")[2], len(keys)
 
 
 def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:

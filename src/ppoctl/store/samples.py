@@ -53,6 +53,8 @@ class SampleRow:
     """Mean advantage of the unmasked tokens; None: all tokens are masked out, the sample was not selected, or the
     stage has not run yet."""
     response: str
+    truth: str | None = None
+    """Ground truth of the prompt; None: there is none, or the sample is not scored."""
     round: int = 1
     """Round of the step in which the sample was generated."""
     turns: int | None = None
@@ -144,6 +146,7 @@ class StepRecords:
             finish=FINISH_REASONS[int(rollouts.value("finish", row))],
             advantage=self._mean_advantage(row),
             response=rollouts.value("texts", row),
+            truth=self.rewards.value("truths", row),
             round=self.rounds[row],
             turns=None if episode is None else len(episode["turns"]),
             end=None if episode is None else episode["end"],
@@ -228,6 +231,7 @@ def listed(step: int, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
             finish="terminated" if row["terminated"] else "truncated",
             advantage=None,
             response=row["response"],
+            truth=row.get("answer"),
             turns=row.get("turns"),
             end=row.get("end"),
         )

@@ -91,7 +91,7 @@ class RunConsole:
             took = duration(self._clock() - self._began)
             left = f", about {duration(view.eta_s)} left" if view.eta_s else ""
             position = Text.assemble((plain(view.name), "bold"), f"  {self._step_label(view.at_step)}  {took}{left}")
-            rewards = sparkline(list(view.rewards)[-max(width - 8, 1) :], unicode=unicode)
+            rewards = sparkline(view.rewards[-max(width - 8, 1) :], unicode=unicode)
             rows = [position, Text(self._now())]
             return [*rows, Text.assemble(("rewards ", "dim"), rewards)] if rewards else rows
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ppoctl.batch.sealed_json import whole_lines
 from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.outline import EVAL
+from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import ADVANTAGES
 from ppoctl.tracking import mlflow_payloads
@@ -58,6 +58,10 @@ class Forwarder:
         self._created = float(run_dir.facts(paths)["created"])
         self._offset = 0
         """Number of bytes of the journal that have been read."""
+        self._outlines = outlines_of(paths)
+        self._rounds: list[JournalLine] = []
+        """Lines of a loop over rounds of which the journal may get further rounds, and of events among them. They are
+        sent when the loop has ended: MLflow cannot replace a point."""
         self._files: dict[str, partial[str | None]] = {
             path.name: partial(_text, path, _whole) for path in (paths.recipe_toml, paths.recipe_resolved)
         }
@@ -89,7 +93,7 @@ class Forwarder:
     def forward(self, *, stop: Callable[[], bool] = lambda: False) -> Sent:
         """Send the journal lines that the target does not have; `stop` is called between batches."""
         total = Sent()
-        for batch in mlflow_payloads.batches(self._new_lines(), after=self.seq):
+        for batch in mlflow_payloads.batches(self._parts(), after=self.seq):
             self._target.send(batch)
             total += Sent(lines=batch.num_lines, points=len(batch.points) - 1)
             self.seq = batch.last_seq
@@ -164,6 +168,22 @@ class Forwarder:
                 return marker.seq
         self._target.restart()
         return 0
+
+    def _parts(self) -> Iterator[list[JournalLine]]:
+        """Yield each new line, and the lines of a loop over rounds together, after the loop has ended."""
+        for line in self._new_lines():
+            in_loop, waits = "stage" in line and self._is_in_loop(line), bool(self._rounds)
+            if waits and "stage" in line and (not in_loop or line["step"] != self._rounds[0]["step"]):
+                yield self._rounds
+                self._rounds, waits = [], False
+            if in_loop or waits:
+                self._rounds.append(line)
+            else:
+                yield [line]
+
+    def _is_in_loop(self, line: JournalLine) -> bool:
+        name = line["stage"].partition(".")[0]
+        return any(entry.name == name and entry.loop for entry in self._outlines.at(line["step"]).stages)
 
     def _new_lines(self) -> Iterator[JournalLine]:
         """Yield the complete journal lines that were added since the last call.

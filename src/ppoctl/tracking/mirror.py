@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
+from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted
 from ppoctl.machine.system_metrics import SystemMetrics
 from ppoctl.machine.versions import versions
 from ppoctl.recipe.schema import MlflowTracking
@@ -26,6 +26,7 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder, Sent
 from ppoctl.tracking.mlflow_payloads import Ending, ending
+from ppoctl.tracking.mlflow_problems import fix, reason
 from ppoctl.tracking.mlflow_run import Address, KeptRuns, MirrorTarget, MlflowRun, address_of
 
 
@@ -208,7 +209,7 @@ class MlflowMirror:
     def _report_down(self, problem: Exception) -> None:
         if not self._down and not self._abandoned.is_set():
             self._notify(
-                f"mlflow: cannot upload to `{self._address.shown}` ({_reason(problem)}); training continues, and the "
+                f"mlflow: cannot upload to `{self._address.shown}` ({reason(problem)}); training continues, and the "
                 "journal keeps everything"
             )
         self._down = True
@@ -235,8 +236,8 @@ def rebuild(run_dir: Path, settings: MlflowTracking, around: MirrorHooks = Mirro
         raise
     except Exception as problem:
         raise EnvironmentProblemError(
-            f"cannot upload to MLflow at `{address.shown}`: {_reason(problem)}",
-            hint=f"run this again to send the rest: ppoctl track {quoted(paths.root)}",
+            f"cannot upload to MLflow at `{address.shown}`: {reason(problem)}",
+            hint=fix(problem, address, paths.root),
         ) from problem
 
 
@@ -252,7 +253,7 @@ def _report_files(hooks: MirrorHooks, stop: Callable[[], bool] = lambda: False) 
     try:
         return hooks.files()
     except Exception as problem:  # noqa: BLE001 - the run is complete without the report
-        hooks.notify(f"mlflow: the report could not be created ({_reason(problem)}); the run is not affected")
+        hooks.notify(f"mlflow: the report could not be created ({reason(problem)}); the run is not affected")
         return {}
 
 
@@ -266,13 +267,6 @@ def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:
         raise
     except Exception as problem:
         raise EnvironmentProblemError(
-            f"cannot query MLflow at `{address.shown}` about run `{run_dir}`: {_reason(problem)}; "
-            "nothing was deleted",
+            f"cannot query MLflow at `{address.shown}` about run `{run_dir}`: {reason(problem)}; nothing was deleted",
             hint=f"try again, or delete the directory only: ppoctl rm {quoted(run_dir)} --keep-tracking",
         ) from problem
-
-
-def _reason(problem: Exception) -> str:
-    """Return the first line of the error, short enough for one line of a log."""
-    text = (str(problem).strip().splitlines() or [""])[0] or type(problem).__name__
-    return without_secrets(text)[:200]

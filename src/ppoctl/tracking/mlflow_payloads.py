@@ -1,9 +1,9 @@
 """Points, tags, params and tables of samples for MLflow, as pure functions of the run directory. Uses no MLflow
 client.
 
-Each journal line becomes points on the axis of PPO steps. Every batch ends with one more point, `MARKER`: the number
-of the batch's last line. MLflow stores the marker together with the batch, so the marker shows exactly which lines
-MLflow has.
+Each stage becomes points on the axis of steps. The lines of all rounds of a step become points together: MLflow has
+one point of each metric for each step. Every batch ends with one more point, `MARKER`: the number of the batch's
+last line. MLflow stores the marker together with the batch, so the marker shows exactly which lines MLflow has.
 """
 
 import json
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from ppoctl.metric_registry import reported
+from ppoctl.step_metrics import Line, of_step
 
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
@@ -29,14 +29,15 @@ ABSENT = "absent"
 STATUS: dict[str, str] = {
     "running": "RUNNING",
     "finished": "FINISHED",
+    "unmet": "FINISHED",
     "preempted": "KILLED",
     "interrupted": "KILLED",
 }
 """MLflow's status for each status of an attempt; FAILED for all others. The tag `ppoctl.status` has the status of
 the attempt.
 
-A run is FAILED if a health rule stopped it, if it ended before its last step, or if it did not meet `[expect]`. It is
-KILLED if a signal or a user stopped it.
+A run is FAILED if a health rule stopped it, or if it ended before its last step. It is KILLED if a signal or a user
+stopped it. A run that did not meet `[expect]` has finished all steps: the tag `ppoctl.contract` has the result.
 """
 
 
@@ -105,47 +106,51 @@ class Ending:
         return self.word in ("finished", "unmet")
 
 
-def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[JournalBatch]:
-    """Yield batches of the lines numbered above `after`, in order, as few as MLflow's limit allows."""
+def batches(parts: Iterable[Sequence[Line]], *, after: int) -> Iterator[JournalBatch]:
+    """Yield batches of the parts whose last line is numbered above `after`, as few as MLflow's limit allows.
+
+    A part is one line, or the lines of all rounds of a step. Parts are in the order of the journal.
+    """
     points: list[MetricPoint] = []
     tags: dict[str, str] = {}
     num_lines = 0
     marker: MetricPoint | None = None
-    for line in lines:
-        if line["seq"] <= after:
+    for part in parts:
+        last = part[-1]
+        if last["seq"] <= after:
             continue
-        line_points = points_of(line)
-        if marker is not None and len(points) + len(line_points) > POINTS_PER_BATCH:
+        part_points = points_of(part)
+        if marker is not None and len(points) + len(part_points) > POINTS_PER_BATCH:
             yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
             points, tags, num_lines = [], {}, 0
-        points.extend(line_points)
-        tags.update(notes_of(line))
-        num_lines += 1
+        points.extend(part_points)
+        tags.update(notes_of(part))
+        num_lines += sum(line["seq"] > after for line in part)
         # The marker's step is the line number, not the PPO step: MLflow considers the value with the highest step as
         # the latest, and journal lines are not always in order of PPO steps.
-        marker = MetricPoint(MARKER, float(line["seq"]), _milliseconds(line), line["seq"])
+        marker = MetricPoint(MARKER, float(last["seq"]), _milliseconds(last), last["seq"])
     if marker is not None:
         yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
 
 
-def points_of(line: Mapping[str, Any]) -> list[MetricPoint]:
-    """Return the points of a stage's metrics and its seconds; the line of an event has no points.
+def points_of(part: Sequence[Line]) -> list[MetricPoint]:
+    """Return the points of the metrics and seconds of a stage or of all rounds of a step; an event has no points.
 
     Values that are not finite are omitted (see `notes_of`).
     """
-    at_ms = _milliseconds(line)
+    at_ms, step = _milliseconds(part[-1]), part[0].get("step")
     return [
-        MetricPoint(metric_name(name), float(value), at_ms, line["step"])
-        for name, value in reported(line).items()
+        MetricPoint(metric_name(name), float(value), at_ms, step)
+        for name, value in of_step(part).items()
         if math.isfinite(value)
     ]
 
 
-def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
+def notes_of(part: Sequence[Line]) -> dict[str, str]:
     """Return tags for metrics that are not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
     return {
-        f"nonfinite/{metric_name(name)}": f"{value} at step {line['step']}"
-        for name, value in reported(line).items()
+        f"nonfinite/{metric_name(name)}": f"{value} at step {part[0]['step']}"
+        for name, value in of_step(part).items()
         if not math.isfinite(value)
     }
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from ppoctl.errors import PpoctlError, without_secrets
+from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
@@ -42,6 +42,8 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
 _LOCK_WAIT_S = 2.0
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag that makes MLflow's pages show a new experiment as training of models, not as an app with a language model."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,16 @@ class MlflowRun:
         address, client = self._address, self._client
         own = client.get_experiment_by_name(address.experiment)
         if own is None:
-            experiment_id = client.create_experiment(address.experiment, artifact_location=address.artifacts)
+            experiment_id = client.create_experiment(
+                address.experiment, artifact_location=address.artifacts, tags=_EXPERIMENT_TAGS
+            )
+        elif own.lifecycle_stage == "deleted":
+            raise EnvironmentProblemError(
+                f"experiment `{own.name}` (id {own.experiment_id}) was deleted in MLflow at `{address.shown}`; "
+                "`--set tracking.experiment=NAME` uses another one",
+                hint=f"MLFLOW_TRACKING_URI={quoted(address.shown)} mlflow experiments restore "
+                f"--experiment-id {own.experiment_id}",
+            )
         else:
             experiment_id = own.experiment_id
         created = client.create_run(

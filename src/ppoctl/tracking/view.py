@@ -1,13 +1,13 @@
 """State of a running run for its console, collected from events. Prints nothing."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ppoctl import metric_registry
 from ppoctl.clock import WORK
+from ppoctl.step_metrics import of_step
 
 REWARDS_SHOWN = 20
 STEPS_FOR_ETA = 5
@@ -60,14 +60,13 @@ class RunView:
         self.evaluates = evaluates
         self.activity: RunningStage | None = None
         self.progress: Progress | None = None
-        self.metrics: dict[str, float] = {}
-        """Newest value of each metric; a value of the previous step remains until the next one."""
-        self.rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
+        self._rewards: dict[int, float] = {}
+        """Mean score of each recent step."""
         self.finished_step = 0
         self._clock = clock
         self._seconds: dict[int, float] = {}
-        self._by_step: dict[int, dict[str, float]] = {}
-        self._tokens_per_s: float | None = None
+        self._lines: dict[int, list[Mapping[str, Any]]] = {}
+        """Journal lines of the newest two steps."""
         self._generating_since: float | None = None
         self._eval_seconds: dict[int, float] = {}
         """Seconds of the evaluation after each step."""
@@ -95,23 +94,21 @@ class RunView:
         """Handle the journal line of a stage; lines of events are ignored."""
         if "stage" not in line:
             return
-        step, metrics = line["step"], line.get("figures", {})
+        step = line["step"]
         if line["attempt"] != self._attempt:
             self._attempt, self._last_end = line["attempt"], None
         self.activity = None
         self.progress = None
-        self.metrics.update(metrics)
-        self._by_step = {recent: self._by_step[recent] for recent in self._by_step if recent >= step - 1}
-        self._by_step.setdefault(step, {}).update(metrics)
+        self._lines = {recent: lines for recent, lines in self._lines.items() if recent >= step - 1}
+        self._lines.setdefault(step, []).append(line)
         if line["stage"] == "eval":
             self._eval_seconds[step] = line["seconds"]
             self._last_end = None if self._last_end is None else self._last_end + line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
-        if metric_registry.REWARD_SCORE_MEAN.name in metrics:
-            self.rewards.append(metrics[metric_registry.REWARD_SCORE_MEAN.name])
-        if line["stage"].partition(".")[0] == "rollout":
-            self._tokens_per_s = line.get("clocked", {}).get(metric_registry.THROUGHPUT_GENERATED.name)
+        if (score := line.get("figures", {}).get(metric_registry.REWARD_SCORE_MEAN.name)) is not None:
+            self._rewards[step] = score
+            self._rewards.pop(step - REWARDS_SHOWN, None)
         if line["stage"] == self.last_stage(step):
             if self._last_end is None:
                 self._first_steps.add(step)
@@ -123,7 +120,12 @@ class RunView:
 
     def step_figures(self, step: int) -> Mapping[str, float]:
         """Return the metrics of this step; only the newest two steps are stored."""
-        return self._by_step.get(step, {})
+        return of_step(self._lines.get(step, ()))
+
+    @property
+    def rewards(self) -> list[float]:
+        """The mean score of each recent step, oldest first."""
+        return list(self._rewards.values())
 
     def step_seconds(self, step: int) -> float:
         """Return the seconds of the step's committed stages, without an evaluation."""
@@ -143,7 +145,7 @@ class RunView:
         generating_s = 0.0 if self._generating_since is None else self._clock() - self._generating_since
         if self.progress is not None and self.progress.tokens > 0 and generating_s > 0:
             return self.progress.tokens / generating_s
-        return self._tokens_per_s
+        return self.step_figures(max(self._lines, default=0)).get(metric_registry.THROUGHPUT_GENERATED.name)
 
     @property
     def eta_s(self) -> float | None:

@@ -4,7 +4,7 @@ function drawStages(figure) {
   const host = figure.querySelector(".plot");
   for (const row of figure.querySelectorAll("tr[data-stage]")) {
     const at = found.stages.indexOf(row.dataset.stage);
-    if (at >= 0) for (const shape of row.querySelectorAll("rect")) shape.setAttribute("fill", `url(#fill-${at % 12})`);
+    if (at >= 0) for (const shape of row.querySelectorAll("rect")) shape.setAttribute("fill", `url(#fill-${at % 16})`);
   }
   if (!found.bars.length) return;
   const totals = found.bars.map((_, bar) => found.seconds.reduce((sum, stage) => sum + (stage[bar] || 0), 0));
@@ -33,7 +33,7 @@ function bars(host, found, totals) {
     found.seconds.forEach((stage, number) => {
       const seconds = stage[at] || 0;
       const top = y(below + seconds);
-      svg.append(svgElement("rect", { x: left(at), width: each - gap, y: top, height: Math.max(y(below) - top, 0), fill: `url(#fill-${number % 12})` }));
+      svg.append(svgElement("rect", { x: left(at), width: each - gap, y: top, height: Math.max(y(below) - top, 0), fill: `url(#fill-${number % 16})` }));
       below += seconds;
     });
   });
