@@ -93,10 +93,11 @@ def require_function(function: str, digest: str, *, whose: str, setting: str, ch
             f"the {whose} function is `{function}`, but the file `{file}` does not exist",
             hint=f"ls -l {quoted(file.parent)}",
         )
+    imports = ", or a file of its folder that it imports," if siblings(file) else ""
     if digest and current != digest:
         raise changed(
-            f"the {whose} function has changed: `{file}`, or a file of its folder that it imports, differs from the "
-            f"file that the recipe was read with (digest {current[:12]}, recorded {digest[:12]})",
+            f"the {whose} function has changed: `{file}`{imports} differs from the file that the recipe was read "
+            f"with (digest {current[:12]}, recorded {digest[:12]})",
             hint=f"restore the file, or accept it: `ppoctl resume RUN --set {quoted(setting)}`",
         )
 

@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
         "batch", "convert", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors",
     },
     "convert": {"batch", "model", "weights", "errors"},
-    "data": {"batch", "environments", "recipe", "model", "errors"},
+    "data": {"user_functions", "batch", "environments", "recipe", "model", "errors"},
     "stages": {
         "finding", "ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions",
     },

@@ -7,7 +7,7 @@ both texts. As in transformers, the first of these that exists is read:
     2. `chat_template` in tokenizer_config.json: a text, or several texts with names
     3. chat_template.json, which transformers reads for processors
 
-Of several templates, `tool_use` is used for prompts with tools, and `default` otherwise. A byte order mark at the
+Prompts with tools use the template `tool_use`, if there is one, and all others `default`. A byte order mark at the
 beginning of a template is not part of it, unlike in transformers.
 """
 
@@ -28,10 +28,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ppoctl.batch.prompts import Message
 from ppoctl.errors import EnvironmentProblemError, quoted
-from ppoctl.model.folder import read_json_object
+from ppoctl.model.folder import NAMED_TEMPLATES, read_json_object
 
 _FILE = "chat_template.jinja"
-_FOLDER = "additional_chat_templates"
 _CONFIG = "tokenizer_config.json"
 _LEGACY = "chat_template.json"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
@@ -144,7 +143,7 @@ _EXTENSIONS = [_Generation, jinja2.ext.loopcontrols]
 
 def _written(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Return the templates of a folder as transformers has them: one text, or texts by name."""
-    files = {path.stem: path for path in sorted((folder / _FOLDER).glob("*.jinja"))}
+    files = {path.stem: path for path in sorted(folder.glob(NAMED_TEMPLATES))}
     if (folder / _FILE).is_file():
         files = {_DEFAULT: folder / _FILE, **files}
     if files:

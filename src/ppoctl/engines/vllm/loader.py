@@ -27,8 +27,8 @@ _read: list[LoadedWeight] = []
 
 
 class FolderLoader(DefaultModelLoader):
-    """vLLM's default loader, which reads only the files that hold the weights of the folder. By itself, vLLM reads
-    every safetensors file if there is no index, and prefers `consolidated.safetensors`."""
+    """vLLM's default loader, which reads only the files that hold the weights of the folder. vLLM's reads every
+    safetensors file if there is no index, and prefers `consolidated.safetensors`."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         config = copy.copy(load_config)
