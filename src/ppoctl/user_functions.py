@@ -1,8 +1,10 @@
 """Functions of the user that a recipe names as `path.py:name` or `module:name`: their files, import and errors.
 
-Scorer processes and trainer processes import this module, so it imports only the standard library.
+Rows, rewards, losses, estimators, environments, tools and metrics are all imported here. Scorer processes and trainer
+processes import this module, so it imports only the standard library.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -30,12 +32,51 @@ def file_of(function: str) -> Path | None:
 
 
 def digest_of(function: str) -> str:
-    """Return the SHA-256 (hex) of the file of a function; "" for `module:name`, or if the file cannot be read."""
+    """Return the SHA-256 (hex) of the file of a function, and of the files of `siblings`; "" for `module:name`, or if
+    the file cannot be read."""
     file = file_of(function)
+    own = "" if file is None else _digest(file)
+    if file is None or not own or not (others := siblings(file)):
+        return own
+    listing = [own, *(f"{path.relative_to(file.parent)} {_digest(path)}" for path in others)]
+    return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+
+
+def _digest(file: Path) -> str:
     try:
-        return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def siblings(file: Path) -> list[Path]:
+    """Return the Python files in the folder of a file that it imports, also indirectly or inside of a function: a
+    module, or all files of a package. Imports with a computed name are not found."""
+    found, todo = set[Path](), [file]
+    while todo:
+        reader = todo.pop()
+        new = {path for name in _imports(reader) for path in _files_of(file.parent, name)} - found - {file}
+        found |= new
+        todo += new
+    return sorted(found)
+
+
+def _imports(file: Path) -> set[str]:
+    """Return the first parts of the names of all modules that a file imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):  # the import reports it
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names} - {""} - sys.stdlib_module_names
+
+
+def _files_of(folder: Path, name: str) -> list[Path]:
+    module, package = folder / f"{name}.py", folder / name
+    if (package / "__init__.py").is_file():
+        return sorted(package.rglob("*.py"))
+    return [module] if module.is_file() else []
 
 
 def require_function(function: str, digest: str, *, whose: str, setting: str, changed: type[PpoctlError]) -> None:
@@ -45,31 +86,33 @@ def require_function(function: str, digest: str, *, whose: str, setting: str, ch
     if file is None:
         return
     current = digest_of(function)
+    if digest and digest == _digest(file):  # recorded by a version whose digests omitted siblings
+        return
     if not current:
         raise MissingAssetError(
             f"the {whose} function is `{function}`, but the file `{file}` does not exist",
             hint=f"ls -l {quoted(file.parent)}",
         )
+    imports = ", or a file of its folder that it imports," if siblings(file) else ""
     if digest and current != digest:
         raise changed(
-            f"the {whose} function has changed: `{file}` differs from the file that the recipe was read with "
-            f"(digest {current[:12]}, recorded {digest[:12]})",
+            f"the {whose} function has changed: `{file}`{imports} differs from the file that the recipe was read "
+            f"with (digest {current[:12]}, recorded {digest[:12]})",
             hint=f"restore the file, or accept it: `ppoctl resume RUN --set {quoted(setting)}`",
         )
 
 
 def import_command(function: str) -> str:
-    """Return a command that imports the function's module, and shows the error of an import that fails."""
-    file = file_of(function)
-    return f"python {quoted(file)}" if file else f"python -c 'import {function.partition(':')[0]}'"
+    """Return a command that imports the function in the same way, and shows the error of an import that fails."""
+    return f"python -m ppoctl.user_functions {quoted(function)}"
 
 
 def imported(function: str) -> Callable[..., Any]:
     """Import the file or module, and return the function. Raises any error of the import, AttributeError if there is
-    no such name, and TypeError if the name is not a function."""
+    no such name, and TypeError if the name is not a function. A file is imported once for each of its contents."""
     location, _, name = function.rpartition(":")
     file = file_of(function)
-    module = importlib.import_module(location) if file is None else _module_of(file)
+    module = importlib.import_module(location) if file is None else _module_of(file.absolute(), digest_of(function))
     member = getattr(module, name, None)
     if callable(member):
         return member  # type: ignore[no-any-return]
@@ -84,17 +127,50 @@ def _is_defined_in(module: ModuleType, value: object) -> bool:
     return inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == module.__name__)
 
 
-def _module_of(file: Path) -> ModuleType:
-    """Import a file as a module. The file's folder comes last in the search path, so that a `math.py` in this folder
-    does not hide another module."""
-    sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(f"user_{file.stem}", file)
+@cache
+def _module_of(file: Path, digest: str) -> ModuleType:
+    """Import a file with this digest as a module. The file's folder comes last in the search path, so that a
+    `math.py` in this folder does not hide another module."""
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    _require_own(file)
+    name = f"user_{file.stem}"
+    if name in sys.modules:  # of another folder, or of earlier content: pickle and dataclasses still look for it
+        name = f"{name}_{hashlib.sha256(f'{file} {digest}'.encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
+
+
+_seen: dict[Path, str] = {}
+"""Sibling -> digest when it was last imported."""
+
+
+def _require_own(file: Path) -> None:
+    """Raise ImportError if a sibling that the file imports has the name of another module. If siblings have changed,
+    forget them, so that the import of the file reads them again."""
+    others = siblings(file)
+    names = {path.relative_to(file.parent).parts[0].removesuffix(".py") for path in others}
+    digests = {path: _digest(path) for path in others}
+    if any(_seen.get(path, digest) != digest for path, digest in digests.items()):
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
+    _seen.update(digests)
+    for name in sorted(names):
+        loaded = sys.modules.get(name)
+        spec = importlib.util.find_spec(name) if loaded is None else loaded.__spec__
+        origin = Path(spec.origin) if spec is not None and spec.origin is not None else None
+        own = file.parent / name / "__init__.py"
+        own = own if own.is_file() else file.parent / f"{name}.py"
+        if origin is None or origin.resolve() != own.resolve():
+            raise ImportError(f"`{name}` is `{origin}` in this process, not `{own}`: rename one of the two")
 
 
 def require_accepts(call: partial[Any], function: str, argument: str, *, count: int = 1) -> None:
@@ -181,3 +257,7 @@ def _callable(key: str, function: str, digest: str) -> Callable[..., Any]:
             f"`{key}.function` is `{function}`: it cannot be imported: {described(error, function, caller=__file__)}",
             hint=import_command(function),
         ) from error
+
+
+if __name__ == "__main__":
+    imported(sys.argv[1])

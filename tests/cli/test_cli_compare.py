@@ -138,7 +138,8 @@ def test_other_differences_are_printed_before_the_samples(tmp_path: Path, capsys
     optimizer = {"optimizer": {"lr": 2e-6}}
     b.recipe_from(2).write_text(seal(resolved("b", steps=20, actor=optimizer, tracking={"kind": "none"})))
     facts = unseal(b.run_json.read_text())
-    b.run_json.write_text(seal({**facts, "sources": {**SOURCES, "model": "c" * 64, "tokenizer": "d" * 64}}))
+    others = {"model": "c" * 64, "tokenizer": "d" * 64, "clock": "2024-07-26T13:05:00"}
+    b.run_json.write_text(seal({**facts, "sources": {**SOURCES, **others}}))
     reward, pass_at_1, kl = "reward/score_mean", "eval/held/pass_at_1", "policy/approx_kl"
     write_metrics(a, {reward: 0.25, kl: 0.5, pass_at_1: 0.5}, {reward: 0.75, kl: 0.125}, {reward: 0.5, kl: 0.25})
     write_metrics(b, {reward: 0.25, kl: 0.5}, {reward: 0.5, kl: 0.125, pass_at_1: 0.75})
@@ -152,6 +153,7 @@ tracking.experiment  "ppoctl"  -
 source     a             b
 model      aaaaaaaaaaaa  cccccccccccc
 tokenizer  -             dddddddddddd
+clock      -             2024-07-26T13:05:00
 
 equal: versions
 
@@ -163,7 +165,7 @@ equal samples: 4 of 4 and 4
 """)
     parsed = json.loads(output_of(capsys, "a", "b", "--json"))
     assert parsed["keys"]["steps"] == [10, 20]
-    assert parsed["sources"] == {"model": ["a" * 64, "c" * 64], "tokenizer": [None, "d" * 64]}
+    assert parsed["sources"] == {name: [SOURCES.get(name), other] for name, other in others.items()}
     assert (parsed["versions"], parsed["equal_samples"]) == ({}, 4)
     by_name = {figure["metric"]: figure for figure in parsed["figures"]}
     assert by_name[kl] == {"metric": kl, "step": 2, "values": [0.125, 0.125], "best": [None, None]}

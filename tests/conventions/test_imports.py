@@ -47,7 +47,7 @@ ARROWS: dict[str, set[str]] = {
         "batch", "convert", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors",
     },
     "convert": {"batch", "model", "weights", "errors"},
-    "data": {"batch", "environments", "recipe", "model", "errors"},
+    "data": {"user_functions", "batch", "environments", "recipe", "model", "errors"},
     "stages": {
         "finding", "ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors", "user_functions",
     },
@@ -68,7 +68,9 @@ ARROWS: dict[str, set[str]] = {
         "convert", "activity", "machine", "weights", "engines.device_sharing", "engines.loopback", "ports", "batch",
         "recipe", "model", "units", "errors",
     },
-    "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
+    "engines.vllm": {
+        "convert", "machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors",
+    },
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {
         "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine",

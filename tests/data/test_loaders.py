@@ -65,7 +65,7 @@ def test_digest_of_function_rows_includes_its_file(python: Any) -> None:
         ),
         ("def rows(n):\n    return []\n", DataError, "failed after 0 rows: TypeError: rows() missing 1 required"),
         ("def rows():\n    return []\n", DataError, "[data.train] has no rows"),
-        ("other = 1\n", RecipeError, "the file has no function `rows`"),
+        ("other = 1\n", RecipeError, "loader.py` has no `rows`; it defines nothing"),
         ("import nothing_of_this_name\n", RecipeError, "cannot be imported: ModuleNotFoundError: No module named"),
     ],
 )

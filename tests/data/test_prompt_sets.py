@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from data.conftest import CHAT
 from ppoctl.batch.prompts import Prompt
+from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import digest_of, read_set
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.template import PromptTemplate
@@ -25,8 +27,8 @@ LINES = (
 )
 
 
-def prompts(table: ColumnRows, tokenizer: Any, most: int = 4) -> PromptSet:
-    return PromptSet(read_set(table, name="train"), table, PromptTemplate(tokenizer), most)
+def prompts(table: ColumnRows, tokenizer: Any, most: int = 4, template: ChatTemplate | None = None) -> PromptSet:
+    return PromptSet(read_set(table, name="train"), table, PromptTemplate(tokenizer, template), most)
 
 
 def ids_and_answers(prompt_set: PromptSet) -> list[tuple[str, str | None]]:
@@ -104,27 +106,33 @@ class Watched:
     """A tokenizer that records its calls."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.inner, self.rendered, self.tokenized = tokenizer, 0, 0
+        self.inner, self.tokenized = tokenizer, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-    def apply_chat_template(self, *messages: Any, **keys: Any) -> Any:
-        self.rendered += 1
-        return self.inner.apply_chat_template(*messages, **keys)
 
     def __call__(self, texts: Any, **keys: Any) -> Any:
         self.tokenized += len(texts)
         return self.inner(texts, **keys)
 
 
+class WatchedTemplate(ChatTemplate):
+    """A chat template that counts its chats."""
+
+    chats = 0
+
+    def rendered(self, *arguments: Any, **keys: Any) -> str:
+        self.chats += 1
+        return super().rendered(*arguments, **keys)
+
+
 def test_startup_renders_each_distinct_question_once(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
-    watched = Watched(make_tokenizer())
-    prompt_set = prompts(jsonl(*LINES), watched, most=9)
-    assert (watched.rendered, watched.tokenized) == (2, 2)
+    watched, template = Watched(make_tokenizer()), WatchedTemplate(CHAT, {})
+    prompt_set = prompts(jsonl(*LINES), watched, most=9, template=template)
+    assert (template.chats, watched.tokenized) == (2, 2)
     first: Prompt = prompt_set[0]
     assert prompt_set[0] is first
-    assert (watched.rendered, watched.tokenized) == (3, 3)
+    assert (template.chats, watched.tokenized) == (3, 3)
 
 
 def test_short_text_is_not_tokenized_to_check_its_length(jsonl: MakeTable, byte_level: Any) -> None:

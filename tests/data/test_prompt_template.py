@@ -65,7 +65,7 @@ def test_prompt_without_a_template_is_plain_text_after_bos(
 
 def test_prompt_file_fills_every_slot_and_keeps_whitespace(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     file = tmp_path / "frame.txt"
-    file.write_text("three {question} : {question} \t\n\n", "utf-8")
+    file.write_bytes(b"\xef\xbb\xbfthree {question} : {question} \t\r\n\r\n")  # written by an editor on Windows
     text, _ = rendered(
         make_tokenizer(chat_template=None), QUESTION, table().model_copy(update={"prompt_file": str(file)})
     )

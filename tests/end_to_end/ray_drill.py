@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -101,7 +102,7 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     from ppoctl.runs.run_recipe import recorded_recipes
 
     paths = RunPaths(root)
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, datetime.now())
     try:
         if not root.exists():
             new_run.create(paths, recipe, digests, command="train")

@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import ray_forks
@@ -94,7 +95,7 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     from ppoctl.runs.run_recipe import recorded_recipes
 
     paths = RunPaths(root)
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, datetime.now())
     if not root.exists():
         new_run.create(paths, recipe, digests, command="train")
     recipes = recorded_recipes(paths)

@@ -159,7 +159,7 @@ def test_environment_that_cannot_start_raises_in_each_future(open_pool: OpenPool
     for future in [pool.open(past(key)) for key in "abc"]:
         with pytest.raises(RecipeError, match=r"the environment `.*:.*` does not start: ") as caught:
             future.result(timeout=60)
-        assert str(caught.value.hint).startswith("python /")
+        assert str(caught.value.hint).startswith("python -m ppoctl.user_functions /")
     assert pool.pids == []
 
 

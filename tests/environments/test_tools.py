@@ -146,7 +146,7 @@ def test_unusable_tool_raises_when_schemas_are_read(tool_set: OpenTools) -> None
     }.items():
         with pytest.raises(RecipeError, match=f"does not start: .*{says}") as caught:
             tools_table(tool).schemas()
-        assert caught.value.hint == f"python {USERS_TOOLS}"
+        assert caught.value.hint == f"python -m ppoctl.user_functions {USERS_TOOLS}{tool}"
     with pytest.raises(TypeError, match="two tools have the name `weather`"):
         tool_set(":weather", ":weather")
 

@@ -220,4 +220,6 @@ def fake_recipe(**changes: Any) -> Recipe:
 
 def commands_on_fakes(patch: pytest.MonkeyPatch) -> None:
     """Let commands of this process run on fake components."""
-    patch.setattr(session, "prepare", lambda recipe: (fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}))
+    patch.setattr(
+        session, "prepare", lambda recipe, _: (fake_components(recipe), {"model": "a" * 64, "data": "b" * 64})
+    )

@@ -126,4 +126,4 @@ def test_every_case_of_a_choice_is_checked(folder: Path) -> None:
     recipe = load([Path("r.toml")], [chosen, "data.train.fields=['environment']"]).recipe
     assert recipe.environment is not None
     with pytest.raises(RecipeError, match="answers with messages of the role `tool`"):
-        list(conversation_notes(ChatTemplate(folder / "base"), recipe.environment, {}, "environment"))
+        list(conversation_notes(ChatTemplate.of_folder(folder / "base"), recipe.environment, {}, "environment"))

@@ -47,6 +47,12 @@ def index(base: Path) -> None:
     (base / "model.safetensors.index.json").write_text(json.dumps(whole), "utf-8")
 
 
+def two_sets(base: Path) -> None:
+    shutil.copyfile(base / "model.safetensors", base / "part.safetensors")
+    part = dict.fromkeys(header_of(base / "part.safetensors"), "part.safetensors")
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": part}), "utf-8")
+
+
 def pickled(base: Path) -> None:
     (base / "model.safetensors").rename(base / "pytorch_model.bin")
 
@@ -161,6 +167,12 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "no header": (text("model.safetensors", b"\xff" * 100), 3, "model.safetensors` cannot be read: "),
     "empty": (text("model.safetensors", b""), 3, "model.safetensors` cannot be read: Expecting value"),
     "an index of something else": (index, 3, "of `{base}` is in a file but not in the index"),
+    "two sets of weights": (
+        two_sets,
+        3,
+        "`{base}` has two sets of weights: `model.safetensors`, which transformers reads, and the files that "
+        "`model.safetensors.index.json` names, such as `part.safetensors`",
+    ),
     "an index of nothing": (
         text("model.safetensors.index.json", '{"weight_map": {}}'),
         3,

@@ -24,7 +24,7 @@ WRONG: dict[str, tuple[list[str], Break, str, str]] = {
     "no weights": (
         [],
         lambda judge: (judge / "model.safetensors").unlink(),
-        "`reward.path` is `{judge}`: the folder has no *.safetensors",
+        "`reward.path` is `{judge}`: the folder has neither model.safetensors nor its index",
         "ls",
     ),
     "no label is named": (

@@ -23,7 +23,8 @@ def test_paths_in_arrays_and_variables_are_kept_as_written(tmp_path: Path, monke
     monkeypatch.setenv("ROWS", str(tmp_path))
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"question": "1 + 1", "answer": "#### 2"}\n')
-    (tmp_path / "mine.toml").write_text('[data.train]\npath = ["$ROWS/a.jsonl", "b.jsonl"]\n')
+    text = '[data.train]\npath = ["$ROWS/a.jsonl", "b.jsonl"]\n'
+    (tmp_path / "mine.toml").write_text(text, "utf-8-sig")  # with a byte order mark
     loaded = load([QUICKSTART, tmp_path / "mine.toml"], ["model.path=/elsewhere/model"])
     written = paths_as_written(loaded)
     assert written[f"{tmp_path}/a.jsonl"] == "$ROWS/a.jsonl"

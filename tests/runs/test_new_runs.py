@@ -1,5 +1,6 @@
 """Names of new runs, the recorded sources of a run, and what MLflow receives about it."""
 
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from ppoctl.batch.sealed_json import sealed_line
 from ppoctl.clock import WORK
 from ppoctl.convert.model_files import companions_digest
 from ppoctl.errors import StorageError
+from ppoctl.loading.load import load
 from ppoctl.loop.run import run
 from ppoctl.runs.mlflow_extras import contract_of, trained_on
 from ppoctl.runs.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
@@ -21,13 +23,19 @@ from ppoctl.runs.session import AttemptObserver
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
+from ppoctl.wire.engines import read_prompts
 from ppoctl.wire.sources import (
+    CLOCK,
     COMPANIONS,
+    clock_notes,
+    clock_of,
     companions_of,
     require_same_sources,
     same_companions,
+    source_digests,
     weights_and_configs,
 )
+from preflight.conftest import folder as folder  # a fixture
 from rewards.reward_models import QUICKSTART, reward_model
 
 
@@ -69,6 +77,25 @@ def test_changed_or_missing_source_is_named(tmp_path: Path) -> None:
         require_same_sources(layout, {"model": "a" * 64, "data.train": "c" * 64})
     with pytest.raises(StorageError, match=r"`data\.train` is not what .* \(digest absent, recorded bbb"):
         require_same_sources(layout, {"model": "a" * 64})
+
+
+def test_clock_of_a_run_is_recorded_or_its_creation(tmp_path: Path) -> None:
+    recorded = made(tmp_path / "run", sources={"clock": "2024-07-26T13:05:00"})
+    assert clock_of(recorded) == datetime(2024, 7, 26, 13, 5)
+    older = made(tmp_path / "older", created=datetime(2024, 7, 26, 14, 0, 0, 7).timestamp())
+    assert clock_of(older) == datetime(2024, 7, 26, 14)
+    assert clock_notes({"clock": "2024-07-26T13:05:00"})[0].endswith("has the time 2024-07-26T13:05:00")
+
+
+def test_clock_is_a_source_of_runs_whose_templates_read_it(folder: Path) -> None:
+    recipe, clock = load([folder / "r.toml"]).recipe, datetime(2024, 7, 26, 13, 5)
+    assert CLOCK not in source_digests(recipe, read_prompts(recipe, clock))
+    text = "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}"
+    (folder / "base/chat_template.jinja").write_text(text, "utf-8")
+    prompts = read_prompts(recipe, clock)
+    assert prompts.train[0].text.startswith("26 Jul 2024 0 + 1?")
+    assert source_digests(recipe, prompts)[CLOCK] == "2024-07-26T13:05:00"
+    assert CLOCK not in source_digests(recipe, read_prompts(recipe))
 
 
 def test_companion_files_are_compared_per_role(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def main() -> None:
     sources = run_dir.facts(RunPaths(runs[0].resolve()))["sources"] if runs else {}
     director, attempt_run = Director(Path(os.environ["DRILL"])), session.attempt_run
 
-    def prepared(recipe: Recipe) -> tuple[Components, dict[str, str]]:
+    def prepared(recipe: Recipe, _clock: datetime) -> tuple[Components, dict[str, str]]:
         director.wait_at(f"start-{os.environ.get('SLURM_RESTART_COUNT', 0)}")
         return fake_components(recipe), sources
 

@@ -145,7 +145,7 @@ def test_error_of_a_loss_names_function_and_reason(name: str) -> None:
     with pytest.raises(RecipeError, match=WRONG[name]) as caught:
         loss(name).losses(inputs())
     assert caught.value.message.startswith(f"`ppo.policy_loss.function` is `{FILE}:{name}`: ")
-    hint = f"python {FILE}" if name == "missing" else "ppoctl validate RECIPE --loss"
+    hint = f"python -m ppoctl.user_functions {FILE}:{name}" if name == "missing" else "ppoctl validate RECIPE --loss"
     assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
     pickle.loads(pickle.dumps(caught.value))
 

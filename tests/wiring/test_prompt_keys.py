@@ -67,14 +67,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class ArgumentPrintingTokenizer(WordTokenizer):
     """A tokenizer whose template prints its arguments."""
 
-    chat_template = "there is one"
-
-    def apply_chat_template(
-        self, messages: Any, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
-    ) -> str:
-        assert add_generation_prompt
-        assert not tokenize
-        return f"{messages[0]['content']} {arguments}"
+    chat_template = "{{ messages[0].content }} {{ {'thinks': thinks} if thinks is defined else {} }}"
 
 
 DATASET = ("path", "name", "split")

@@ -189,7 +189,10 @@ def _print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
 
     sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
     keys = {key: tuple(None if each is None else shown(each) for each in pair) for key, pair in found.keys.items()}
-    sources = {name: tuple(each and each[:12] for each in pair) for name, pair in found.sources.items()}
+    sources = {
+        name: pair if name == "clock" else tuple(each and each[:12] for each in pair)
+        for name, pair in found.sources.items()
+    }
     tables = {"recipe key": keys, "source": sources, "version of": found.versions}
     words = {"recipe key": "recipe", "source": "sources", "version of": "versions"}
     for title, rows in tables.items():

@@ -5,7 +5,7 @@ This module reads only a few kilobytes of each file, and imports no torch. `hugg
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from ppoctl.errors import EnvironmentProblemError, quoted
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+_ADAPTER = "adapter_model.safetensors"
 TRAINABLE = frozenset({"F64", "F32", "F16", "BF16"})
 _ITEM_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -33,32 +34,64 @@ class Header:
 def headers(folder: Path) -> dict[str, Header]:
     """Return the headers of all tensors of `model.safetensors`, or of the files that the index of the folder names.
 
-    Raises EnvironmentProblemError that names the file that is missing, truncated or damaged, or the tensor for which
-    index and files disagree.
+    Raises EnvironmentProblemError that names the file that is missing, truncated or damaged, the tensor for which
+    index and files disagree, or two files that both could be the weights.
     """
     by_name: dict[str, Header] = {}
     for file in weight_files(folder, SAFETENSORS):
         for name, header in read_header(file).items():
             if name in by_name:
-                raise EnvironmentProblemError(f"tensor `{name}` is in `{by_name[name].file}` and in `{file}`")
+                raise in_two_files(name, by_name[name].file, file)
             by_name[name] = header
-    indexed = _indexed(folder, SAFETENSORS) or by_name
-    for name in sorted(indexed.keys() ^ by_name.keys()):
-        location = "in a file but not in the index" if name in by_name else "in the index but in no file"
-        raise EnvironmentProblemError(f"tensor `{name}` of `{folder}` is {location}", hint="fetch the model again")
+    require_indexed(folder, SAFETENSORS, by_name)
     return by_name
 
 
-def weight_files(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the weight file of this name, or the files that the index of this name lists. Raises
-    EnvironmentProblemError if a file is missing."""
-    for file_name in sorted(set(_indexed(folder, name).values())) or [name]:
-        file = folder / Path(file_name).name
+def in_two_files(tensor: str, one: Path, other: Path) -> EnvironmentProblemError:
+    """Return the error for a tensor that two files of a folder have."""
+    return EnvironmentProblemError(f"tensor `{tensor}` is in `{one}` and in `{other}`", hint="fetch the model again")
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """Return the weight file of this name, or the files that the index of this name lists: the files that
+    transformers reads.
+
+    Raises EnvironmentProblemError if a file is missing, or if other files of the folder could also be the weights.
+    """
+    single, index = folder / name, folder / f"{name}.index.json"
+    indexed = sorted({folder / file for file in _indexed(folder, name).values()})
+    others = [file for file in indexed if file != single and file.is_file()]
+    if others and single.is_file():
+        raise EnvironmentProblemError(
+            f"`{folder}` has two sets of weights: `{name}`, which transformers reads, and the files that "
+            f"`{index.name}` names, such as `{others[0].name}`",
+            hint=f"rm {quoted(index)}  # keeps {name}; to keep the others: rm {quoted(single)}",
+        )
+    files = [single] if single.is_file() else indexed or [single]
+    for file in files:
         if not file.is_file():
             raise EnvironmentProblemError(
-                f"`{file.name}` is missing from model folder `{folder}`", hint="fetch the model again"
+                f"`{file.relative_to(folder)}` is missing from model folder `{folder}`", hint="fetch the model again"
             )
-        yield file
+    if (folder / _ADAPTER).is_file() and (folder / "adapter_config.json").is_file():
+        apart = quoted(folder / "adapter")
+        raise EnvironmentProblemError(
+            f"`{folder}` has two sets of weights: `{files[0].name}`, and the adapter `{_ADAPTER}`, for which "
+            "transformers reads the base model that adapter_config.json names",
+            hint=f"mkdir {apart} && mv {quoted(folder)}/adapter_* {apart}",
+        )
+    return files
+
+
+def require_indexed(folder: Path, name: str, found: Iterable[str]) -> None:
+    """Raise EnvironmentProblemError that names a tensor for which the files of `weight_files` and the index disagree.
+    An index whose files are all missing does not belong to the single file of this name."""
+    indexed = _indexed(folder, name)
+    if not indexed or ((folder / name).is_file() and name not in indexed.values()):
+        return
+    for tensor in sorted(indexed.keys() ^ set(found)):
+        location = "in the index but in no file" if tensor in indexed else "in a file but not in the index"
+        raise EnvironmentProblemError(f"tensor `{tensor}` of `{folder}` is {location}", hint="fetch the model again")
 
 
 def has_weights(folder: Path, name: str) -> bool:
@@ -107,14 +140,18 @@ def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
 
 
 def _indexed(folder: Path, name: str) -> Mapping[str, str]:
-    """Return the file of each tensor according to the index; empty if there is no index."""
+    """Return the file of each tensor according to the index, relative to the folder; empty if there is no index."""
     index = folder / f"{name}.index.json"
     if not index.is_file():
         return {}
     try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        weight_map = json.loads(index.read_bytes())["weight_map"]
         if not weight_map:
             raise ValueError("it is empty")
-        return {str(tensor): str(file) for tensor, file in weight_map.items()}
+        files = {str(tensor): str(file) for tensor, file in weight_map.items()}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise unreadable(index, ValueError(f"it has no table `weight_map` of tensors and files: {error}")) from error
+    for file in files.values():
+        if Path(file).name != file:
+            raise unreadable(index, ValueError(f"it names `{file}`, but weights must be next to their index"))
+    return files

@@ -8,7 +8,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers, unreadable, weight_files
+from ppoctl.convert.headers import (
+    PICKLE,
+    SAFETENSORS,
+    Header,
+    has_weights,
+    headers,
+    in_two_files,
+    require_indexed,
+    unreadable,
+    weight_files,
+)
 from ppoctl.convert.safe_pickle import load_plain
 from ppoctl.errors import EnvironmentProblemError, quoted
 
@@ -61,11 +71,7 @@ class Weights(Protocol):
 
 class SafetensorsFolder:
     """Weights in `model.safetensors`, or in the files that the index of the folder names. A file is open only during
-    a read, so that pages of converted tensors do not count as used memory.
-
-    Raises EnvironmentProblemError that names the file that is missing or truncated, or the tensor for which index and
-    files disagree.
-    """
+    a read, so that pages of converted tensors do not count as used memory. Raises the errors of `headers`."""
 
     def __init__(self, folder: Path) -> None:
         by_name = headers(folder)
@@ -83,7 +89,7 @@ class SafetensorsFolder:
 
 class PickledFolder:
     """Weights in `pytorch_model.bin`, or in the files that the index of the folder names. The files are pickles,
-    which are loaded with `weights_only`, so that no code runs."""
+    which are loaded with `weights_only`, so that no code runs. Raises the errors of `SafetensorsFolder`."""
 
     def __init__(self, folder: Path) -> None:
         self._file: dict[str, Path] = {}
@@ -91,7 +97,10 @@ class PickledFolder:
         self.specs: dict[str, Spec] = {}
         for file in weight_files(folder, PICKLE):
             for name, tensor in self._tensors(file).items():
+                if name in self._file:
+                    raise in_two_files(name, self._file[name], file)
                 self._file[name], self.specs[name] = file, Spec(tuple(tensor.shape), tensor.dtype)
+        require_indexed(folder, PICKLE, self.specs)
 
     def tensor(self, name: str) -> Tensor:
         return self._tensors(self._file[name])[name]
@@ -122,7 +131,9 @@ def open_weights(folder: Path, *, allow_pickle: bool) -> Weights:
             f"the weights in `{folder}` are pickles (`{PICKLE}`), which are read only with --allow-pickle",
             hint="add --allow-pickle: they are loaded with `weights_only`, so no code in them runs",
         )
-    raise EnvironmentProblemError(f"no `{SAFETENSORS}` in model folder `{folder}`", hint=f"ls {quoted(folder)}")
+    raise EnvironmentProblemError(
+        f"neither `{SAFETENSORS}` nor its index is in model folder `{folder}`", hint=f"ls {quoted(folder)}"
+    )
 
 
 def _spec(name: str, header: Header) -> Spec:

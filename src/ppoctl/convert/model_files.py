@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.model.families import FAMILIES
+from ppoctl.model.folder import NAMED_TEMPLATES, read_config
 from ppoctl.model.head import Head
 
 if TYPE_CHECKING:  # the digest is also computed on login nodes, without torch
@@ -23,12 +24,14 @@ _COPIED = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
+    NAMED_TEMPLATES,
 )
 
 
 def companions_digest(folder: Path) -> str:
-    """Return the digest of the names and contents of all files of a model other than weights."""
-    files = [path for path in (folder / CONFIG, *_copied(folder)) if path.is_file()]
+    """Return the digest of the names and contents of the files of a model other than weights. Chat templates with
+    names are not among them, because the digest of the tokenizer covers them."""
+    files = [path for path in (folder / CONFIG, *_copied(folder)) if path.is_file() and path.parent == folder]
     listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
@@ -45,7 +48,9 @@ class Companions:
         """Write the files into the folder of the weights. Raises OSError."""
         self.write_config(folder)
         for path in _copied(self.source):
-            shutil.copyfile(path, folder / path.name)
+            copy = folder / path.relative_to(self.source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
 
     def write_config(self, folder: Path) -> Path:
         """Write config.json into the folder of the weights, and return its path. Raises OSError."""
@@ -70,8 +75,7 @@ class Companions:
     def _source_config(self) -> dict[str, Any]:
         """Configuration of the source model. It is read only once, because a source in the folder of another run may
         be deleted during this run."""
-        config: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
-        return config
+        return read_config(self.source)
 
 
 def _copied(folder: Path) -> list[Path]:

@@ -1,45 +1,95 @@
-"""Chat template of a model, rendered in jinja's sandbox.
+"""Chat template of a model, rendered in jinja's sandbox. Training and all commands use it.
 
 The text equals the text that transformers renders, but transformers is not imported. tests/data/test_chat.py compares
-both texts.
+both texts. As in transformers, the first of these that exists is read:
+
+    1. chat_template.jinja, and additional_chat_templates/NAME.jinja
+    2. `chat_template` in tokenizer_config.json: a text, or several texts with names
+    3. chat_template.json, which transformers reads for processors
+
+Prompts with tools use the template `tool_use`, if there is one, and all others `default`. A byte order mark at the
+beginning of a template is not part of it, unlike in transformers.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ppoctl.batch.prompts import Message
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.model.folder import read_json_object
+from ppoctl.errors import EnvironmentProblemError, quoted
+from ppoctl.model.folder import NAMED_TEMPLATES, read_json_object
 
 _FILE = "chat_template.jinja"
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONFIG = "tokenizer_config.json"
+_LEGACY = "chat_template.json"
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_MARK = "\ufeff"
+"""Byte order mark, which some editors write at the beginning of a file."""
 
 
 class ChatTemplate:
-    """Chat template of a model folder. `text` is None if the model has no template."""
+    """Chat templates of a model."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read the template.
+    def __init__(
+        self,
+        written: str | Mapping[str, str] | None,
+        special: Mapping[str, str],
+        *,
+        clock: datetime | None = None,
+        where: str = "the tokenizer",
+    ) -> None:
+        """Compile the templates. Raises EnvironmentProblemError if one is not valid jinja.
 
-        Raises EnvironmentProblemError if the files of the template cannot be read, or if it is not valid jinja.
+        `where` describes where they are, for errors.
         """
-        self._folder = folder
-        config = read_json_object(folder / "tokenizer_config.json")
-        special = {**read_json_object(folder / "special_tokens_map.json"), **config}
-        self.special = {name: _token(special[name]) for name in _SPECIAL if special.get(name) is not None}
-        """Name of a special token (`bos_token`) -> its text."""
-        self.text = _text(folder, config)
-        self._compiled = None if self.text is None else self._compile(self.text)
+        self.written = written
+        """The template, or templates by name; None: the model has no template."""
+        self.special = special
+        """Name of a special token (`bos_token`) -> its text. Templates can read it."""
+        self.clock = clock
+        """Local time that templates read; None: the time at which they are rendered."""
+        self._where = where
+        texts = {} if written is None else {_DEFAULT: written} if isinstance(written, str) else written
+        self._compiled = {name: self._compile(text) for name, text in texts.items()}
+        self._texts = texts
+
+    @classmethod
+    def of_folder(cls, folder: Path, clock: datetime | None = None) -> "ChatTemplate":
+        """Read the templates of a model folder.
+
+        Raises EnvironmentProblemError if a file cannot be read, if a template is not valid jinja, or if there are
+        several and none is `default`.
+        """
+        config = read_json_object(folder / _CONFIG)
+        written = _written(folder, config)
+        return cls(written, _special(folder, config), clock=clock, where=f"`{folder}`")
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any) -> "ChatTemplate":
+        """Return the templates that a tokenizer object of transformers has."""
+        return cls(getattr(tokenizer, "chat_template", None), getattr(tokenizer, "special_tokens_map", {}))
+
+    @property
+    def text(self) -> str | None:
+        """Text of the template for prompts without tools; None: the model has no template."""
+        return self._texts.get(_DEFAULT)
+
+    @cached_property
+    def reads_clock(self) -> bool:
+        """Whether a template can read the time."""
+        parse = jinja2.Environment(extensions=_EXTENSIONS).parse
+        return any("strftime_now" in jinja2.meta.find_undeclared_variables(parse(t)) for t in self._texts.values())
 
     def render(self, chat: Sequence[Message], arguments: Mapping[str, object] = MappingProxyType({})) -> str:
         """Return the chat as text, ending with the generation prompt that opens the assistant's turn.
@@ -49,30 +99,32 @@ class ChatTemplate:
         """
         return self.rendered([{"role": message.role, "content": message.content} for message in chat], arguments)
 
-    def rendered(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object]) -> str:
-        """Return what `render` returns, for messages that may have further keys, such as `tool_calls`."""
-        assert self._compiled is not None
-        defaults = {"tools": None, "documents": None}
-        return self._compiled.render(
-            messages=messages, add_generation_prompt=True, **{**defaults, **self.special, **arguments}
-        )
+    def rendered(
+        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object], *, opens_turn: bool = True
+    ) -> str:
+        """Return what `render` returns, for messages that may have further keys, such as `tool_calls`. `opens_turn`:
+        whether the generation prompt is added."""
+        has_tools = arguments.get("tools") is not None and _WITH_TOOLS in self._compiled
+        values = {"tools": None, "documents": None, **self.special, **arguments}
+        template = self._compiled[_WITH_TOOLS if has_tools else _DEFAULT]
+        return template.render(messages=messages, add_generation_prompt=opens_turn, **values)
 
     def _compile(self, text: str) -> jinja2.Template:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.globals["strftime_now"] = self._now
         try:
             return environment.from_string(text)
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
-            where = "" if line is None else f" (line {line})"
+            at = "" if line is None else f" (line {line})"
             raise EnvironmentProblemError(
-                f"the chat template of `{self._folder}` is not valid jinja: {error}{where}",
-                hint="fetch the model again",
+                f"the chat template of {self._where} is not valid jinja: {error}{at}", hint="fetch the model again"
             ) from error
+
+    def _now(self, format: str) -> str:
+        return (self.clock or datetime.now()).strftime(format)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -86,30 +138,73 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
-def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
-    file = folder / _FILE
-    if file.is_file():
-        try:
-            return file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise EnvironmentProblemError(
-                f"`{file}` cannot be read: {error}", hint="fetch the model again"
-            ) from error
+_EXTENSIONS = [_Generation, jinja2.ext.loopcontrols]
+
+
+def _written(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Return the templates of a folder as transformers has them: one text, or texts by name."""
+    files = {path.stem: path for path in sorted(folder.glob(NAMED_TEMPLATES))}
+    if (folder / _FILE).is_file():
+        files = {_DEFAULT: folder / _FILE, **files}
+    if files:
+        texts = {name: _read(file) for name, file in files.items()}
+        _require_default(texts, folder, f"cp {quoted(next(iter(files.values())))} {quoted(folder / _FILE)}")
+        return texts[_DEFAULT] if len(texts) == 1 else texts
     template = config.get("chat_template")
-    if isinstance(template, list):  # the file has several templates with names
-        template = {row.get("name"): row.get("template") for row in template if isinstance(row, Mapping)}.get(
-            "default"
-        )
-    if template is not None and not isinstance(template, str):
+    if isinstance(template, list) and all(isinstance(row, Mapping) for row in template):
+        template = {str(row.get("name")): row.get("template") for row in template}
+    if isinstance(template, Mapping) and template:
+        named = {str(name): _checked(text, folder / _CONFIG) for name, text in template.items()}
+        editing = f"${{EDITOR:-vi}} {quoted(folder / _CONFIG)}  # name one of them `{_DEFAULT}`"
+        _require_default(named, folder, editing)
+        return named
+    if template:
+        return _checked(template, folder / _CONFIG)
+    legacy = read_json_object(folder / _LEGACY).get("chat_template")
+    return None if legacy is None else _checked(legacy, folder / _LEGACY)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8").removeprefix(_MARK)
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentProblemError(f"`{file}` cannot be read: {error}", hint="fetch the model again") from error
+
+
+def _checked(template: object, file: Path) -> str:
+    if not isinstance(template, str):
+        raise EnvironmentProblemError(f"`chat_template` in `{file}` is not text", hint="fetch the model again")
+    return template.removeprefix(_MARK)
+
+
+def _require_default(texts: Mapping[str, str], folder: Path, hint: str) -> None:
+    if _DEFAULT not in texts:
+        names = ", ".join(f"`{name}`" for name in sorted(texts))
         raise EnvironmentProblemError(
-            f"`chat_template` in `{folder / 'tokenizer_config.json'}` is not text", hint="fetch the model again"
+            f"the model in `{folder}` has the chat templates {names}, but none with the name `{_DEFAULT}`", hint=hint
         )
-    return template
+
+
+def _special(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that templates can read, by name. As in transformers, special_tokens_map.json counts
+    only if tokenizer_config.json does not list the added tokens, and then it counts more than tokenizer_config.json.
+    """
+    found = dict(config)
+    if "added_tokens_decoder" not in config:
+        found |= read_json_object(folder / "special_tokens_map.json")
+    extra = found.get("extra_special_tokens")
+    own = {name: token for name, token in found.items() if name.endswith("_token") and _is_token(token)}
+    named = {**own, **(extra if isinstance(extra, Mapping) else {})}
+    return {name: _token(token) for name, token in named.items() if _is_token(token)}
+
+
+def _is_token(written: object) -> bool:
+    return isinstance(written, str) or (isinstance(written, Mapping) and "content" in written)
 
 
 def _token(written: Any) -> str:
     """Return the text of a special token. The files contain the token as text, or as an object with `content`."""
-    return str(written.get("content")) if isinstance(written, Mapping) else str(written)
+    return str(written["content"]) if isinstance(written, Mapping) else str(written)
 
 
 def _to_json(

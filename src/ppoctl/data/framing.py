@@ -56,7 +56,7 @@ class Framing:
 def _prompt_file(path: str, name: str) -> str:
     key = f"data.{name}.prompt_file"
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")  # without the byte order mark of some editors
     except OSError as error:
         raise MissingAssetError(
             f"`{key}` is `{path}`: {str(error.strerror).lower()}", hint=f"ls -l {quoted(Path(path).parent)}"

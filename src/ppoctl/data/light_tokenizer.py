@@ -4,7 +4,7 @@
 tests/data/test_light_tokenizer.py compares the results.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class LightTokenizer:
         self.backend_tokenizer.no_truncation()
         self.backend_tokenizer.no_padding()
         self._template = template
-        self.chat_template = template.text
+        self.chat_template, self.special_tokens_map = template.written, template.special
 
     @property
     def bos_token_id(self) -> int | None:
@@ -38,19 +38,6 @@ class LightTokenizer:
             return {"input_ids": self.backend_tokenizer.encode(texts, add_special_tokens=add_special_tokens).ids}
         encoded = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return {"input_ids": [encoding.ids for encoding in encoded]}
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        tokenize: bool,
-        **arguments: object,
-    ) -> str:
-        """Return the chat as text, ending with the generation prompt."""
-        assert add_generation_prompt
-        assert not tokenize
-        return self._template.rendered(messages, arguments)
 
 
 def light_tokenizer(folder: Path, template: ChatTemplate) -> LightTokenizer | None:

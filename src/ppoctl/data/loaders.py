@@ -1,15 +1,14 @@
 """Rows that are not in a JSONL or parquet file. They come from the library `datasets`, or from a user's function."""
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ppoctl.data.row_blocks import BLOCK_ROWS, Block, blocks_of
 from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.recipe.rows import DatasetTable, PythonRows
+from ppoctl.user_functions import described, import_command, imported
 
 Reader = Callable[[int | None], Iterator[Block]]
 """Function that yields the first N rows; None: all rows."""
@@ -71,7 +70,7 @@ def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Bl
     DataError if the function raises an error or yields something that is not a row.
     """
     del most  # the function is a Python generator, which runs only as far as its rows are read
-    function, number = _function(table.function, key), 0
+    function, number = _function(table, key), 0
     try:
         for number, row in enumerate(function(**table.options), start=1):
             place = f"`{table.function}` row {number}"
@@ -80,27 +79,30 @@ def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Bl
                     f"{place} is a {type(row).__name__}, but a row must be a mapping with `prompt`",
                     hint='yield {"prompt": "...", "answer": "..."}',
                 )
-            yield Block(((place, dict(row)),), (0,))
+            yield Block(((place, _plain(row)),), (0,))
     except PpoctlError:
         raise
     except Exception as error:  # user code may raise any error
         raise DataError(
             f"`{key}.function` is `{table.function}`, which failed after {number} rows: "
-            f"{type(error).__name__}: {error}",
-            hint=f"${{EDITOR:-vi}} {quoted(_file(table.function))}",
+            f"{described(error, table.function, caller=__file__)}",
+            hint=f"${{EDITOR:-vi}} {quoted(table.function.rpartition(':')[0])}",
         ) from error
 
 
+def _plain(value: Any) -> Any:
+    """Return a value with the numbers, texts and arrays of numpy and torch as Python's own."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
 def code_digest(table: PythonRows, *, key: str) -> str:
-    """Return the SHA-256 of the file that contains the function. Raises MissingAssetError if the file is missing."""
-    return hashlib.sha256(_read(table.function, key)).hexdigest()
-
-
-def _file(function: str) -> Path:
-    return Path(function.rpartition(":")[0])
-
-
-def _read(function: str, key: str) -> bytes:
+    """Return the SHA-256 of the file that contains the function. The rows are in another digest, so files that the
+    function imports or reads need not be in this one. Raises MissingAssetError if the file is missing."""
+    function = table.function
     file, colon, name = function.rpartition(":")
     if not colon or not name.isidentifier() or not file.endswith(".py"):
         raise RecipeError(
@@ -108,7 +110,7 @@ def _read(function: str, key: str) -> bytes:
             hint=f"--set {key}.function=rows.py:rows",
         )
     try:
-        return Path(file).read_bytes()
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError as error:
         raise MissingAssetError(
             f"`{key}.function` is `{function}`: `{file}` cannot be read: {str(error.strerror).lower()}",
@@ -116,30 +118,13 @@ def _read(function: str, key: str) -> bytes:
         ) from error
 
 
-def _function(function: str, key: str) -> Callable[..., Any]:
-    module = _module(str(_file(function)), hashlib.sha256(_read(function, key)).hexdigest(), key)
-    name = function.rpartition(":")[2]
-    loaded = getattr(module, name, None)
-    if not callable(loaded):
-        raise RecipeError(
-            f"`{key}.function` is `{function}`, but the file has no function `{name}`",
-            hint=f"grep -n 'def ' {quoted(_file(function))}",
-        )
-    return loaded  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=8)
-def _module(file: str, digest: str, key: str) -> Any:
-    """Return the module of a file with this digest. The file is executed only once."""
-    spec = importlib.util.spec_from_file_location(f"ppoctl_rows_{digest[:12]}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def _function(table: PythonRows, key: str) -> Callable[..., Any]:
+    code_digest(table, key=key)  # raises if there is no file
+    function = table.function
     try:
-        spec.loader.exec_module(module)
+        return imported(function)
     except Exception as error:  # user code may raise any error
         raise RecipeError(
-            f"`{key}.function` is in `{file}`, which cannot be imported: {type(error).__name__}: {error}",
-            hint=f"python {quoted(file)}",
+            f"`{key}.function` is `{function}`: it cannot be imported: {described(error, function, caller=__file__)}",
+            hint=import_command(function),
         ) from error
-    return module

@@ -9,11 +9,13 @@
 transformers reads the output of the head at the last token that is not padding, so padding at the end is removed.
 """
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import ScoreRequest
+from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.template import load_tokenizer
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.model.folder import read_config
@@ -24,15 +26,24 @@ Template = Literal["own", "text"]
 class RewardText:
     """Converter of prompts and responses to the input of a reward model."""
 
-    def __init__(self, folder: Path, template: Template, max_tokens: int, key: str = "reward") -> None:
-        """Load the tokenizer. `key` is the recipe key of the reward model's table.
+    def __init__(
+        self,
+        folder: Path,
+        template: Template,
+        max_tokens: int,
+        key: str = "reward",
+        clock: datetime | None = None,
+    ) -> None:
+        """Load the tokenizer. `key` is the recipe key of the reward model's table, and `clock` the time that its
+        chat template reads.
 
         Raises EnvironmentProblemError if there is no tokenizer, or if a required chat template is missing.
         """
         self._tokenizer = load_tokenizer(str(folder), f"{key}.path")
+        self._chat = ChatTemplate.of_folder(folder, clock)
         self._template, self._max_tokens = template, max_tokens
         self._padding = read_config(folder).get("pad_token_id")
-        if template == "own" and getattr(self._tokenizer, "chat_template", None) is None:
+        if template == "own" and self._chat.text is None:
             raise EnvironmentProblemError(
                 f"the reward model in `{folder}` has no chat template",
                 hint=f"ls {quoted(folder)}  # without one: --set {key}.template=text",
@@ -57,10 +68,11 @@ class RewardText:
         answer = request.conversation or (Message("assistant", request.response),)
         chat = [{"role": message.role, "content": message.content} for message in (*request.messages, *answer)]
         try:
-            text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=False, tokenize=False)
+            special = self._tokenizer.special_tokens_map
+            text = self._chat.rendered(chat, special, opens_turn=False)
         except Exception as error:  # a template is code and may raise any error
             raise ValueError(f"the reward model's chat template rejects the chat: {error}") from error
-        return self._ids(str(text), special=False)
+        return self._ids(text, special=False)
 
     def _as_text(self, request: ScoreRequest) -> list[int]:
         ids = self._ids(request.prompt + request.response, special=True)

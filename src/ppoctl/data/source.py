@@ -7,6 +7,7 @@ step s (from 1) uses batch s - 1; if steps have several rounds, `Carry.batch` gi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.data.index import RowSet, digest_of, read_set
@@ -34,6 +35,10 @@ class PromptSource:
     """Set (`data.train`, `data.eval.NAME`) -> rows of the sources of the set, not rendered."""
     shares: tuple[SourceShare, ...] = ()
     """Rows and weights of the sources of the training set; empty: the training set is not a mix."""
+    clock: datetime | None = None
+    """Local time that chat templates read; None: the time at which they are rendered."""
+    reads_clock: bool = False
+    """Whether the chat template of the model reads the time."""
 
     @classmethod
     def load(
@@ -78,6 +83,8 @@ class PromptSource:
                 f"data.{name}": tuple(prompts.rows for prompts in sources.values()) for name, sources in sets.items()
             },
             shares=tuple(SourceShare(len(prompts), prompts.weight) for prompts in sets["train"].values()),
+            clock=template.chat_template.clock,
+            reads_clock=template.chat_template.reads_clock,
         )
         for prompts in sets["train"].values():
             require_in_an_epoch(prompts.rows.name, len(prompts), prompts.weight)

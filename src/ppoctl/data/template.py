@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.prompts import Message
+from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
 from ppoctl.data.rows import DatasetRow
 from ppoctl.errors import DataError, EnvironmentProblemError
@@ -68,10 +69,15 @@ def _has_tokenizer_json(path: str) -> bool:
 
 
 class PromptTemplate:
-    """Renderer of rows to token ids. `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`."""
+    """Renderer of rows to token ids.
 
-    def __init__(self, tokenizer: Any) -> None:
+    `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`. `template` has the chat templates of its model;
+    None: those of the object `tokenizer`.
+    """
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
+        self._template = ChatTemplate.of_tokenizer(tokenizer) if template is None else template
 
     @property
     def tokenizer(self) -> Any:
@@ -84,7 +90,7 @@ class PromptTemplate:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         core = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
         special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        parts = json.dumps([core, sorted(special.items()), self._chat_template])
+        parts = json.dumps([core, sorted(special.items()), self._template.written])
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def render(self, rows: Sequence[DatasetRow], table: SingleTable, *, name: str) -> list[Rendered]:
@@ -114,15 +120,17 @@ class PromptTemplate:
     def rendered(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object]) -> str:
         """Return messages as text, ending with the generation prompt. The model must have a chat template, which may
         raise any error."""
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **arguments
-            )
-        )
+        # A tokenizer class may have default tokens that no file of the model names.
+        special = getattr(self._tokenizer, "special_tokens_map", {})
+        return self._template.rendered(list(messages), {**special, **arguments})
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        return self._template.text is not None
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._template
 
     def token_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the token ids of texts that `text` returned."""
@@ -149,7 +157,7 @@ class PromptTemplate:
         be in a prompt.
         """
         bos = self._tokenizer.bos_token_id
-        if self._chat_template is not None or bos is None:
+        if self.has_chat_template or bos is None:
             return ()
         with_special = self._tokenizer("x", add_special_tokens=True)["input_ids"]
         return (bos,) if with_special[:1] == [bos] else ()
@@ -170,10 +178,6 @@ class PromptTemplate:
             and not byte_level[0].get("add_prefix_space")
             and all(step in byte_level or step.get("type") in splitters for step in steps)
         )
-
-    @property
-    def _chat_template(self) -> Any:
-        return getattr(self._tokenizer, "chat_template", None)
 
 
 def refused(row: DatasetRow, error: Exception) -> DataError:

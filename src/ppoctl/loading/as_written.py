@@ -16,7 +16,7 @@ def paths_as_written(loaded: Loaded) -> dict[str, str]:
     """Return absolute path -> written form, for each path that a file of the recipe writes in another form."""
     resolved, written_forms = loaded.resolved(), dict[str, str]()
     for file in loaded.files:
-        written_forms |= dict(_pairs(tomllib.loads(file.read_text(encoding="utf-8")), resolved, file.parent))
+        written_forms |= dict(_pairs(tomllib.loads(file.read_text("utf-8-sig")), resolved, file.parent))
     return written_forms
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, quoted
 
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
+"""Pattern of a model's chat templates with a name; `default` is in chat_template.jinja."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 

@@ -197,11 +197,12 @@ def _template(path: object, place: OriginOf) -> tuple[ChatTemplate | None, list[
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None, []
     try:
-        template = ChatTemplate(folder)
+        template = ChatTemplate.of_folder(folder)
     except PpoctlError as error:
         return None, [from_error(error, place(("model", "path")), kind="model")]
     if template.text is not None:
-        return template, []
+        reads = "the model's chat template reads the clock: these checks read it now, a run at its creation only"
+        return template, [note(reads, kind="model")] if template.reads_clock else []
     return template, [note(f"the model in `{folder}` has no chat template: prompts are plain text", kind="model")]
 
 

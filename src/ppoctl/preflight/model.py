@@ -110,9 +110,7 @@ def require_own_model(name: str, path: str, base: str) -> list[str]:
         _require_megatron_head(name, path, folder)  # only torch can read the rest
         unknown = f"`{key}` is `{path}`, whose run is not here: its tokenizer is not compared with the actor's"
         return [] if own_tokenizer is not None else [unknown]
-    if not has_weights(folder, SAFETENSORS):
-        raise MissingAssetError(f"`{key}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
-    found, head = headers(folder), head_of_model(name)
+    found, head = _headers(folder, key), head_of_model(name)
     _require_bytes(found, folder, shape, head)
     starts_at_zero = head == "value" and VALUE_HEAD not in found
     return [f"`{key}` is `{path}`, which has no value head: the value head starts at zero"] * starts_at_zero
@@ -129,11 +127,7 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
     label_number(folder, table.label, key)
     shape = replace(read_shape(folder), labels=len(labels_of(folder)))
     if not (folder / ".metadata").is_file():  # only torch can read weights in Megatron format
-        if not has_weights(folder, SAFETENSORS):
-            raise MissingAssetError(
-                f"`{key}.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
-            )
-        _require_bytes(headers(folder), folder, shape, "value")
+        _require_bytes(_headers(folder, f"{key}.path"), folder, shape, "value")
     if table.max_tokens is not None and table.max_tokens > shape.max_positions:
         raise RecipeError(
             f"`{key}.max_tokens` is `{table.max_tokens}`, but the reward model in `{folder}` has "
@@ -141,7 +135,7 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
             hint=f"--set {key}.max_tokens={shape.max_positions}",
         )
     _require_tokenizer(folder, shape, f"{key}.path")
-    if table.template == "own" and ChatTemplate(folder).text is None:
+    if table.template == "own" and ChatTemplate.of_folder(folder).text is None:
         raise EnvironmentProblemError(
             f"the reward model in `{folder}` has no chat template",
             hint=f"put it next to its tokenizer, or let the model read plain text: --set {key}.template=text",
@@ -203,17 +197,20 @@ def _require_generator(folder: Path, shape: ModelShape, device: str | None) -> N
 
 
 def _require_weights(folder: Path, shape: ModelShape) -> None:
+    _require_bytes(_headers(folder, "model.path"), folder, shape, "token")
+
+
+def _headers(folder: Path, key: str) -> dict[str, Header]:
+    """Return the headers of the weights of a model, which the recipe key `key` names."""
     if has_weights(folder, SAFETENSORS):
-        found = headers(folder)
-        _require_bytes(found, folder, shape, "token")
-        return
+        return headers(folder)
     if has_weights(folder, PICKLE):
         raise EnvironmentProblemError(
             f"the weights in `{folder}` are pickles (`{PICKLE}`), which ppoctl does not load for training",
             hint=f"save the model again with transformers' save_pretrained, or fetch {SAFETENSORS}",
         )
     raise MissingAssetError(
-        f"`model.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
+        f"`{key}` is `{folder}`: the folder has neither {SAFETENSORS} nor its index", hint=f"ls {quoted(folder)}"
     )
 
 

@@ -78,10 +78,10 @@ def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = 
         sets = ", ".join(f"`{each.removeprefix('eval.')}`" for each in tables)
         raise RecipeError(f"the recipe has no set `{set_name}`; it has {sets}", hint="--set-name train")
     folder = model_folder(recipe.model.path)
-    template = ChatTemplate(folder)
+    template = ChatTemplate.of_folder(folder)
     tokenizer: Any = light_tokenizer(folder, template) or load_tokenizer(recipe.model.path)
     most = recipe.rollout.max_prompt_tokens
-    renderer, environment = PromptTemplate(tokenizer), environment_of(recipe, name)
+    renderer, environment = PromptTemplate(tokenizer, template), environment_of(recipe, name)
     prompt_sets = [
         PromptSet(read_set(single, name=its, source=source, counted=counted), single, renderer, most, environment)
         for source, (its, single) in single_tables(tables[name], name=name).items()
@@ -138,6 +138,10 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
         found.append(
             f"no end token: the template ends a turn with `{shown}` ({end}), which does not end a response; a model "
             "trained to emit this token does not stop there, and generates until `rollout.max_new_tokens`"
+        )
+    if template.reads_clock:
+        found.append(
+            "the template reads the clock: these prompts have the time of now, those of a run its creation's"
         )
     if not stops:
         found.append("no end token: the model has none (`eos_token_id`), so responses end at their limit")

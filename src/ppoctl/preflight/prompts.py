@@ -34,7 +34,7 @@ class RowChecks:
         """
         self._template, self._max_tokens, self._counted = template, max_tokens, counted
         tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
-        self._renderer = None if tokenizer is None else PromptTemplate(tokenizer)
+        self._renderer = None if tokenizer is None else PromptTemplate(tokenizer, template)
 
     def require(
         self,

@@ -130,5 +130,8 @@ def _identity(run: ReadRun) -> list[tuple[str, str]]:
         ("id", str(facts["id"])),
         ("created", moment(float(facts["created"]))),
         *((f"version of {name}", str(version)) for name, version in sorted(facts.get("versions", {}).items())),
-        *((f"sha256 of {name}", str(digest)) for name, digest in sorted(facts.get("sources", {}).items())),
+        *(
+            ("time that chat templates read" if name == "clock" else f"sha256 of {name}", str(digest))
+            for name, digest in sorted(facts.get("sources", {}).items())
+        ),
     ]

@@ -4,6 +4,7 @@ parsed elsewhere."""
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -46,7 +47,7 @@ from ppoctl.store.stage_runner import Stage
 from ppoctl.tracking.screen import Screen
 from ppoctl.wire import engines
 from ppoctl.wire.components import Components
-from ppoctl.wire.sources import require_same_sources
+from ppoctl.wire.sources import clock_notes, clock_of, require_same_sources
 
 RunUntil = Literal["rollout", "save"]
 """Work that a resume may be limited to: the rollouts of the next step, or saving the newest states again."""
@@ -87,12 +88,12 @@ def _new(paths: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> O
 
 def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> RunResult:
     paths, recipe = opening.paths, opening.recipe
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, datetime.now().replace(microsecond=0))
     with engines.closed_if_it_fails(components):
         make_way(paths)
         create(paths, recipe, digests, command=command, known={"rows": components.rows, "written": opening.written})
     plan = ResumePlan(start=0, items=())
-    opened = OpenedRun(paths, {1: recipe}, components, plan)
+    opened = OpenedRun(paths, {1: recipe}, components, plan, notes=clock_notes(digests))
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
@@ -165,14 +166,14 @@ def _save_for_any_layout(job: RunContext) -> None:
 def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> RunResult:
     paths, recipe = opening.paths, opening.recipe
     changed_settings.change(paths, recipe)  # raises for an impossible change before anything is opened
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, clock_of(paths))
     with engines.closed_if_it_fails(components):
         require_same_sources(paths, digests)
         attempt = claim(paths)  # claim before anything is written: an older attempt may still be running
         run_dir.complete(attempt, digests, components.rows)
         change = changed_settings.adopt(attempt, recipe)
         recipes = recorded_recipes(paths)
-    notes = tuple(change.lines()) if change is not None else ()
+    notes = (*clock_notes(digests), *(change.lines() if change is not None else ()))
     opened = OpenedRun(paths, recipes, components, plan, notes=notes, attempt=attempt)
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
@@ -186,7 +187,7 @@ def evaluate(checkpoint: Checkpoint, notify: Callable[[str], None]) -> Evaluatio
     recipe = checkpoint.recipe
     preflight.require(recipe)
     engines.set_threads(recipe)
-    prompt_source = engines.read_prompts(recipe)
+    prompt_source = engines.read_prompts(recipe, checkpoint.clock)
     sets = prompt_source.evaluation_sets()
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ppoctl.store.manifest import Manifest
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.sources import run_of, same_companions
+from ppoctl.wire.sources import clock_of, run_of, same_companions
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import State
@@ -30,6 +31,8 @@ class Checkpoint:
     """Folder of a saved Megatron state, or model folder. A model folder is then the recipe's model source."""
     manifest: Manifest | None
     """Manifest of the state; None: a model folder."""
+    clock: datetime | None = None
+    """Local time that chat templates read: that of the run; None: now."""
 
     @property
     def state(self) -> "State":
@@ -61,7 +64,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         manifests.verify(path, manifest)
         if paths.run_json.is_file():
             same_companions(paths, recipe, POLICY)
-        return Checkpoint(recipe, path, manifest)
+        return Checkpoint(recipe, path, manifest, clock_of(paths) if paths.run_json.is_file() else None)
     if (path / "config.json").is_file():
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
         return Checkpoint(recipe, path.resolve(), None)

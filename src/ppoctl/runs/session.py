@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 
 import torch
@@ -152,8 +153,9 @@ class OpenedRun:
         return self.recipes[max(self.recipes)]
 
 
-def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
-    """Return the components of a run and the digests of its sources.
+def prepare(recipe: Recipe, clock: datetime) -> tuple[Components, dict[str, str]]:
+    """Return the components of a run and the digests of its sources. `clock` is the local time of the creation of the
+    run.
 
     All problems with the components and sources are raised here, before a run directory is created.
     """
@@ -162,7 +164,7 @@ def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
     require_capable(recipe)
     preflight.require(recipe)
     engines.set_threads(recipe)
-    prompt_source = engines.read_prompts(recipe)
+    prompt_source = engines.read_prompts(recipe, clock)
     digests = source_digests(recipe, prompt_source)
     return engines.open_engines(recipe, prompt_source, digests), digests
 

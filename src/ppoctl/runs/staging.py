@@ -19,7 +19,7 @@ from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlErro
 from ppoctl.finding import Finding, from_error
 from ppoctl.loading.load import Loaded
 from ppoctl.loading.rules.rows import tables_of_rows
-from ppoctl.model.folder import is_hub_id, local_folder
+from ppoctl.model.folder import NAMED_TEMPLATES, is_hub_id, local_folder
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.paths import IMAGE, VARIABLE
@@ -34,8 +34,8 @@ from ppoctl.user_functions import file_of
 from ppoctl.wire.sources import weights_and_configs
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*")
-"""Files of a hub model that a run reads; subfolders are excluded."""
-_TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.*", "merges.txt")
+"""Files of a hub model that a run reads, except `NAMED_TEMPLATES`; subfolders are excluded."""
+_TOKENIZER = ("tokenizer*", "chat_template*", NAMED_TEMPLATES, "special_tokens_map.json", "vocab.*", "merges.txt")
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,7 @@ def _download(key: KeyPath, path: str) -> None:
         disable_progress_bars()
     try:
         snapshot_download(path, allow_patterns=list(_WANTED), ignore_patterns=["*/*"])
+        snapshot_download(path, allow_patterns=[NAMED_TEMPLATES])
     except Exception as error:  # errors of the hub, the network or the disk all have the same result
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         hint = f"hf download {quoted(path)}  # on a machine with network access"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 
 from ppoctl.activity import loading, preparing
 from ppoctl.batch.scores import Finish
+from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.data.template_arguments import environment_of
@@ -36,13 +38,21 @@ if TYPE_CHECKING:
     from ppoctl.weights.sync import TrainerAt
 
 
-def read_prompts(recipe: Recipe) -> PromptSource:
-    """Return the source of all prompts of the recipe, rendered and checked."""
-    with loading("the tokenizer"):
-        template = PromptTemplate(load_tokenizer(recipe.model.path))
+def read_prompts(recipe: Recipe, clock: datetime | None = None) -> PromptSource:
+    """Return the source of all prompts of the recipe, rendered and checked. `clock` is the local time that chat
+    templates of the run read; None: now."""
+    template = _template(recipe, clock)
     with preparing("reading data"):
         of_set = partial(environment_of, recipe)
         return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, environment_of=of_set)
+
+
+def _template(recipe: Recipe, clock: datetime | None) -> PromptTemplate:
+    from ppoctl.model.folder import model_folder
+
+    with loading("the tokenizer"):
+        tokenizer = load_tokenizer(recipe.model.path)
+        return PromptTemplate(tokenizer, ChatTemplate.of_folder(model_folder(recipe.model.path), clock))
 
 
 def place_roles(recipe: Recipe) -> Placed:
@@ -81,7 +91,7 @@ def opened_and_probed(
 
     Reward models are offloaded after the probe, because the engines that start later require free devices.
     """
-    models = RewardModelsOf(recipe, placed.rewards)
+    models = RewardModelsOf(recipe, placed.rewards, prompt_source.clock)
     scorer = recipe.reward.open(models)
     with closed_if_it_fails(scorer):
         rows = probed_rows(recipe.reward, prompt_source.train)
@@ -149,7 +159,7 @@ def build_engines(
     from ppoctl.model.folder import model_folder
 
     settings = vllm_settings(recipe, model_folder(recipe.model.path))
-    environments, eval_environments, dialogue = _conversations(recipe)
+    environments, eval_environments, dialogue = _conversations(recipe, prompt_source.clock)
     of_head: dict[Head, type[MegatronActor | MegatronCritic]] = {"token": MegatronActor, "value": MegatronCritic}
     trainers = {
         role: of_head[head_of(role)](trainer_settings(recipe, role), ranks) for role, ranks in placed.trained.items()
@@ -175,7 +185,9 @@ def build_engines(
     )
 
 
-def _conversations(recipe: Recipe) -> tuple[Environments | None, Environments | None, Dialogue | None]:
+def _conversations(
+    recipe: Recipe, clock: datetime | None
+) -> tuple[Environments | None, Environments | None, Dialogue | None]:
     """Return the environments of rollouts and of evaluations, which are the same if their tables are equal, and the
     dialogue that they require. Processes start when the first episode is opened."""
     tables = recipe.environment, recipe.eval_environment
@@ -187,8 +199,7 @@ def _conversations(recipe: Recipe) -> tuple[Environments | None, Environments | 
     from ppoctl.model.folder import model_folder
 
     training, evaluation = (None if table is None else EnvironmentPool(table) for table in tables)
-    template = PromptTemplate(load_tokenizer(recipe.model.path))
-    dialogue = TemplateDialogue(template, end_token_ids(model_folder(recipe.model.path)))
+    dialogue = TemplateDialogue(_template(recipe, clock), end_token_ids(model_folder(recipe.model.path)))
     return training, training if tables[0] == tables[1] else evaluation, dialogue
 
 

@@ -1,6 +1,7 @@
 """Reward models of a recipe. Each has its own tokenizer in this process; its ranks may be in other processes."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,9 @@ def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSetti
 class PlacedRewardModel:
     """Reward model (`batch.scores.RewardModel`) whose ranks load the model on the first call of `scores`."""
 
-    def __init__(self, table: ModelScorer, key: str, ranks: "Ranks") -> None:
-        """`key` is the key of the table."""
-        self._table, self._key, self._ranks = table, key, ranks
+    def __init__(self, table: ModelScorer, key: str, ranks: "Ranks", clock: datetime | None = None) -> None:
+        """`key` is the key of the table, and `clock` the local time that the chat template reads (None: now)."""
+        self._table, self._key, self._ranks, self._clock = table, key, ranks, clock
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
         """Return the ids of the text that the model reads. Raises ValueError if there is no text or the text is too
@@ -78,7 +79,8 @@ class PlacedRewardModel:
     @cached_property
     def _text(self) -> RewardText:
         folder = model_folder(self._table.path)
-        return RewardText(folder, self._table.template, reward_tokens(self._table, read_shape(folder)), self._key)
+        tokens = reward_tokens(self._table, read_shape(folder))
+        return RewardText(folder, self._table.template, tokens, self._key, self._clock)
 
     @cached_property
     def _started(self) -> "MegatronRewardModel | VllmRewardModel":
@@ -94,11 +96,11 @@ class PlacedRewardModel:
 class RewardModelsOf:
     """Reward model of each table, on the ranks that were placed for it (`rewards.table.RewardModels`)."""
 
-    def __init__(self, recipe: Recipe, ranks: Mapping[str, "Ranks"]) -> None:
-        """`ranks` are by table key."""
+    def __init__(self, recipe: Recipe, ranks: Mapping[str, "Ranks"], clock: datetime | None = None) -> None:
+        """`ranks` are by table key; `clock` as in `PlacedRewardModel`."""
         self._ranks = ranks
         self._models = [
-            (table, PlacedRewardModel(table, dotted(key), ranks[dotted(key)]))
+            (table, PlacedRewardModel(table, dotted(key), ranks[dotted(key)], clock))
             for key, table in reward_models(recipe).items()
         ]
 

@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.convert.frozen_base import FROZEN_FILE
 from ppoctl.convert.peft_config import CONFIG as ADAPTER_CONFIG
+from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
 from ppoctl.recipe.origins import dotted
@@ -25,6 +27,9 @@ COMPANIONS = "model.companions"
 """Name of the digest of the files that are exported with the weights: configuration, tokenizer and chat template."""
 
 
+CLOCK = "clock"
+"""Name of the time that chat templates read, among the sources in run.json."""
+
 Digest = Callable[[Path], FileDigest | None]
 """Function that returns the digest of a file, or None if the file does not exist. Login nodes use a function with a
 cache."""
@@ -32,8 +37,31 @@ cache."""
 
 def source_digests(recipe: Recipe, prompt_source: PromptSource) -> dict[str, str]:
     """Return the digests of a run's sources: model files, the files that are exported with them, the tokenizer with
-    its chat template, and the data."""
-    return {**model_digests(recipe), **prompt_source.digests}
+    its chat template, and the data. If a chat template reads the clock, the time that it reads is a source too."""
+    reads_clock = prompt_source.reads_clock or _reward_model_reads_clock(recipe)
+    clock = {CLOCK: prompt_source.clock.isoformat()} if reads_clock and prompt_source.clock is not None else {}
+    return {**model_digests(recipe), **prompt_source.digests, **clock}
+
+
+def _reward_model_reads_clock(recipe: Recipe) -> bool:
+    from ppoctl.model.folder import model_folder
+
+    folders = [model_folder(table.path) for table in reward_models(recipe).values() if table.template == "own"]
+    return any(ChatTemplate.of_folder(folder).reads_clock for folder in folders)
+
+
+def clock_of(paths: RunPaths) -> datetime:
+    """Return the local time that the chat templates of a run read: that of its creation."""
+    recorded = _recorded(paths).get(CLOCK)
+    if recorded is not None:
+        return datetime.fromisoformat(recorded)
+    return datetime.fromtimestamp(run_dir.facts(paths)["created"]).replace(microsecond=0)
+
+
+def clock_notes(digests: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note on the time that the chat templates of a run read; empty: they read none."""
+    read = digests.get(CLOCK)
+    return () if read is None else (f"a chat template reads the clock: every prompt of this run has the time {read}",)
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:

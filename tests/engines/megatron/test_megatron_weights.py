@@ -184,11 +184,14 @@ def test_export_copies_companion_files(model, tmp_path):
     source.mkdir()
     target.mkdir()
     copy_with(model("qwen2"), source, tensors_in(model("qwen2")))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "README.md"):
+    (source / "additional_chat_templates").mkdir()
+    wanted = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"}
+    wanted.add("additional_chat_templates/tool_use.jinja")
+    for name in (*wanted, "README.md", "additional_chat_templates/README.md"):
         (source / name).write_text(name)
     lab.actor(source).save_weights(target)
-    copied = {file.name for file in target.iterdir()} - {"config.json", "model.safetensors"}
-    assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"}
+    copied = {str(file.relative_to(target)) for file in target.rglob("*") if file.is_file()}
+    assert copied - {"config.json", "model.safetensors"} == wanted
 
 
 @pytest.mark.sampled(3)

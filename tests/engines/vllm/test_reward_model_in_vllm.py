@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from ppoctl.batch.scores import ScoreRequest
@@ -20,6 +21,7 @@ from wiring.harness import with_keys
 
 pytestmark = pytest.mark.engines
 
+WEIGHTS = "model.safetensors"
 TEXTS = [(5, 9, 2, 77, 31), (8,), (3, 3, 60, 14, 2, 2, 90, 41, 17), (64, 12)] * 33
 """More than the engine reads in one step."""
 
@@ -57,6 +59,8 @@ def test_vllm_scores_match_transformers_and_keep_rng_state(
     tmp_path: Path, engine_of: Callable[[Recipe], PoolingEngine]
 ) -> None:
     folder = reward_model(tmp_path / "judge")
+    for other in ("old.safetensors", "consolidated.safetensors"):  # transformers reads neither
+        save_file({name: 2 * tensor for name, tensor in load_file(folder / WEIGHTS).items()}, folder / other)
     engine, random = engine_of(recipe(folder, engine="vllm")), torch.random.get_rng_state()
     torch.testing.assert_close(torch.tensor(engine.scores(TEXTS)), logits(folder)[:, 0], atol=1e-5, rtol=1e-5)
     assert torch.equal(torch.random.get_rng_state(), random)

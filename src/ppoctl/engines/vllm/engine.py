@@ -113,12 +113,7 @@ class Engine(ReceivingEngine):
         return loader.last_read()
 
     def _start_from(self, folder: str) -> Any:
-        settings = replace(self._settings, model=folder)
-        prepare_environment(settings)  # before the loader is imported: it imports vLLM, which reads the variables
-        with _third_party_quiet():
-            from ppoctl.engines.vllm import loader
-        loader.register()
-        return started(settings, load_format=loader.FORMAT)
+        return started_from_folder(replace(self._settings, model=folder), witnessed=True)
 
     def holds_weights(self) -> bool:
         return self._has_weights
@@ -283,6 +278,16 @@ def started(settings: VllmSettings, **options: Any) -> Any:
     # Otherwise vLLM shuts down, and destroys all process groups, when this object is garbage-collected.
     llm.engine_core._finalizer.detach()
     return llm
+
+
+def started_from_folder(settings: VllmSettings, *, witnessed: bool, **options: Any) -> Any:
+    """Return what `started` returns; vLLM loads the files of `settings.model` that a trainer would read. `witnessed`:
+    with a checksum of each tensor (`loader.last_read`)."""
+    prepare_environment(settings)  # before the loader is imported: it imports vLLM, which reads the variables
+    with _third_party_quiet():
+        from ppoctl.engines.vllm import loader
+    loader.register()
+    return started(settings, load_format=loader.WITNESSED if witnessed else loader.FOLDER, **options)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
-from ppoctl.engines.vllm.engine import end, generation_error, started
+from ppoctl.engines.vllm.engine import end, generation_error, started_from_folder
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.machine.device import on_gpu
@@ -47,8 +47,9 @@ class PoolingEngine:
     def start(self) -> None:
         """Start vLLM. That takes about 2 s for a small model. Raises EnvironmentProblemError or OutOfMemoryError."""
         engine = self._settings.engine
-        self._llm = started(
+        self._llm = started_from_folder(
             replace(engine, table=engine.table.model_copy(update={"tensor": 1})),
+            witnessed=False,
             runner="pooling",
             max_num_seqs=self._settings.step_texts,
             max_num_batched_tokens=self._settings.step_tokens,
