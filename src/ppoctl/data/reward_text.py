@@ -55,7 +55,7 @@ class RewardText:
 
     def _by_template(self, request: ScoreRequest) -> list[int]:
         answer = request.conversation or (Message("assistant", request.response),)
-        chat = [{"role": message.role, "content": message.content} for message in (*request.messages, *answer)]
+        chat = [message.as_json() for message in (*request.messages, *answer)]
         try:
             text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=False, tokenize=False)
         except Exception as error:  # a template is code and may raise any error
