@@ -99,6 +99,11 @@ class MissingAssetError(EnvironmentProblemError):
     """
 
 
+class MissingFileError(MissingAssetError):
+    """A file with rows or with a function of the user, which the recipe names, is missing. `plan` prints a note;
+    `validate` reports an error, because it promises to check the file."""
+
+
 class ProcessLostError(EnvironmentProblemError):
     """A process of the run ended without reporting an error: it was killed, or its machine failed. Committed work is
     safe."""

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, without_secrets
+from ppoctl.errors import (
+    EnvironmentProblemError,
+    MissingAssetError,
+    MissingFileError,
+    PpoctlError,
+    RecipeError,
+    without_secrets,
+)
 
 Keys = tuple[tuple[str, ...], ...]
 """Dotted keys of a recipe, each as its parts."""
@@ -115,12 +122,23 @@ def from_error(error: PpoctlError, where: str = "", *, kind: str) -> Finding:
     return Finding(Level.ERROR, error.message, where, error.hint, kind, type(error))
 
 
-def without_missing(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings with a note for each asset that is missing on this machine: the run may be elsewhere."""
+def without_missing(findings: Iterable[Finding], *, files_are_required: bool = False) -> list[Finding]:
+    """Return the findings with a note for each asset that is missing on this machine: the run may be elsewhere.
+    `files_are_required`: a missing file of the user stays an error."""
     return [
-        note(f"{found.what}; not checked", found.where, kind=found.kind) if found.is_missing else found
+        note(f"{found.what}; not checked", found.where, kind=found.kind)
+        if found.is_missing and not (files_are_required and issubclass(found.error, MissingFileError))
+        else found
         for found in findings
     ]
+
+
+def once(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings without those that say the same as an earlier one."""
+    kept = dict[tuple[Level, str], Finding]()
+    for found in findings:
+        kept.setdefault((found.level, found.what), found)
+    return list(kept.values())
 
 
 def require_none(findings: Iterable[Finding]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError, quoted
+from ppoctl.errors import MissingFileError, PpoctlError, RecipeError, quoted
 
 FUNCTION_PATTERN = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
 _MESSAGE_CHARS = 150
@@ -80,7 +80,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
 
 
 def require_function(function: str, digest: str, *, whose: str, setting: str, changed: type[PpoctlError]) -> None:
-    """Raise MissingAssetError if a function's file does not exist, and `changed` if the file has another digest than
+    """Raise MissingFileError if a function's file does not exist, and `changed` if the file has another digest than
     the recorded `digest` (empty: not checked). `setting` is the setting that names the function, as for `--set`."""
     file = file_of(function)
     if file is None:
@@ -89,7 +89,7 @@ def require_function(function: str, digest: str, *, whose: str, setting: str, ch
     if digest and digest == _digest(file):  # recorded by a version whose digests omitted siblings
         return
     if not current:
-        raise MissingAssetError(
+        raise MissingFileError(
             f"the {whose} function is `{function}`, but the file `{file}` does not exist",
             hint=f"ls -l {quoted(file.parent)}",
         )
@@ -231,7 +231,7 @@ class TrainingFunction:
         return f"{self.key}.function={self.function}"
 
     def require_there(self) -> None:
-        """Raise MissingAssetError if the file does not exist, and RecipeError if the file has changed since the
+        """Raise MissingFileError if the file does not exist, and RecipeError if the file has changed since the
         recipe was read."""
         require_function(
             self.function, self.digest, whose=f"`{self.key}`", setting=self._setting, changed=RecipeError

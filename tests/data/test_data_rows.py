@@ -154,7 +154,7 @@ def test_folder_without_rows_is_refused(tmp_path: Path) -> None:
         ),
         ('{"q": ["x"], "a": "1"}', "{file} line 2: message 1 in `q` must have a `role` and a `content`, both text"),
         (
-            '{"q": [{"role": "user", "content": [{"type": "image"}]}], "a": "1"}',
+            '{"q": [{"role": "user", "content": {"text": "x"}}], "a": "1"}',
             "{file} line 2: message 1 in `q` must have a `role` and a `content`, both text",
         ),
         (

@@ -46,7 +46,7 @@ WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
     "no column": (GOOD + '{"query": "x", "answer": "#### 1"}\n', "line 6 has no column `question`; its columns are"),
     "null": (GOOD + '{"question": null, "answer": "#### 1"}\n', "line 6: `question` is null, but a prompt must be"),
     "no gold": (GOOD + '{"question": "x", "answer": "1"}\n', "line 6: `answer` does not end in `#### N`"),
-    "UTF-16": (GOOD.encode("utf-16"), "`{file}` line 1 is not UTF-8: invalid start byte (byte 1)"),
+    "UTF-16": (GOOD.encode("utf-16"), "`{file}` line 1 is not UTF-8: the file is UTF-16"),
     "Latin-1": ('{"question": "\xe9", "answer": "#### 1"}\n'.encode("latin-1"), "line 1 is not UTF-8: invalid cont"),
     "too deep": ("[" * 100_000 + "\n", "line 1 is nested too deep"),
     "a boss": (GOOD + CHAT % "boss", "line 6: message 1 in `question` has the role `boss`"),
@@ -64,6 +64,77 @@ def test_wrong_row_error_names_its_line(folder: Path, case: str) -> None:
     [found] = check(load([Path("r.toml")]).recipe)
     assert says.format(file=file) in found.what
     assert (found.error, bool(found.hint)) == (DataError, True)
+
+
+def test_all_bad_rows_of_all_sets_are_found_in_one_pass(folder: Path) -> None:
+    bad = ['{"question": null, "answer": "#### 1"}', "{oops", '{"question": "x", "answer": "1"}', *ROWS]
+    (folder / "train.jsonl").write_text("\n".join([*bad, bad[0], bad[0]]) + "\n")
+    (folder / "held.jsonl").write_text(bad[1] + "\n" + ROWS[0] + "\n")
+    (folder / "rows.py").write_text("def rows():\n  yield {'prompt': 1}\n  yield {'prompt': 'x'}\n  yield {}\n")
+    mix = "data.eval.m={format='mix', sources={a={format='gsm8k', path='held.jsonl'}, b={format='python', "
+    sets = ["data.eval.held={format='gsm8k', path='held.jsonl'}", mix + "function='rows.py:rows'}}}"]
+    found = [each.what for each in check(load([Path("r.toml")], sets).recipe) if each.is_error]
+    train, held, own = (f"`{folder}/{name}" for name in ("train.jsonl`", "held.jsonl`", "rows.py:rows`"))
+    assert [what[:90] for what in found[1:3]] == [
+        f"{train} line 2 is not JSON: Expecting property name enclosed in double quotes (column 2)"[:90],
+        f"{train} line 3: `answer` does not end in `#### N`"[:90],
+    ]
+    assert found[0] == (
+        f"{train} line 1: `question` is null, but a prompt must be text or a list of chat messages; also line 9, "
+        "line 10"
+    )
+    assert [what.partition(":")[0] for what in found[3:4]] == [f"{held} line 1 is not JSON"]
+    assert [what.startswith(own) for what in found[4:]] == [True, True]
+    assert " row 1: `prompt` is `1` (a int)" in found[4]
+    assert " row 3 has no column `prompt`" in found[5]
+
+
+def test_list_of_bad_rows_has_a_limit(folder: Path) -> None:
+    (folder / "train.jsonl").write_text("".join(f'{{"question": {number}}}\n' for number in range(50)) + GOOD)
+    found = check(load([Path("r.toml")]).recipe)
+    assert len(found) == 21
+    assert found[-1].what == "30 more rows are wrong"
+
+
+def test_train_and_rollout_report_every_bad_row_before_anything_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)
+    (folder / "train.jsonl").write_text(GOOD + "{oops\n[1]\n")
+    for command in ("validate", "train", "rollout"):
+        assert run([command, "r.toml"]) == 4
+        said = capsys.readouterr().err
+        assert (said.count("line 6 is not JSON"), said.count("line 7 is JSON, but not an object")) == (1, 1)
+
+
+@pytest.mark.parametrize("length", [(), ("--set", "epochs=1")])
+def test_missing_file_of_rows_is_one_error_of_validate_and_a_note_of_plan(
+    folder: Path, length: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.jsonl").unlink()
+    if length:
+        text = (folder / "r.toml").read_text()
+        (folder / "r.toml").write_text(re.sub(r"(?m)^steps = .*\n", "", text))
+    says = f"`data.train.path` is `{folder}/train.jsonl`: no such file"
+    for command, code in (("validate", 3), ("plan", 3 if length else 0)):
+        assert run([command, "r.toml", *length]) == code
+        said = capsys.readouterr().err
+        assert said.count(says) == said.count("train.jsonl") == 1, said
+        assert (f"{says}; not checked" in said) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "reward={kind='python', function='gone.py:f'}",
+        "data.train.prompt_file='gone.txt'",
+        "data.eval.x={format='python', function='gone.py:f'}",
+        "data.eval.x={format='gsm8k', path='gone/*.jsonl'}",
+    ],
+)
+def test_every_missing_file_that_a_recipe_names_is_an_error_of_validate(folder: Path, own: str) -> None:
+    assert run(["validate", "r.toml", "--set", own]) == 3
+    assert run(["plan", "r.toml", "--set", own]) == 0
 
 
 def test_rows_without_scorer_are_counted(folder: Path) -> None:
@@ -159,8 +230,8 @@ def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
     ]
     (folder / "train.jsonl").write_text("\n".join(lines), "utf-8")
     table = load([Path("r.toml")]).recipe.data.train
-    with pytest.raises(DataError, match=r"rejects row `train/000002-.{8}` \(`.*` line 3\): no system here"):
-        list(RowChecks(None, Template(), None, None).require(table, "train", at_least=1))  # type: ignore[arg-type]
+    [error] = RowChecks(None, Template(), None, None).examine(table, "train", at_least=1)  # type: ignore[arg-type]
+    assert re.search(r"rejects row `train/000002-.{8}` \(`.*` line 3\): no system here", str(error))
     assert Template.asked == [("user",), ("user",), ("system", "user")]
 
 

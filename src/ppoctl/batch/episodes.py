@@ -11,7 +11,7 @@ so it imports only the standard library.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -266,7 +266,7 @@ class Episode:
     @property
     def columns(self) -> dict[str, Any]:
         """Columns of the episode in a table of samples, for people."""
-        messages = [dict(vars(message)) for message in (*self.first, *self.conversation)]
+        messages = [message.as_json() for message in (*self.first, *self.conversation)]
         return {"conversation": messages, "turns": len(self.turns), "end": self.end}
 
     def spans(self) -> Iterator[tuple[int, int]]:
@@ -282,7 +282,7 @@ class Episode:
             "turns": [_turn_as_json(turn) for turn in self.turns],
             "end": self.end,
             "message": self.message,
-            "first": [vars(message) for message in self.first],
+            "first": [message.as_json() for message in self.first],
         }
 
     @staticmethod
@@ -301,15 +301,20 @@ class Episode:
         return Episode(turns, value["end"], value["message"], messages_from(value["first"]))
 
 
-def messages_from(values: Sequence[Mapping[str, str]]) -> tuple[Message, ...]:
+def messages_from(values: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Return messages from JSON."""
-    return tuple(Message(**value) for value in values)
+    return tuple(map(Message.from_json, values))
+
+
+def as_plain(value: "EnvironmentRow | Observation") -> dict[str, Any]:
+    """Return a row or an observation as JSON, for the process of an environment."""
+    return {**asdict(value), "messages": [message.as_json() for message in value.messages]}
 
 
 def _turn_as_json(turn: EpisodeTurn) -> dict[str, Any]:
     return {
         **vars(turn),
         "calls": [vars(call) | {"arguments": dict(call.arguments)} for call in turn.calls],
-        "messages": [vars(message) for message in turn.messages],
+        "messages": [message.as_json() for message in turn.messages],
         "metrics": dict(turn.metrics),
     }

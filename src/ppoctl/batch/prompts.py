@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,23 @@ class Message:
     """One message of a chat."""
 
     role: str
-    content: str
+    content: str | None
+    """Text; None: the message has only further keys, such as tool calls."""
+    further: Mapping[str, Json] = field(default_factory=dict, hash=False)
+    """All other keys of the message, as the chat template reads them (`tool_calls`, `name`). `content` is one of them
+    if the row contains null for it."""
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the message as chat templates read it."""
+        content: dict[str, Json] = {} if self.content is None else {"content": self.content}
+        return {"role": self.role, **content, **self.further}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "Message":
+        """Return the message that `as_json` returned."""
+        known = {"role"} if value.get("content") is None else {"role", "content"}
+        further = {key: inner for key, inner in value.items() if key not in known}
+        return Message(value["role"], value.get("content"), further)
 
 
 @dataclass(frozen=True)
@@ -50,9 +66,15 @@ class Prompts:
         """Digest (hex) of everything that a generator or a scorer can read, in order."""
         digest = hashlib.sha256()
         for row in self.rows:
-            messages = [[message.role, message.content] for message in row.messages]
-            content = [row.id, row.token_ids, row.text, row.answer, messages, dict(row.fields)]
+            content = [row.id, row.token_ids, row.text, row.answer, as_lists(row.messages), dict(row.fields)]
             if row.template_args:
                 content.append(dict(row.template_args))
             digest.update(json.dumps(content, sort_keys=True).encode() + b"\n")
         return digest.hexdigest()
+
+
+def as_lists(messages: Iterable[Message]) -> list[list[Json]]:
+    """Return messages as lists of their parts, for digests. A message without further keys has two parts."""
+    return [
+        [message.role, message.content, *([dict(message.further)] if message.further else [])] for message in messages
+    ]

@@ -83,7 +83,10 @@ class ScoreRequest:
     def as_json(self) -> dict[str, Any]:
         """Return the request as a JSON object. The fields about turns are left out if no environment answered."""
         fields = {name: value for name, value in vars(self).items() if value or name not in _OF_TURNS}
-        return {**fields, **{name: list(map(vars, fields[name])) for name in _MESSAGES if name in fields}}
+        return {
+            **fields,
+            **{name: [message.as_json() for message in fields[name]] for name in _MESSAGES if name in fields},
+        }
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> "ScoreRequest":

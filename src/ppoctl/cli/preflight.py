@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
 
 def examined(
-    files: Sequence[Path], sets: Sequence[str], *, strict: bool, device: str | None = None
+    files: Sequence[Path],
+    sets: Sequence[str],
+    *,
+    strict: bool,
+    files_are_required: bool = False,
+    device: str | None = None,
 ) -> "tuple[Loaded, list[Finding]]":
     """Return the recipe, and the findings on it, its model and its data.
 
     Raises one error that lists all problems. Unless `strict` is True, an asset that is missing only on this machine
-    is a note and not a problem. `device` is the device of the generator (vLLM): `cpu` or `gpu`.
+    is a note and not a problem; with `files_are_required`, this does not hold for files of the user. `device` is the
+    device of the generator (vLLM): `cpu` or `gpu`.
     """
     from ppoctl.finding import as_error, require_none, without_missing
     from ppoctl.loading.load import examine
@@ -45,7 +51,9 @@ def examined(
             loaded, found = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
-    findings = found if strict else without_missing(found)
+    # Without a recipe, what is missing is the reason: the rows of an epoch cannot be counted.
+    tolerant = not strict and loaded is not None
+    findings = without_missing(found, files_are_required=files_are_required) if tolerant else found
     print_notes(findings)
     require_none(findings)
     if loaded is None:

@@ -163,13 +163,13 @@ def print_conversation(
         render.heading(part.title)
         if not part.is_turn:
             for message in part.messages:
-                _print_lines(f"| {render.clipped(_one_line(message.role), 20)}: ", message.content)
+                _print_lines(f"| {render.clipped(_one_line(message.role), 20)}: ", message.content or "")
         elif part.start < part.end:
             texts = [_indented(piece) for piece in pieces[part.start : part.end]]
             render.line(f"  {render.weighted(texts, weights[part.start : part.end], largest)}")
         else:
             for message in part.messages:
-                render.line(f"  {_indented(message.content)}")
+                render.line(f"  {_indented(message.content or '')}")
         for call in part.calls:
             _print_lines("> ", _one_line(call))
 

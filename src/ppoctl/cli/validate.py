@@ -44,7 +44,7 @@ def validate(
     if stage:
         _fetch(files, sets or ())
     strict, device = assets or stage, None if gpu_gib is None else "gpu"
-    loaded, findings = preflight.examined(files, sets or (), strict=strict, device=device)
+    loaded, findings = preflight.examined(files, sets or (), strict=strict, files_are_required=True, device=device)
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
         require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])

@@ -97,7 +97,7 @@ class ChatTemplate:
         `arguments` are the `template_args` of the recipe, and `tools`. The model must have a template. A template is
         code, so any error may be raised.
         """
-        return self.rendered([{"role": message.role, "content": message.content} for message in chat], arguments)
+        return self.rendered([message.as_json() for message in chat], arguments)
 
     def rendered(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object], *, opens_turn: bool = True

@@ -46,7 +46,7 @@ class TemplateDialogue:
             frame = prompt_frame(self._template.rendered, prompt.messages, first, prompt.template_args)
             pieces = frame.pieces(filled(first))
         else:
-            between = [piece for message in first for piece in (message.content, BLANK_LINE)]
+            between = [piece for message in first for piece in (message.content or "", BLANK_LINE)]
             pieces = [prompt.text + BLANK_LINE, *between[:-1], ""]
         return (*self._template.opening, *self._control.encode(pieces))
 
@@ -58,7 +58,7 @@ class TemplateDialogue:
             opening, *rest = self._frame(messages, arguments).pieces(filled(messages))
         else:
             opening = BLANK_LINE
-            rest = [piece for message in messages for piece in (message.content, BLANK_LINE)]
+            rest = [piece for message in messages for piece in (message.content or "", BLANK_LINE)]
         last = turn[-1]
         before = last if last in self._control.texts else self._anchor
         return self._control.encode([self._after_end(opening, last), *rest], before)
@@ -82,6 +82,6 @@ def _require_text(messages: Sequence[Message]) -> None:
     """Raise RejectedMessagesError if a content has no UTF-8 form, such as a lone surrogate."""
     for message in messages:
         try:
-            message.content.encode()
+            (message.content or "").encode()
         except UnicodeEncodeError as error:
             raise RejectedMessagesError(f"a message of the role {message.role} is not valid text: {error}") from error

@@ -4,25 +4,48 @@ The parsers never guess: a row that does not match its format raises an error th
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date, time
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from ppoctl.batch.prompts import Json, Message
+from ppoctl.data.messages import message_of, text_of
 from ppoctl.data.row_blocks import Place, columns_of, lookup
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import ColumnRows, DialogueRows, Gsm8kRows, PythonRows, SingleTable, VerlRows
 
 _GSM8K_MARK = "####"
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles of chat messages."""
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 Question = str | tuple[Message, ...]
-ParsedRow = tuple[Question, str | None, dict[str, Json]]
-"""Question, ground truth and further fields of a row."""
+
+
+@dataclass(frozen=True)
+class ParsedRow:
+    """Question, ground truth and further fields of a row."""
+
+    question: Question
+    answer: str | None
+    fields: Mapping[str, Json]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Column whose value is not JSON -> its type. The recipe does not name the column, and the fields lack it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Place of a row and the table that reads it. `key` is the dotted key of the table."""
+
+    place: Place
+    table: SingleTable
+    key: str
+    null_is_absent: bool = False
+    """Whether a mapping has null for each key that it lacks, as in Arrow."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +71,26 @@ def columns_read(table: SingleTable) -> tuple[str, ...] | None:
     return (columns.prompt, *([columns.answer] if columns.answer else []), *table.fields)
 
 
-def parse_row(raw: Mapping[str, Any], place: Place, table: SingleTable, key: str) -> ParsedRow:
+def parse_row(raw: Mapping[str, Any], source: Source) -> ParsedRow:
     """Return question, ground truth and further fields of a raw row.
 
     Raises DataError if a column is missing, or if a value is not a question, an answer or JSON.
     """
+    place, table, key = source.place, source.table, source.key
     if isinstance(table, DialogueRows):
-        chat, responses = _dialogue(raw, place, key)
-        return chat, None, {**responses, **_fields(raw, place, table, key, ("chosen", "rejected"))}
+        chat, responses = _dialogue(raw, source)
+        fields, left_out = _fields(raw, source, ("chosen", "rejected"))
+        return ParsedRow(chat, None, {**responses, **fields}, left_out)
     columns = _columns(table)
-    question = _question(_value(raw, columns.prompt, place, key), columns.prompt, place)
-    answer = _truth(raw, columns, place, key)
+    question = _question(_value(raw, columns.prompt, source), columns.prompt, source)
+    answer = _truth(raw, columns, source)
     if isinstance(table, Gsm8kRows) and _GSM8K_MARK not in (answer or ""):
         raise DataError(
             f"{place}: `answer` does not end in `{_GSM8K_MARK} N`",
             hint=f'to read answers that are only a number, set `format = "columns"` in [{key}]',
         )
     used = (columns.prompt, *([columns.answer] if columns.answer else []))
-    return question, answer, _fields(raw, place, table, key, used)
+    return ParsedRow(question, answer, *_fields(raw, source, used))
 
 
 def _columns(table: SingleTable) -> _Columns:
@@ -79,7 +104,7 @@ def _columns(table: SingleTable) -> _Columns:
     return _Columns(table.prompt, table.answer)
 
 
-def _truth(raw: Mapping[str, Any], columns: _Columns, place: Place, key: str) -> str | None:
+def _truth(raw: Mapping[str, Any], columns: _Columns, source: Source) -> str | None:
     if columns.answer is None:
         return None
     try:
@@ -87,21 +112,23 @@ def _truth(raw: Mapping[str, Any], columns: _Columns, place: Place, key: str) ->
     except KeyError:
         answer = None
         if columns.needs_answer:
-            _value(raw, columns.answer, place, key)
+            _value(raw, columns.answer, source)
     if answer is None and not columns.needs_answer:
         return None
-    return _answer(answer, columns.answer, place)
+    return _answer(answer, columns.answer, source)
 
 
 def _fields(
-    raw: Mapping[str, Any], place: Place, table: SingleTable, key: str, used: tuple[str, ...]
-) -> dict[str, Json]:
-    if table.fields is not None:
-        return {column: _field(_value(raw, column, place, key), column, place) for column in table.fields}
+    raw: Mapping[str, Any], source: Source, used: tuple[str, ...]
+) -> tuple[dict[str, Json], Mapping[str, str]]:
+    """Return the fields, and the columns that are left out because they are not JSON."""
+    named, left_out = source.table.fields, dict[str, str]()
+    if named is not None:
+        return {column: _field(_value(raw, column, source), column, source) for column in named}, left_out
     rest: Mapping[str, Any] = raw
     for column in used:
         rest = _without(rest, column)
-    return {column: _field(value, column, place) for column, value in rest.items()}
+    return _as_json(rest, "", left_out), left_out
 
 
 def _without(raw: Mapping[str, Any], column: str) -> dict[str, Any]:
@@ -114,26 +141,35 @@ def _without(raw: Mapping[str, Any], column: str) -> dict[str, Any]:
     return kept
 
 
-def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
+def _value(raw: Mapping[str, Any], column: str, source: Source) -> Any:
     try:
         return lookup(raw, column)
     except KeyError:
         available = ", ".join(f"`{name}`" for name in columns_of(raw)) or "none"
         raise DataError(
-            f"{place} has no column `{column}`; its columns are {available}",
-            hint=f'map them in [{key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`',
+            f"{source.place} has no column `{column}`; its columns are {available}",
+            hint=f"`{source.key}.fields` names it: remove it there, or use the name of the file"
+            if column in (source.table.fields or ())
+            else f'map them in [{source.key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`',
         ) from None
 
 
-def _question(value: Any, column: str, place: Place) -> Question:
+def _question(value: Any, column: str, source: Source) -> Question:
+    place = source.place
     if isinstance(value, str):
-        return _text(value, column, place)
+        return text_of(value, f"{place}: `{column}`")
     if not isinstance(value, list | tuple) or not value:
+        other = isinstance(source.table, ColumnRows)
         raise DataError(
             f"{place}: `{column}` is {_kind(value)}, but a prompt must be text or a list of chat messages",
-            hint="name the column with the question as `prompt`",
+            hint=f"--set {source.key}.prompt=COLUMN  # the column of the question; or remove the row"
+            if other
+            else f"store `{column}` as text or as a list of chat messages, or remove the row",
         )
-    messages = tuple(_messages(value, column, place))
+    messages = tuple(
+        message_of(item, f"{place}: message {number} in `{column}`", null_is_absent=source.null_is_absent)
+        for number, item in enumerate(value, start=1)
+    )
     if messages[-1].role == "assistant":
         raise DataError(
             f"{place}: the last message in `{column}` is from the assistant, so there is nothing to answer",
@@ -142,61 +178,62 @@ def _question(value: Any, column: str, place: Place) -> Question:
     return messages
 
 
-def _messages(value: list[Any] | tuple[Any, ...], column: str, place: Place) -> list[Message]:
-    messages: list[Message] = []
-    for item in value:
-        role, content = (item.get("role"), item.get("content")) if isinstance(item, Mapping) else (None, None)
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise DataError(
-                f"{place}: message {len(messages) + 1} in `{column}` must have a `role` and a `content`, both text",
-                hint='chat messages look like {"role": "user", "content": "..."}',
-            )
-        if role not in ROLES:
-            raise DataError(
-                f"{place}: message {len(messages) + 1} in `{column}` has the role `{role}`",
-                hint=f"roles are {', '.join(ROLES)}",
-            )
-        messages.append(Message(role, _text(content, column, place)))
-    return messages
-
-
-def _dialogue(raw: Mapping[str, Any], place: Place, key: str) -> tuple[Question, dict[str, Json]]:
+def _dialogue(raw: Mapping[str, Any], source: Source) -> tuple[Question, dict[str, Json]]:
     """Return the common beginning of two dialogues, up to the last turn of the user, and the answer of each."""
-    turns = {column: _turns(_value(raw, column, place, key), column, place) for column in ("chosen", "rejected")}
+    place = source.place
+    turns = {column: _turns(_value(raw, column, source), column, source) for column in ("chosen", "rejected")}
     common = 0
     for chosen, rejected in zip(turns["chosen"], turns["rejected"], strict=False):
         if chosen != rejected:
             break
         common += 1
     chat = turns["chosen"][:common]
-    while chat and chat[-1][0] != "user":
+    while chat and chat[-1].role != "user":
         chat = chat[:-1]
     if not chat:
         raise DataError(
             f"{place}: `chosen` and `rejected` do not begin with the same user turn",
             hint="remove the row: the two dialogues must have the same beginning",
         )
-    answers = {column: turn[len(chat)] if len(turn) > len(chat) else None for column, turn in turns.items()}
-    for column, answer in answers.items():
-        if answer is None or answer[0] != "assistant":
+    responses = dict[str, Json]()
+    for column, turn in turns.items():
+        answer = turn[len(chat)] if len(turn) > len(chat) else None
+        if answer is None or answer.role != "assistant":
             raise DataError(
                 f"{place}: `{column}` has no assistant turn after the common beginning", hint="remove the row"
             )
-    responses = {column: answer[1] for column, answer in answers.items() if answer is not None}
-    return tuple(Message(role, _text(content, "chosen", place)) for role, content in chat), {**responses}
+        if answer.further:
+            raise DataError(
+                f"{place}: the answer in `{column}` has `{next(iter(answer.further))}`, but the field `{column}` is "
+                "only its `content`",
+                hint="write all text of the answer in its `content`, or remove the row",
+            )
+        responses[column] = answer.content
+    for message in chat:
+        if not message.further:
+            text_of(message.content or "", f"{place}: `chosen`")
+    return tuple(chat), responses
 
 
-def _turns(value: Any, column: str, place: Place) -> list[tuple[str, str]]:
-    """Return role and content of each turn of a dialogue. An assistant turn may be empty, as in HH-RLHF."""
+def _turns(value: Any, column: str, source: Source) -> list[Message]:
+    """Return the turns of a dialogue. An assistant turn may be empty, as in HH-RLHF."""
+    place = source.place
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        messages = [(item.get("role"), item.get("content")) for item in value]
-        if all(role in ROLES and isinstance(content, str) for role, content in messages):
-            return [(str(role), str(content)) for role, content in messages]
-    elif isinstance(value, str):
+        return [
+            message_of(
+                item,
+                f"{place}: message {number} in `{column}`",
+                null_is_absent=source.null_is_absent,
+                may_be_empty=True,
+            )
+            for number, item in enumerate(value, start=1)
+        ]
+    if isinstance(value, str):
         before, *parts = _TURN.split("\n\n" + value.lstrip("\n"))
         if not before.strip() and parts:
             speakers, texts = parts[::2], parts[1::2]
-            return [(_SPEAKERS[speaker], text.strip()) for speaker, text in zip(speakers, texts, strict=True)]
+            pairs = zip(speakers, texts, strict=True)
+            return [Message(_SPEAKERS[speaker], text.strip()) for speaker, text in pairs]
     raise DataError(
         f"{place}: `{column}` is {_kind(value)}, but a dialogue must be text with `Human:` and `Assistant:`, or a "
         "list of chat messages",
@@ -204,40 +241,85 @@ def _turns(value: Any, column: str, place: Place) -> list[tuple[str, str]]:
     )
 
 
-def _answer(value: Any, column: str, place: Place) -> str:
+def _answer(value: Any, column: str, source: Source) -> str:
     # bool is a subclass of int, but not a plausible ground truth. A float is rejected, because its text is ambiguous.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
+        other = isinstance(source.table, ColumnRows)
+        column_hint = f"; for another column: --set {source.key}.answer=COLUMN" if other else ""
         raise DataError(
-            f"{place}: `{column}` is {_kind(value)}, but an answer must be text or a whole number",
-            hint="name the column with the ground truth as `answer`",
+            f"{source.place}: `{column}` is {_kind(value)}, but an answer must be text or a whole number",
+            hint=f"{_answer_hint(value)}{column_hint}",
         )
-    return _text(value, column, place)
+    return text_of(value, f"{source.place}: `{column}`")
 
 
-def _field(value: Any, column: str, place: Place) -> Json:
+def _answer_hint(value: Any) -> str:
+    if value is None:
+        return "remove the row"
+    if isinstance(value, float) and value.is_integer():
+        return (
+            "store it as text or as a whole number, with pandas: `.astype(int)`, or `.astype('Int64')` if a value is "
+            "missing"
+        )
+    if isinstance(value, bytes):
+        return "store it as text, with pandas: `.str.decode('utf-8')`"
+    if isinstance(value, list | tuple | Mapping):
+        return "store it as text, with `json.dumps`"
+    return "store it as text, with pandas: `.astype(str)`"
+
+
+def _field(value: Any, column: str, source: Source) -> Json:
+    try:
+        return _as_json(value, column)
+    except _NotJsonError as error:
+        raise DataError(
+            f"{source.place}: `{error.path}` is {_kind(error.value)}, but fields for the reward must be JSON",
+            hint=f"remove `{column}` from `{source.key}.fields`, or store it as text",
+        ) from error
+
+
+class _NotJsonError(Exception):
+    def __init__(self, path: str, value: Any) -> None:
+        super().__init__(path)
+        self.path, self.value = path, value
+
+
+def _as_json(value: Any, path: str, left_out: dict[str, str] | None = None) -> Any:
+    """Return a value as JSON. Dates and times become text in ISO 8601; decimal numbers and UUIDs become text.
+
+    Values of mappings that have no such form are left out, and `left_out` gets their paths and types. Without
+    `left_out`, or outside of mappings, they raise _NotJsonError.
+    """
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{place}: `{column}` is {_kind(value)}, but fields for the reward must be JSON: {error}",
-            hint="remove it from `fields`, or store it as text",
-        ) from error
-    field: Json = value
-    return field
+    except (TypeError, ValueError):
+        pass
+    else:
+        return value
+    if isinstance(value, list | tuple):
+        return [_as_json(inner, path, left_out) for inner in value]
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    if not isinstance(value, Mapping):
+        raise _NotJsonError(path, value)
+    found = dict[str, Any]()
+    for key, inner in value.items():
+        try:
+            found[key] = _as_json(inner, f"{path}.{key}" if path else str(key), left_out)
+        except _NotJsonError as error:
+            if left_out is None:
+                raise
+            left_out[error.path] = _type_name(error.value)
+    return found
 
 
-def _text(value: str, column: str, place: Place) -> str:
-    if not value.strip():
-        raise DataError(f"{place}: `{column}` is empty", hint="remove the row, or name another column")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{place}: `{column}` contains half a character at {error.start} (a lone surrogate)", hint="fix the row"
-        ) from error
-    return value
+def _type_name(value: Any) -> str:
+    is_undefined = isinstance(value, float) and not math.isfinite(value)
+    return f"the number {value}" if is_undefined else type(value).__name__
 
 
 def _kind(value: Any) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.rows import DatasetRow
-from ppoctl.errors import DataError, MissingAssetError, RecipeError, quoted
+from ppoctl.errors import DataError, MissingFileError, RecipeError, quoted
 from ppoctl.recipe.rows import SingleTable
 
 SLOT = "{question}"
@@ -16,7 +16,7 @@ class Framing:
     def __init__(self, table: SingleTable, *, name: str) -> None:
         """Read the prompt file, if there is one.
 
-        Raises MissingAssetError if the file cannot be read, and RecipeError if the file has no `{question}`.
+        Raises MissingFileError if the file cannot be read, and RecipeError if the file has no `{question}`.
         """
         self._table, self._name = table, name
         self.prompt_file = None if table.prompt_file is None else _prompt_file(table.prompt_file, name)
@@ -58,7 +58,7 @@ def _prompt_file(path: str, name: str) -> str:
     try:
         text = Path(path).read_text("utf-8-sig")  # without the byte order mark of some editors
     except OSError as error:
-        raise MissingAssetError(
+        raise MissingFileError(
             f"`{key}` is `{path}`: {str(error.strerror).lower()}", hint=f"ls -l {quoted(Path(path).parent)}"
         ) from error
     except UnicodeDecodeError as error:

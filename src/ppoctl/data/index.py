@@ -15,6 +15,7 @@ import json
 import tempfile
 import weakref
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from threading import Lock
 
 from ppoctl.data.framing import Framing
 from ppoctl.data.loaders import code_digest
+from ppoctl.data.row_faults import RowFaults, joined
 from ppoctl.data.rows import Content, DatasetRow, id_begin, question_of, single_tables, stream_contents, tables_of
 from ppoctl.errors import DataError
 from ppoctl.recipe.row_files import files_of
@@ -80,6 +82,12 @@ class RowSet:
     id_ends: list[str] = field(default_factory=list)
     """Question number -> suffix of the ids of its rows."""
     spool: Spool = field(default_factory=Spool)
+    faults: tuple[DataError, ...] = ()
+    """Errors of invalid rows, which are not among the rows."""
+    left_out: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Column that is not in the fields -> type of its first value, and number of rows."""
+    _shifts: "array[int]" = field(default_factory=lambda: array("q"))
+    """For each invalid row, its position less the number of invalid rows before it."""
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -87,10 +95,15 @@ class RowSet:
     def row(self, position: int) -> DatasetRow:
         """Return one row. In a mix, the fields of the row include the name of its source."""
         question, answer, fields, place = json.loads(self.spool.read(self.contents[position]))
-        id = f"{id_begin(self.name)}{position:06d}{self.id_ends[self.questions[position]]}"
+        in_file = position + bisect_right(self._shifts, position)
+        id = f"{id_begin(self.name)}{in_file:06d}{self.id_ends[self.questions[position]]}"
         if self.source:
             fields["source"] = self.source
         return DatasetRow(id, question_of(question), answer, place, fields)
+
+    def skip(self, position: int) -> None:
+        """Skip the invalid row at this position of the file."""
+        self._shifts.append(position - len(self._shifts))
 
     def first_rows(self) -> Iterator[DatasetRow]:
         """Yield the first row of each question, in the order of question numbers."""
@@ -138,8 +151,19 @@ def read_set(table: SingleTable, *, name: str, source: str = "", counted: Counte
     """Return the rows of a table.
 
     `name` is the key of the table below `data`, and `source` the name of the table in a mix. `counted` is called with
-    the number of rows that were read. Results are cached, so that a command that checks files and then uses the files
-    reads them only once. Raises the errors of `stream_contents` and `Framing`.
+    the number of rows that were read. Raises the errors of `scan_set`, and DataError if rows are invalid.
+    """
+    rows = scan_set(table, name=name, source=source, counted=counted)
+    if rows.faults:
+        raise joined(rows.faults)
+    return rows
+
+
+def scan_set(table: SingleTable, *, name: str, source: str = "", counted: Counted | None = None) -> RowSet:
+    """Return the valid rows of a table, and the errors of the others. The parameters are those of `read_set`.
+
+    Results are cached, so that a command that checks files and then uses the files reads them only once. Raises the
+    errors of `stream_contents` and `Framing`.
     """
     state = _state_of(table, name)
     if state is None:
@@ -173,15 +197,21 @@ def _state_of(table: SingleTable, name: str) -> object:
 
 
 def _read_set(table: SingleTable, name: str, source: str, counted: Counted | None) -> RowSet:
-    rows = RowSet(name, source)
+    rows, faults = RowSet(name, source), RowFaults()
     numbering, seen, digest = _Numbering(rows, rows.spool), bytearray(), hashlib.sha256()
     begin = json.dumps(id_begin(name))[1:-1]
-    for position, content in enumerate(stream_contents(table, name=name)):
+    for position, content in enumerate(stream_contents(table, faults, name=name)):
+        if content is None:
+            rows.skip(position)
+            continue
         if source and "source" in content.fields:
             raise DataError(
                 f"{content.place} has a field `source`, which in a mix is the name of the row's source",
                 hint=f"--set 'data.{name}.fields=[]'  # or list the columns that the reward reads, except `source`",
             )
+        for column, type in content.left_out.items():
+            first, number = rows.left_out.get(column, (type, 0))
+            rows.left_out[column] = first, number + 1
         if content.numbers is None:
             content.numbers = numbering.of(content)
         question, pair, number = content.numbers
@@ -194,6 +224,7 @@ def _read_set(table: SingleTable, name: str, source: str, counted: Counted | Non
         digest.update(f'["{begin}{position:06d}{content.id_end}{content.digest_input}'.encode())
         if counted is not None and (position + 1) % EVERY_ROWS == 0:
             counted(name, position + 1)
+    rows.faults = faults.errors()
     rows.digest = _with_further_files(digest.hexdigest(), table, name)
     return rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.data.row_blocks import BLOCK_ROWS, Block, blocks_of
-from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
+from ppoctl.errors import DataError, EnvironmentProblemError, MissingFileError, PpoctlError, RecipeError, quoted
 from ppoctl.recipe.rows import DatasetTable, PythonRows
 from ppoctl.user_functions import described, import_command, imported
 
@@ -19,7 +19,7 @@ def read_dataset(
 ) -> Iterator[Block]:
     """Yield the first `most` rows of a data set (None: all rows), with these columns (None: all columns).
 
-    Raises MissingAssetError if `datasets` finds the data set neither on this machine nor on the hub. Raises
+    Raises MissingFileError if `datasets` finds the data set neither on this machine nor on the hub. Raises
     EnvironmentProblemError if the library `datasets` is not installed.
     """
     dataset = load_dataset(table, key)
@@ -55,7 +55,7 @@ def load_dataset(table: DatasetTable, key: str) -> Any:
         first = next(iter(str(error).splitlines()), "") or type(error).__name__
         where = quoted(table.path)
         hint = f"ls {where}" if folder.is_absolute() else f"hf download --repo-type dataset {where}"
-        raise MissingAssetError(
+        raise MissingFileError(
             f"`{key}.dataset.path` is `{table.path}` (split `{table.split}`): it cannot be loaded: {first}", hint=hint
         ) from error
     finally:
@@ -66,7 +66,7 @@ def load_dataset(table: DatasetTable, key: str) -> Any:
 def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Block]:
     """Yield the rows of a user's function, one by one. The caller stops after the rows that it requires.
 
-    Raises MissingAssetError if the file is missing, and RecipeError if the file has no such function. Raises
+    Raises MissingFileError if the file is missing, and RecipeError if the file has no such function. Raises
     DataError if the function raises an error or yields something that is not a row.
     """
     del most  # the function is a Python generator, which runs only as far as its rows are read
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 def code_digest(table: PythonRows, *, key: str) -> str:
     """Return the SHA-256 of the file that contains the function. The rows are in another digest, so files that the
-    function imports or reads need not be in this one. Raises MissingAssetError if the file is missing."""
+    function imports or reads need not be in this one. Raises MissingFileError if the file is missing."""
     function = table.function
     file, colon, name = function.rpartition(":")
     if not colon or not name.isidentifier() or not file.endswith(".py"):
@@ -112,7 +112,7 @@ def code_digest(table: PythonRows, *, key: str) -> str:
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError as error:
-        raise MissingAssetError(
+        raise MissingFileError(
             f"`{key}.function` is `{function}`: `{file}` cannot be read: {str(error.strerror).lower()}",
             hint=f"ls -l {quoted(Path(file).parent)}",
         ) from error

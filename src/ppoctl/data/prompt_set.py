@@ -16,6 +16,7 @@ from typing import overload
 from ppoctl.batch.prompts import Prompt
 from ppoctl.data.framing import Framing
 from ppoctl.data.index import RowSet
+from ppoctl.data.row_faults import RowFaults
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import TemplateArguments
@@ -147,13 +148,23 @@ class PromptSet(Sequence[Prompt]):
         return lengths
 
     def _unsure(self) -> Iterator[tuple[int, DatasetRow, str]]:
-        """Yield number, first row and text of each question that may be too long, judging by its number of bytes."""
+        """Yield number, first row and text of each question that may be too long, judging by its number of bytes.
+
+        At the end, raises DataError for all questions that cannot be rendered.
+        """
+        faults = RowFaults()
         for number, row in enumerate(self.rows.first_rows()):
-            text = self._template.text(self._framing.chat(row), row, self._arguments.of(row))
+            arguments = self._arguments.of(row)
+            try:
+                text = self._template.text(self._framing.chat(row), row, arguments)
+            except DataError as error:
+                faults.add(error, row.place, row.id)
+                continue
             self._arguments.require_shown(row, text)
             bound = self._template.most_tokens(text)
             if not text or bound is None or bound > self._max_tokens:
                 yield number, row, text
+        faults.require_none()
 
     def _too_long(self, positions: Sequence[int], rows: int) -> DataError:
         longest = max(positions, key=lambda position: self.lengths[self.rows.questions[position]])

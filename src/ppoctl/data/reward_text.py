@@ -66,7 +66,7 @@ class RewardText:
 
     def _by_template(self, request: ScoreRequest) -> list[int]:
         answer = request.conversation or (Message("assistant", request.response),)
-        chat = [{"role": message.role, "content": message.content} for message in (*request.messages, *answer)]
+        chat = [message.as_json() for message in (*request.messages, *answer)]
         try:
             special = self._tokenizer.special_tokens_map
             text = self._chat.rendered(chat, special, opens_turn=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppoctl.errors import DataError, EnvironmentProblemError
+from ppoctl.errors import DataError, EnvironmentProblemError, quoted
 from ppoctl.recipe.row_files import opened
 
 Place = str
@@ -24,40 +24,60 @@ BLOCK_ROWS = 1 << 18
 class Block(NamedTuple):
     """Consecutive rows: the distinct rows, and for each row the index of the distinct row that it equals."""
 
-    rows: Sequence[tuple[Place, dict[str, Any]]]
+    rows: Sequence[tuple[Place, dict[str, Any] | DataError]]
+    """Place and columns of each distinct row, or the error of a row that cannot be read."""
     order: Sequence[int]
+    null_is_absent: bool = False
+    """Whether a mapping has null for each key that it lacks, as in Arrow."""
 
 
 def read_jsonl(path: Path) -> Iterator[Block]:
     """Yield the rows of a JSONL file in order, without blank lines, one row per block.
 
-    A line is parsed only when its row is requested. Raises DataError with the line number if a line is not a JSON
-    object.
+    A line is parsed only when its row is requested. A line that is not a JSON object is a row with an error.
     """
     with opened(path) as lines:
         for number, line in enumerate(_lines(lines, path), start=1):
             if not line.strip():
                 continue
             place = f"`{path}` line {number}"
-            try:
-                row = json.loads(line.decode("utf-8-sig").rstrip())  # the file may begin with a byte order mark
-            except json.JSONDecodeError as error:
+            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise DataError(
-                    f"{place} is not JSON: {error.msg} (column {error.colno})",
-                    hint="JSONL has one JSON object per line",
-                ) from error
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})",
-                    hint=f"iconv -f ENCODING -t UTF-8 {path} > utf8{path.suffix}  # `file {path}` guesses it",
-                ) from error
-            except RecursionError as error:
-                raise DataError(f"{place} is nested too deep", hint="JSONL has one JSON object per line") from error
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"{place} is JSON, but not an object with columns", hint="JSONL has one JSON object per line"
+                    f"{place} is not UTF-8: the file is UTF-16",
+                    hint=f"iconv -f UTF-16 -t UTF-8 {quoted(path)} > {quoted(f'utf8{path.suffix}')}",
                 )
-            yield Block(((place, row),), (0,))
+            yield Block(((place, _row(line, place, path)),), (0,))
+
+
+def _row(line: bytes, place: Place, path: Path) -> dict[str, Any] | DataError:
+    hint = "JSONL has one JSON object per line"
+    try:
+        row = json.loads(line.decode("utf-8-sig").rstrip(), object_pairs_hook=_object)  # may begin with an order mark
+    except json.JSONDecodeError as error:
+        return DataError(f"{place} is not JSON: {error.msg} (column {error.colno})", hint=hint)
+    except UnicodeDecodeError as error:
+        return DataError(
+            f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})",
+            hint=f"iconv -f ENCODING -t UTF-8 {quoted(path)} > {quoted(f'utf8{path.suffix}')}  "
+            f"# `file {quoted(path)}` guesses it",
+        )
+    except RecursionError:
+        return DataError(f"{place} is nested too deep", hint=hint)
+    except ValueError as error:  # a repeated key, or a whole number with thousands of digits
+        return DataError(f"{place} is not JSON: {str(error).split(';')[0]}", hint="fix the row")
+    if not isinstance(row, dict):
+        return DataError(f"{place} is JSON, but not an object with columns", hint=hint)
+    return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError if a key occurs twice: Python would drop the first value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key `{twice}` occurs twice in one object")
+    return found
 
 
 def _lines(lines: Any, path: Path) -> Iterator[bytes]:
@@ -85,7 +105,29 @@ def read_parquet(path: Path, columns: Collection[str] | None, most: int | None) 
             batches = file.iter_batches(batch_size=BLOCK_ROWS, columns=chosen)
             yield from blocks_of(batches, lambda number: f"`{path}` row {number}", most)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
+        raise _unreadable(path, columns, error) from error
+
+
+def _unreadable(path: Path, columns: Collection[str] | None, error: Exception) -> DataError:
+    """Return the error for a file that cannot be read. It names the columns whose types pyarrow cannot read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    faults = list[str]()
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for name in _chosen(file.schema_arrow.names, columns) or file.schema_arrow.names:
+                try:
+                    list(blocks_of(file.iter_batches(BLOCK_ROWS, columns=[name]), str, None))
+                except pyarrow.ArrowException as why:
+                    faults.append(f"column `{name}` has the type `{file.schema_arrow.field(name).type}`: {why}")
+    except (pyarrow.ArrowException, OSError):
+        faults = []
+    if not faults:
+        return DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?")
+    return DataError(
+        f"`{path}` cannot be read: {'; '.join(faults)}", hint="store the column as text or as a list, or remove it"
+    )
 
 
 def _chosen(available: Sequence[str], columns: Collection[str] | None) -> list[str] | None:
@@ -105,17 +147,55 @@ def blocks_of(batches: Iterator[Any], place: Callable[[int], Place], most: int |
 
     done = 0
     for batch in batches:
-        part = batch if most is None else batch.slice(0, most - done)
+        part = _decoded(batch if most is None else batch.slice(0, most - done))
         if not part.num_rows:
             continue
         codes = _joined([_codes(column) for column in part.columns] or [numpy.arange(part.num_rows)])
         _, first, order = numpy.unique(codes, return_index=True, return_inverse=True)
         rows = part.take(first).to_pylist()
         places = [place(done + int(number) + 1) for number in first]
-        yield Block(list(zip(places, rows, strict=True)), order.tolist())
+        yield Block(list(zip(places, rows, strict=True)), order.tolist(), null_is_absent=True)
         done += part.num_rows
         if most is not None and done >= most:
             return
+
+
+def _decoded(batch: Any) -> Any:
+    """Return a record batch whose columns have the same values in types that `take` and `_codes` know: categories
+    (pandas and polars) become their values, and views (polars) become text and bytes."""
+    import pyarrow
+
+    types = [_decoded_type(field.type) for field in batch.schema]
+    if types == [field.type for field in batch.schema]:
+        return batch
+    columns = [column.cast(type) for column, type in zip(batch.columns, types, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _decoded_type(type: Any) -> Any:
+    import pyarrow
+    from pyarrow import types
+
+    def inner(field: Any) -> Any:
+        return field.with_type(_decoded_type(field.type))
+
+    if types.is_dictionary(type):
+        return _decoded_type(type.value_type)
+    if types.is_string_view(type):
+        return pyarrow.large_string()
+    if types.is_binary_view(type):
+        return pyarrow.large_binary()
+    if types.is_struct(type):
+        return pyarrow.struct([inner(field) for field in type])
+    if types.is_list(type):
+        return pyarrow.list_(inner(type.value_field))
+    if types.is_large_list(type):
+        return pyarrow.large_list(inner(type.value_field))
+    if types.is_fixed_size_list(type):
+        return pyarrow.list_(inner(type.value_field), type.list_size)
+    if types.is_map(type):
+        return pyarrow.map_(inner(type.key_field), inner(type.item_field))
+    return type
 
 
 def _codes(column: Any) -> Any:

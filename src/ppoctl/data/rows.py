@@ -1,7 +1,7 @@
 """Rows of data sets: a question, an answer, and an id that changes only if the question or its position changes.
 
-Rows are never dropped, truncated or guessed: the first invalid row raises an error. The module imports no torch, so
-that `validate` can read the data on a login node.
+Rows are never dropped, truncated or guessed: an invalid row is an error. The module imports no torch, so that
+`validate` can read the data on a login node.
 """
 
 import hashlib
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
-from ppoctl.batch.prompts import Json, Message
+from ppoctl.batch.prompts import Json, Message, as_lists
 from ppoctl.data import loaders
-from ppoctl.data.formats import Question, columns_read, parse_row
+from ppoctl.data.formats import Question, Source, columns_read, parse_row
 from ppoctl.data.row_blocks import Block, Place, read_jsonl, read_parquet
+from ppoctl.data.row_faults import RowFaults
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.row_files import PARQUET, files_of, in_an_epoch
 from ppoctl.recipe.rows import AnyRows, DataTable, Gsm8kRows, MixRows, PythonRows, SingleTable, sources_of
@@ -43,6 +45,8 @@ class Content:
     fields: Mapping[str, Json]
     place: Place
     """Place of the first row with this content."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are not in the fields (`ParsedRow.left_out`)."""
     numbers: tuple[int, int, int] | None = None
     """Numbers that the module `index` assigned to the rows with this content."""
 
@@ -68,14 +72,14 @@ class Content:
         return f'", {self.canonical}, {json.dumps(self.answer)}{further}]'
 
 
-def canonical(question: Question) -> str | list[list[str]]:
+def canonical(question: Question) -> str | list[list[Json]]:
     """Return a question as JSON values."""
-    return question if isinstance(question, str) else [[message.role, message.content] for message in question]
+    return question if isinstance(question, str) else as_lists(question)
 
 
-def question_of(written: str | list[list[str]]) -> Question:
+def question_of(written: str | list[list[Any]]) -> Question:
     """Return the question from the result of `canonical`."""
-    return written if isinstance(written, str) else tuple(Message(role, content) for role, content in written)
+    return written if isinstance(written, str) else tuple(Message(*parts) for parts in written)
 
 
 def tables_of(data: DataTable) -> dict[str, AnyRows]:
@@ -97,22 +101,37 @@ def read_rows(table: SingleTable, *, name: str) -> list[DatasetRow]:
 def stream_rows(table: SingleTable, *, name: str) -> Iterator[DatasetRow]:
     """Yield the rows of one data set, in file order. `name` is the key of the data set below `data`.
 
-    Raises MissingAssetError if a file is missing, RecipeError if a file has another format, and DataError if a file
-    is unreadable or empty. Also raises DataError for the first row that lacks a column, or in which a value is not a
+    Raises MissingFileError if a file is missing, RecipeError if a file has another format, and DataError if a file
+    is unreadable or empty. At the end, raises DataError for all rows that lack a column, or in which a value is not a
     question or an answer.
     """
-    begin = id_begin(name)
-    for number, content in enumerate(stream_contents(table, name=name)):
-        id = f"{begin}{number:06d}{content.id_end}"
-        yield DatasetRow(id, content.question, content.answer, content.place, content.fields)
+    begin, faults = id_begin(name), RowFaults()
+    for number, content in enumerate(stream_contents(table, faults, name=name)):
+        if content is not None:
+            id = f"{begin}{number:06d}{content.id_end}"
+            yield DatasetRow(id, content.question, content.answer, content.place, content.fields)
+    faults.require_none()
 
 
-def stream_contents(table: SingleTable, *, name: str) -> Iterator[Content]:
-    """Yield the content of each row of `stream_rows`. Equal rows that are close to each other share one object."""
+def stream_contents(table: SingleTable, faults: RowFaults, *, name: str) -> Iterator[Content | None]:
+    """Yield the content of each row of `stream_rows`; None: the row is invalid, and its error is added to `faults`.
+    Equal rows that are close to each other share one object."""
     key, number = f"data.{name}", 0
     for block in _blocks(table, key):
-        contents = [Content(*parse_row(raw, place, table, key), place) for place, raw in block.rows]
-        yield from (contents[code] for code in block.order)
+        contents = list[Content | DataError]()
+        for place, raw in block.rows:
+            try:
+                if isinstance(raw, DataError):
+                    raise raw
+                parsed = parse_row(raw, Source(place, table, key, block.null_is_absent))
+                contents.append(Content(parsed.question, parsed.answer, parsed.fields, place, parsed.left_out))
+            except DataError as error:
+                contents.append(error)
+        for code in block.order:
+            content = contents[code]
+            if isinstance(content, DataError):
+                faults.add(content, block.rows[code][0])
+            yield None if isinstance(content, DataError) else content
         number += len(block.order)
     if not number:
         raise DataError(f"[{key}] has no rows: `{table.named}` is empty", hint=f"--set {key}.path=FILE")
@@ -152,7 +171,7 @@ def _blocks(table: SingleTable, key: str) -> Iterator[Block]:
     for read in _readers(table, key):
         for block in read(remaining):
             order = block.order if remaining is None else block.order[:remaining]
-            yield Block(block.rows, order)
+            yield block._replace(order=order)
             if remaining is not None:
                 remaining -= len(order)
                 if not remaining:

@@ -88,7 +88,7 @@ def prompt_frame(
 
     Raises RejectedMessagesError like `suffix_frame`.
     """
-    before = [{"role": message.role, "content": message.content} for message in chat]
+    before = [message.as_json() for message in chat]
     return _frame(lambda probes: render((*before, *probes), arguments), first)
 
 

@@ -108,12 +108,12 @@ class PromptTemplate:
         """Return the chat as text, ending with the generation prompt. `arguments` are those of the chat template,
         including `tools`.
 
-        Raises DataError if the template rejects the chat.
+        Raises DataError if the template rejects the chat, or if no template can write the further keys of a message.
         """
         if not self.has_chat_template:
-            return BLANK_LINE.join(message.content for message in chat)
+            return _plain_text(chat, row)
         try:
-            return self.rendered([{"role": message.role, "content": message.content} for message in chat], arguments)
+            return self.rendered([message.as_json() for message in chat], arguments)
         except Exception as error:  # a template is code and may raise any error
             raise refused(row, error) from error
 
@@ -178,6 +178,17 @@ class PromptTemplate:
             and not byte_level[0].get("add_prefix_space")
             and all(step in byte_level or step.get("type") in splitters for step in steps)
         )
+
+
+def _plain_text(chat: Sequence[Message], row: DatasetRow) -> str:
+    for message in chat:
+        if message.further:
+            raise DataError(
+                f"row `{row.id}` ({row.place}) has a message with `{next(iter(message.further))}`, but the model has "
+                "no chat template to write it",
+                hint="use a model with a chat template, or write all text of the chat in `content`",
+            )
+    return BLANK_LINE.join(message.content or "" for message in chat)
 
 
 def refused(row: DatasetRow, error: Exception) -> DataError:

@@ -68,7 +68,7 @@ def _messages(method: str, value: Any, role: str) -> tuple[Message, ...]:
 
 
 def _message(method: str, value: Any) -> Message:
-    fields = vars(value) if isinstance(value, Message) else value
+    fields = value.as_json() if isinstance(value, Message) else value
     if not isinstance(fields, Mapping) or set(fields) != {"role", "content"}:
         _refuse(method, f"returned a {kind_of(value)} as a message, not a mapping with `role` and `content`")
     role, content = fields["role"], fields["content"]

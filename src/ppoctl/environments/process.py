@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ppoctl.batch.episodes import EnvironmentFailure, Observation, Outcome, Past, Turn, messages_from
+from ppoctl.batch.episodes import EnvironmentFailure, Observation, Outcome, Past, Turn, as_plain, messages_from
 from ppoctl.errors import RecipeError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped
@@ -65,7 +65,7 @@ class EnvironmentProcess(UserProcess):
             self._open.clear()
 
     def _opened(self, start: Past) -> Outcome:
-        outcome = self._observed({"do": "open", "key": start.key, "row": asdict(start.row), "seed": start.seed})
+        outcome = self._observed({"do": "open", "key": start.key, "row": as_plain(start.row), "seed": start.seed})
         if isinstance(outcome, Observation):
             self._open.add(start.key)
         return outcome
@@ -119,7 +119,7 @@ class EnvironmentProcess(UserProcess):
 
 def _difference(recorded: Observation, repeated: Observation) -> str | None:
     """Return both observations around their first difference; None: they are equal up to metrics."""
-    first, second = (json.dumps({**asdict(one), "metrics": {}}) for one in (recorded, repeated))
+    first, second = (json.dumps({**as_plain(one), "metrics": {}}) for one in (recorded, repeated))
     if first == second:
         return None
     pairs = enumerate(zip(first, second, strict=False))

@@ -38,7 +38,7 @@ class PythonEnvironment(EnvironmentTable):
         return schemas_of(self.answers_by, [self.path])
 
     def require_there(self, key: str = "environment") -> None:
-        """Raise MissingAssetError if the file does not exist, and RecipeError if it has changed since the recipe was
+        """Raise MissingFileError if the file does not exist, and RecipeError if it has changed since the recipe was
         read. `key` is the key of this table."""
         setting = f"{key}.path={self.path}"
         require_function(self.path, self.digest, whose="environment's", setting=setting, changed=RecipeError)

@@ -13,11 +13,10 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from ppoctl import units
-from ppoctl.batch.episodes import EnvironmentRow, FailureReason, Observation, ToolCall, Turn, messages_from
+from ppoctl.batch.episodes import EnvironmentRow, FailureReason, Observation, ToolCall, Turn, as_plain, messages_from
 from ppoctl.environments.answers import InvalidAnswerError, first_of, observation_of
 from ppoctl.rewards.message_loop import Handler, entry_of, serve
 
@@ -86,7 +85,7 @@ class EnvironmentHandler:
         """Return the reply with an observation, or with the failure of the environment."""
         reason: FailureReason
         try:
-            reply = {"observation": asdict(observe())}
+            reply = {"observation": as_plain(observe())}
             size = len(json.dumps(reply))
             if size <= OBSERVATION_BYTES:
                 return reply

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.finding import Finding, problem, require_none
+from ppoctl.finding import Finding, once, problem, require_none
 from ppoctl.loading.explain import problems_of
 from ppoctl.loading.layers import SITE, Layers, site_file
 from ppoctl.loading.partial import partial
@@ -94,7 +94,7 @@ def examine(
         wrong = problems_of(error, layers)
         recipe = partial(layers.written, error)
     found = [*layers.problems, *wrong, *(finding for judge in judges for finding in judge(recipe, layers.place))]
-    found += () if of_epochs is None else (of_epochs,)
+    found = once((*found, *(() if of_epochs is None else (of_epochs,))))
     # A file that is missing on this machine may exist on the machine of the run: the recipe itself is valid.
     if "epochs" in layers.written or any(finding.is_error and not finding.is_missing for finding in found):
         return None, found

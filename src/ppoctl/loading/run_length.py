@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ppoctl.errors import DataError, MissingAssetError, quoted
-from ppoctl.finding import Finding, note, problem
+from ppoctl.errors import DataError, MissingAssetError, PpoctlError, quoted
+from ppoctl.finding import Finding, from_error, note, problem
 from ppoctl.loading.layers import Layers
 from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.row_files import rows_of
+from ppoctl.recipe.row_files import files_of, rows_of
 from ppoctl.recipe.rows import AnyRows, Rows, StoredRows, sources_of
 
 
@@ -36,7 +36,7 @@ def put_steps_for_epochs(layers: Layers) -> Finding | None:
         return None
     rows, place = rows_of(table), layers.place(("epochs",))
     if rows is None:
-        layers.problems += _uncounted(table, place)
+        layers.problems += _uncounted(table, layers)
         return None
     steps, remaining = divmod(epochs * rows, per_step)
     if not steps:
@@ -60,13 +60,20 @@ def _train(written: Any) -> AnyRows | None:
     return table
 
 
-def _uncounted(table: AnyRows, place: str) -> Iterator[Finding]:
+def _uncounted(table: AnyRows, layers: Layers) -> Iterator[Finding]:
     """Yield the reasons why rows cannot be counted, except an unset environment variable, which `Layers` reports."""
-    for key, single in sources_of(table).items():
-        name = dotted(("data", "train", *(("sources", key) if key else ())))
+    place = layers.place(("epochs",))
+    for source, single in sources_of(table).items():
+        key = ("data", "train", *(("sources", source) if source else ()))
+        name = dotted(key)
         if isinstance(single, StoredRows) and single.path is not None and single.duplicates == "keep":
             paths = single.path if isinstance(single.path, tuple) else (single.path,)
             if any(path.startswith("$") for path in paths) or rows_of(single) is not None:
+                continue
+            try:
+                files_of(single, key=name)
+            except PpoctlError as error:  # the check of the rows reports it in the same words
+                yield from_error(error, layers.place((*key, "path")), kind="data")
                 continue
             message = f"`epochs` counts the rows of `{name}.path`, `{single.named}`, which cannot be read"
             yield problem(message, place, f"ls -l {quoted(paths[0])}", error=MissingAssetError)

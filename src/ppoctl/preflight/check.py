@@ -9,7 +9,7 @@ from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
 from ppoctl.errors import PpoctlError
-from ppoctl.finding import Finding, from_error, note, problem, require_none
+from ppoctl.finding import Finding, from_error, note, once, problem, require_none
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
@@ -81,10 +81,12 @@ def check(
             enough = getattr(rollout, "prompts_per_round", 1) if key[1] == "train" else 1
             of_round = getattr(rollout, "round_key", "rollout.prompts_per_step")
             name = ".".join(key[1:])
-            prepared = partial(checks.require, table, name, reward=reward, environment=usable.get(name))
+            prepared = partial(checks.examine, table, name, reward=reward, environment=usable.get(name))
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
-            found += _noted("data", where, partial(prepared, at_least=enough, key=of_round))
-    return found
+            for result in prepared(at_least=enough, key=of_round):
+                is_note = isinstance(result, str)
+                found.append(note(result, kind="data") if is_note else from_error(result, where, kind="data"))
+    return once(found)
 
 
 def _models(recipe: Recipe, path: str, place: OriginOf, device: str | None) -> Iterator[Finding]:

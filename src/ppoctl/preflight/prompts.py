@@ -1,18 +1,22 @@
 """Checks of every row of the data, read as in training. The chat template is tried on each kind of row."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ppoctl.batch.prompts import Json, Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
-from ppoctl.data.index import Counted, RowSet, read_set
+from ppoctl.data.index import Counted, RowSet, scan_set
 from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.prompt_set import PromptSet
+from ppoctl.data.row_faults import RowFaults
 from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, single_tables
 from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.data.template_arguments import TemplateArguments
-from ppoctl.errors import DataError, EnvironmentProblemError
+from ppoctl.errors import DataError, EnvironmentProblemError, PpoctlError
 from ppoctl.recipe.row_files import in_an_epoch
 from ppoctl.recipe.rows import ColumnRows
 from ppoctl.recipe.schema import AnyRows, EpisodeTable, SingleTable
@@ -36,7 +40,7 @@ class RowChecks:
         tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
         self._renderer = None if tokenizer is None else PromptTemplate(tokenizer, template)
 
-    def require(
+    def examine(
         self,
         table: AnyRows,
         name: str,
@@ -45,52 +49,96 @@ class RowChecks:
         key: str = "rollout.prompts_per_step",
         reward: ScorerTable | None = None,
         environment: EpisodeTable | None = None,
-    ) -> Iterator[str]:
-        """Yield notes on the rows of a table.
+    ) -> Iterator[str | PpoctlError]:
+        """Yield notes on the rows of a table, and all errors that the start of a run would raise.
 
-        Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`. Raises DataError if there are
-        fewer rows than `at_least` (the rows of a round, which `key` sets), or if the chat template rejects a row.
-        Raises RewardError if `reward` cannot score a row. Raises the errors of `environment` if it rejects a row.
+        The errors are those of `data.index.scan_set` and `data.prompt_set.PromptSet`, a RewardError if `reward`
+        cannot score rows, the errors of `environment` if it rejects rows, and a DataError if there are fewer rows
+        than `at_least` (the rows of a round, which `key` sets).
         """
-        read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
+        rows, unsure, scored = Counter[str](), False, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
-            found = read_set(single, name=its, source=source, counted=self._counted)
-            self._require_rendered(found, single, environment)
-            if scored is not None:
-                for row, times in found.different_rows():
-                    scored.see(row.id, row.answer, row.fields, times)
+            try:
+                found = scan_set(single, name=its, source=source, counted=self._counted)
+            except PpoctlError as error:
+                unsure = True
+                yield error
+                continue
+            yield from _left_out(found)
+            results = [*found.faults, *self._tried(found, single, environment)]
+            yield from (result for result in results if isinstance(result, str))
+            errors = [result for result in results if not isinstance(result, str)]
+            for row, times in found.different_rows() if scored is not None else ():
+                scored.see(row.id, row.answer, row.fields, times)
+            rows["read"] += len(found)
             used = len(found)
-            read += used
-            if self._renderer is not None and self._max_tokens is not None:
-                counts = PromptSet(found, single, self._renderer, self._max_tokens, environment).counts
-                used = counts.used
-                if remarks := counts.remarks():
-                    yield f"`data.{its}`: {remarks}"
-            require_in_an_epoch(its, used, single.weight)
-            rows += in_an_epoch(used, single.weight)
-        require_enough(rows, at_least, key)
+            if not errors:
+                try:
+                    if self._renderer is not None and self._max_tokens is not None:
+                        counts = PromptSet(found, single, self._renderer, self._max_tokens, environment).counts
+                        used = counts.used
+                        if remarks := counts.remarks():
+                            yield f"`data.{its}`: {remarks}"
+                    require_in_an_epoch(its, used, single.weight)
+                except PpoctlError as error:
+                    errors.append(error)
+            yield from errors
+            unsure = unsure or bool(errors)
+            rows["in an epoch"] += in_an_epoch(used, single.weight)
+        if not unsure:
+            yield from _raised(partial(require_enough, rows["in an epoch"], at_least, key))
         if scored is not None:
-            scored.require()
+            yield from _raised(scored.require)
             if scored.unscored:
                 yield (
-                    f"`data.{name}`: responses to {scored.unscored} of {read} rows are not scored: their reward "
-                    f"requires a ground truth, and the rows have none{_column_hint(table, name)}"
+                    f"`data.{name}`: responses to {scored.unscored} of {rows['read']} rows are not scored: their "
+                    f"reward requires a ground truth, and the rows have none{_column_hint(table, name)}"
                 )
 
-    def _require_rendered(self, rows: RowSet, table: SingleTable, environment: EpisodeTable | None) -> None:
-        """Frame every question, and render one question for each sequence of chat roles.
+    def _tried(
+        self, rows: RowSet, table: SingleTable, environment: EpisodeTable | None
+    ) -> Iterator[str | PpoctlError]:
+        """Frame every question, render one question of each kind, and yield notes and errors.
 
-        A chat template may reject some sequences of roles.
+        A chat template may reject some sequences of roles, and may omit some further keys of messages.
         """
-        framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
+        faults, tried, omitted = RowFaults(), set[object](), set[str]()
         arguments = TemplateArguments(table, environment, name=rows.name)
-        arguments.require_environments(rows)
+        try:
+            framing = Framing(table, name=rows.name)
+            arguments.require_environments(rows)
+        except PpoctlError as error:
+            yield error
+            return
         for row in rows.first_rows():
-            chat = framing.chat(row)
-            roles = tuple(message.role for message in chat)
-            if self._template is not None and self._template.text is not None and roles not in tried:
-                tried.add(roles)
-                _require_rendered(self._template, chat, row, arguments.of(row))
+            try:
+                chat = framing.chat(row)
+                kind = tuple((message.role, message.content is None, *sorted(message.further)) for message in chat)
+                if self._template is not None and self._template.text is not None and kind not in tried:
+                    tried.add(kind)
+                    text = _rendered(self._template, chat, row, arguments.of(row))
+                    omitted |= _omitted(self._template, chat, text, arguments.of(row))
+            except DataError as error:
+                faults.add(error, row.place, row.id)
+            except PpoctlError as error:  # the template is wrong for every row
+                yield error
+                break
+        yield from faults.errors()
+        for key in sorted(omitted):
+            yield f"`data.{rows.name}`: messages have `{key}`, which the model's chat template does not write"
+
+
+def _raised(check: Callable[[], None]) -> Iterator[PpoctlError]:
+    try:
+        check()
+    except PpoctlError as error:
+        yield error
+
+
+def _left_out(rows: RowSet) -> Iterator[str]:
+    for column, (type, number) in rows.left_out.items():
+        times = "1 row" if number == 1 else f"{number} rows"
+        yield f"`data.{rows.name}`: the reward cannot read `{column}` of {times}, because it is not JSON ({type})"
 
 
 def _column_hint(table: AnyRows, name: str) -> str:
@@ -98,12 +146,12 @@ def _column_hint(table: AnyRows, name: str) -> str:
     return f"; if there is a column: --set data.{name}.answer=COLUMN" if has_no_column else ""
 
 
-def _require_rendered(
+def _rendered(
     template: ChatTemplate, chat: tuple[Message, ...], row: DatasetRow, arguments: Mapping[str, Json]
-) -> None:
+) -> str:
     try:
         text = template.render(chat, arguments)
-        last = Message(chat[-1].role, f"{chat[-1].content} Or not?")
+        last = replace(chat[-1], content=f"{chat[-1].content} Or not?")
         other = template.render((*chat[:-1], last), arguments)
     except Exception as error:  # a chat template is code: it can fail in any way
         raise refused(row, error) from error
@@ -117,3 +165,20 @@ def _require_rendered(
             f"the model's chat template omits the question of row `{row.id}` ({row.place})",
             hint="fetch the model again",
         )
+    return text
+
+
+def _omitted(template: ChatTemplate, chat: tuple[Message, ...], text: str, arguments: Mapping[str, Json]) -> set[str]:
+    """Return the further keys of messages without which the template writes the same text."""
+    found = set[str]()
+    for key in {key for message in chat for key in message.further} - {"content"}:
+        without = [
+            replace(message, further={other: value for other, value in message.further.items() if other != key})
+            for message in chat
+        ]
+        try:
+            is_same = template.render(without, arguments) == text
+        except Exception:  # noqa: BLE001 - the template requires the key
+            is_same = False
+        found |= {key} if is_same else set()
+    return found

@@ -6,7 +6,7 @@ import os
 from io import BufferedIOBase
 from pathlib import Path
 
-from ppoctl.errors import DataError, MissingAssetError, RecipeError, quoted
+from ppoctl.errors import DataError, MissingFileError, RecipeError, quoted
 from ppoctl.model.folder import is_url
 from ppoctl.recipe.rows import AnyRows, MixRows, SingleTable, StoredRows
 
@@ -18,7 +18,7 @@ _READABLE = (*JSONL, PARQUET)
 def files_of(table: StoredRows, *, key: str) -> list[Path]:
     """Return the files of a table's `path` in reading order; files of a folder or a glob are sorted by name.
 
-    `key` is the dotted key of the table. Raises MissingAssetError if a path does not exist, and RecipeError for a
+    `key` is the dotted key of the table. Raises MissingFileError if a path does not exist, and RecipeError for a
     file with an unknown suffix or a folder without row files.
     """
     paths = table.path if isinstance(table.path, tuple) else (table.path or "",)
@@ -51,8 +51,8 @@ def _files_at(path: str, *, key: str) -> list[Path]:
     if glob.has_magic(path):
         if matching := sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 - the pattern is a complete path
             return [Path(name) for name in matching]
-        raise MissingAssetError(f"`{key}` is `{path}`: no file matches", hint=f"ls {quoted(_folder_of(path))}")
-    raise MissingAssetError(f"`{key}` is `{file}`: no such file", hint=f"ls {quoted(file.parent)}")
+        raise MissingFileError(f"`{key}` is `{path}`: no file matches", hint=f"ls {quoted(_folder_of(path))}")
+    raise MissingFileError(f"`{key}` is `{file}`: no such file", hint=f"ls {quoted(file.parent)}")
 
 
 def _folder_of(pattern: str) -> Path:
@@ -81,7 +81,7 @@ def _rows_of(table: SingleTable) -> int | None:
         return None
     try:
         counts = [_rows_in(file) for file in files_of(table, key="data")]
-    except (MissingAssetError, RecipeError):
+    except (MissingFileError, RecipeError):
         return None
     known = [rows for rows in counts if rows is not None]
     if len(known) != len(counts):

@@ -37,7 +37,7 @@ class MetricFunction(Table):
     function's metrics are omitted."""
 
     def require_there(self) -> None:
-        """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
+        """Raise MissingFileError if the function's file does not exist, and RewardError if the file has changed
         since the recipe was read."""
         setting = f"{_KEY}.function={self.function}"
         require_function(self.function, self.digest, whose="evaluation's", setting=setting, changed=RewardError)

@@ -65,7 +65,7 @@ class PythonScorer(ProcessScorer):
         return True
 
     def require_there(self, key: str = "reward") -> None:
-        """Raise MissingAssetError if the function's file does not exist, and RewardError if the file has changed
+        """Raise MissingFileError if the function's file does not exist, and RewardError if the file has changed
         since the recipe was read. `key` is the key of this table."""
         setting = f"{key}.function={self.function}"
         require_function(self.function, self.digest, whose="reward's", setting=setting, changed=RewardError)

@@ -152,7 +152,7 @@ def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:
     if table.reads_truth and prompt.answer is None:
         raise RewardError("there is no ground truth", hint="name its column as `data.train.answer`")
     candidates = None if prompt.answer is None else table.candidates(prompt.answer)
-    question = {"question": prompt.messages[-1].content} if prompt.messages else {}
+    question = {"question": prompt.messages[-1].content or ""} if prompt.messages else {}
     if candidates is None:
         truth = {} if prompt.answer is None else {"ground truth": prompt.answer, **_in_all_formats(prompt.answer)}
         lengths = {f"{count} x filler": (FILLER * count).strip() for count in LENGTHS}

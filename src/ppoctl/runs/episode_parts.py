@@ -54,7 +54,9 @@ def evaluated_parts(conversation: Sequence[Mapping[str, str]]) -> Iterator[Episo
     for message in conversation:
         is_turn = message["role"] == "assistant"
         turns += is_turn
-        yield EpisodePart(f"turn {turns}" if is_turn else "observation", (Message(**message),), is_turn=is_turn)
+        yield EpisodePart(
+            f"turn {turns}" if is_turn else "observation", (Message.from_json(message),), is_turn=is_turn
+        )
 
 
 def _calls(turn: EpisodeTurn) -> tuple[str, ...]:

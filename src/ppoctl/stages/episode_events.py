@@ -1,10 +1,9 @@
 """Events of episodes as JSON values, for the log of a stage that is not committed yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ppoctl.batch.episodes import EnvironmentFailure, Observation, ToolCall, messages_from
-from ppoctl.batch.prompts import Message
 from ppoctl.ports import Sample
 from ppoctl.stages.episodes import Event, Observed, Opened
 
@@ -49,15 +48,11 @@ def from_json(value: Mapping[str, Any]) -> Event:
 
 def _observation(observation: Observation) -> dict[str, Any]:
     return {
-        "messages": _messages(observation.messages),
+        "messages": [message.as_json() for message in observation.messages],
         "reward": observation.reward,
         "done": observation.done,
         "metrics": dict(observation.metrics),
     }
-
-
-def _messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _read(value: Mapping[str, Any]) -> Observation:
