@@ -152,8 +152,8 @@ tracking.experiment  "ppoctl"  -
 
 source     a             b
 model      aaaaaaaaaaaa  cccccccccccc
-tokenizer  -             dddddddddddd
 clock      -             2024-07-26T13:05:00
+tokenizer  -             dddddddddddd
 
 equal: versions
 

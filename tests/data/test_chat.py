@@ -80,6 +80,7 @@ PLACES: dict[str, tuple[dict[str, str], object]] = {
     "a list": ({}, [{"name": name, "template": name} for name in ("tool_use", "default")]),
     "a table": ({}, {"default": "own", "tool_use": "tools"}),
     "a text and the file of a processor": ({LEGACY: '{"chat_template": "processor"}'}, "config"),
+    "an empty text": ({LEGACY: '{"chat_template": "processor"}'}, ""),
     "an empty file": ({"chat_template.jinja": ""}, "config"),
     "lines of Windows": ({"chat_template.jinja": "one\r\n{{ bos_token }}\r\n"}, None),
 }

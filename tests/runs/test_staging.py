@@ -135,10 +135,11 @@ def test_submission_checks_faults_that_only_a_job_would_notice(tmp_path: Path) -
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A hub with one model, the quickstart's, and an unneeded file."""
+    """A hub with one model, the quickstart's with a second chat template, and unneeded files."""
 
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
-    FILES = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()} | {"pytorch_model.bin": b"x"}
+    FILES = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()}
+    FILES |= {"pytorch_model.bin": b"x", "onnx/config.json": b"{}", "additional_chat_templates/rag.jinja": b"rag"}
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -148,7 +149,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.split("?")[0]
-        name = path.rpartition("/")[2]
+        name = path.partition("/resolve/")[2].partition("/")[2]
         headers = {"X-Repo-Commit": self.COMMIT}
         if path.startswith("/api/models/org/tiny") and "/xet" not in path:
             found = [{"rfilename": file, "size": len(data)} for file, data in self.FILES.items()]
@@ -200,7 +201,8 @@ def test_hub_model_is_fetched_and_then_found_offline(hub: str, tmp_path: Path) -
     found = {asset["key"]: asset for asset in json.loads(done.stdout)["assets"]}
     folder = Path(found["model.path"]["where"])
     assert (folder / "model.safetensors").read_bytes() == (MODEL / "model.safetensors").read_bytes()
-    assert not (folder / "pytorch_model.bin").exists()
+    assert (folder / "additional_chat_templates/rag.jinja").read_text() == "rag"
+    assert not any((folder / name).exists() for name in ("pytorch_model.bin", "onnx"))
     again = validate(tmp_path / "hf", "http://127.0.0.1:9", "--stage", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["assets"] == json.loads(done.stdout)["assets"]

@@ -153,12 +153,12 @@ def _written(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | 
     template = config.get("chat_template")
     if isinstance(template, list) and all(isinstance(row, Mapping) for row in template):
         template = {str(row.get("name")): row.get("template") for row in template}
-    if isinstance(template, Mapping) and template:
+    if isinstance(template, Mapping):
         named = {str(name): _checked(text, folder / _CONFIG) for name, text in template.items()}
         editing = f"${{EDITOR:-vi}} {quoted(folder / _CONFIG)}  # name one of them `{_DEFAULT}`"
         _require_default(named, folder, editing)
         return named
-    if template:
+    if template is not None:
         return _checked(template, folder / _CONFIG)
     legacy = read_json_object(folder / _LEGACY).get("chat_template")
     return None if legacy is None else _checked(legacy, folder / _LEGACY)
@@ -179,7 +179,7 @@ def _checked(template: object, file: Path) -> str:
 
 def _require_default(texts: Mapping[str, str], folder: Path, hint: str) -> None:
     if _DEFAULT not in texts:
-        names = ", ".join(f"`{name}`" for name in sorted(texts))
+        names = ", ".join(f"`{name}`" for name in sorted(texts)) or "{}"
         raise EnvironmentProblemError(
             f"the model in `{folder}` has the chat templates {names}, but none with the name `{_DEFAULT}`", hint=hint
         )

@@ -203,7 +203,7 @@ def _template(path: object, place: OriginOf) -> tuple[ChatTemplate | None, list[
     except PpoctlError as error:
         return None, [from_error(error, place(("model", "path")), kind="model")]
     if template.text is not None:
-        reads = "the model's chat template reads the clock: these checks read it now, a run at its creation only"
+        reads = "the model's chat template reads the clock: all prompts of a run have the time of its creation"
         return template, [note(reads, kind="model")] if template.reads_clock else []
     return template, [note(f"the model in `{folder}` has no chat template: prompts are plain text", kind="model")]
 

@@ -141,7 +141,7 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
         )
     if template.reads_clock:
         found.append(
-            "the template reads the clock: these prompts have the time of now, those of a run its creation's"
+            "the template reads the clock: these prompts have the current time, a run has that of its creation"
         )
     if not stops:
         found.append("no end token: the model has none (`eos_token_id`), so responses end at their limit")

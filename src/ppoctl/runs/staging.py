@@ -33,8 +33,10 @@ from ppoctl.slurm.script import PASSED_ON
 from ppoctl.user_functions import file_of
 from ppoctl.wire.sources import weights_and_configs
 
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*")
-"""Files of a hub model that a run reads, except `NAMED_TEMPLATES`; subfolders are excluded."""
+_WANTED = (NAMED_TEMPLATES, "*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*")
+"""Files of a hub model that a run reads. `*` includes subfolders, which are excluded below."""
+_SUBFOLDERS = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*")
+"""All subfolders whose name does not begin with `add`, as that of `NAMED_TEMPLATES` does."""
 _TOKENIZER = ("tokenizer*", "chat_template*", NAMED_TEMPLATES, "special_tokens_map.json", "vocab.*", "merges.txt")
 
 
@@ -228,8 +230,7 @@ def _download(key: KeyPath, path: str) -> None:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        snapshot_download(path, allow_patterns=list(_WANTED), ignore_patterns=["*/*"])
-        snapshot_download(path, allow_patterns=[NAMED_TEMPLATES])
+        snapshot_download(path, allow_patterns=list(_WANTED), ignore_patterns=list(_SUBFOLDERS))
     except Exception as error:  # errors of the hub, the network or the disk all have the same result
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         hint = f"hf download {quoted(path)}  # on a machine with network access"
