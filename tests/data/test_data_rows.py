@@ -185,6 +185,12 @@ def test_unmapped_columns_error_shows_the_mapping_to_add(gsm8k: MakeTable, tmp_p
     )
 
 
+def test_verls_columns_in_another_format_are_recognized(gsm8k: MakeTable) -> None:
+    with pytest.raises(DataError, match="has no column `question`") as caught:
+        read_rows(gsm8k('{"prompt": [], "reward_model": {"ground_truth": "1"}}'), name="train")
+    assert str(caught.value.hint).startswith('these are verl\'s columns: write `format = "verl"` in [data.train]')
+
+
 def test_gsm8k_answer_without_its_marker_is_an_error(gsm8k: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: `answer` does not end in `#### N`"):
         read_rows(gsm8k('{"question": "x", "answer": "1"}'), name="train")

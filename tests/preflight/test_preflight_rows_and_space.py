@@ -90,10 +90,14 @@ def test_all_bad_rows_of_all_sets_are_found_in_one_pass(folder: Path) -> None:
 
 
 def test_list_of_bad_rows_has_a_limit(folder: Path) -> None:
-    (folder / "train.jsonl").write_text("".join(f'{{"question": {number}}}\n' for number in range(50)) + GOOD)
+    (folder / "train.jsonl").write_text("".join(CHAT % f"r{number}" for number in range(50)) + GOOD)
     found = check(load([Path("r.toml")]).recipe)
     assert len(found) == 21
     assert found[-1].what == "30 more rows are wrong"
+    (folder / "train.jsonl").write_text("".join(f'{{"question": {number}}}\n' for number in range(9)) + GOOD)
+    [found_once] = check(load([Path("r.toml")]).recipe)
+    says = f"`{folder}/train.jsonl` line 1: `question` is `0` (a int), but a prompt must be text or a list of chat"
+    assert found_once.what == f"{says} messages; also line 2, line 3, line 4, 5 more rows"
 
 
 def test_train_and_rollout_report_every_bad_row_before_anything_starts(

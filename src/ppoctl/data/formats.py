@@ -148,10 +148,16 @@ def _value(raw: Mapping[str, Any], column: str, source: Source) -> Any:
         available = ", ".join(f"`{name}`" for name in columns_of(raw)) or "none"
         raise DataError(
             f"{source.place} has no column `{column}`; its columns are {available}",
-            hint=f"`{source.key}.fields` names it: remove it there, or use the name of the file"
-            if column in (source.table.fields or ())
-            else f'map them in [{source.key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`',
+            hint=_column_hint(raw, column, source),
         ) from None
+
+
+def _column_hint(raw: Mapping[str, Any], column: str, source: Source) -> str:
+    if column in (source.table.fields or ()):
+        return f"correct `{source.key}.fields`, which names `{column}`"
+    if {"prompt", "reward_model"} <= raw.keys() and not isinstance(source.table, VerlRows):
+        return f'these are verl\'s columns: write `format = "verl"` in [{source.key}], without `prompt` and `answer`'
+    return f'map them in [{source.key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`'
 
 
 def _question(value: Any, column: str, source: Source) -> Question:
@@ -272,12 +278,13 @@ def _answer_hint(value: Any) -> str:
 
 def _field(value: Any, column: str, source: Source) -> Json:
     try:
-        return _as_json(value, column)
+        found: Json = _as_json(value, column)
     except _NotJsonError as error:
         raise DataError(
             f"{source.place}: `{error.path}` is {_kind(error.value)}, but fields for the reward must be JSON",
             hint=f"remove `{column}` from `{source.key}.fields`, or store it as text",
         ) from error
+    return found
 
 
 class _NotJsonError(Exception):

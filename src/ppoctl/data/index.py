@@ -101,6 +101,12 @@ class RowSet:
             fields["source"] = self.source
         return DatasetRow(id, question_of(question), answer, place, fields)
 
+    def remarks(self) -> Iterator[str]:
+        """Yield a sentence about each column that is not in the fields."""
+        for column, (type, number) in self.left_out.items():
+            times = "1 row" if number == 1 else f"{number} rows"
+            yield f"`data.{self.name}`: the reward cannot read `{column}` of {times}, because it is not JSON ({type})"
+
     def skip(self, position: int) -> None:
         """Skip the invalid row at this position of the file."""
         self._shifts.append(position - len(self._shifts))

@@ -1,5 +1,6 @@
 """Errors of rows, collected so that one pass over a data set reports all of them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +9,8 @@ from ppoctl.errors import DataError
 
 MOST_FAULTS = 20
 """Maximum number of different faults of a data set that are reported."""
+_VALUE = re.compile(r"(?<= is )`.*`(?= \(a \w+\), but )|\b(column|message|byte|at) \d+", re.DOTALL)
+"""Parts of a message that differ between rows with the same fault: the value that has a wrong type, and numbers."""
 _MOST_PLACES = 3
 """Maximum number of places that a fault names after the first one."""
 
@@ -29,7 +32,7 @@ class RowFaults:
     def add(self, error: DataError, place: Place, id: str = "") -> None:
         """Add the error of a row. The message contains the place of the row, and perhaps its id."""
         what = error.message.replace(place, "")
-        what = what.replace(id, "") if id else what
+        what = _VALUE.sub("", what.replace(id, "") if id else what)
         if (known := self._faults.get(what)) is not None:
             known.rows += 1
             if len(known.places) <= _MOST_PLACES:

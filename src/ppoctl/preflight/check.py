@@ -84,8 +84,10 @@ def check(
             prepared = partial(checks.examine, table, name, reward=reward, environment=usable.get(name))
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
             for result in prepared(at_least=enough, key=of_round):
-                is_note = isinstance(result, str)
-                found.append(note(result, kind="data") if is_note else from_error(result, where, kind="data"))
+                if isinstance(result, str):
+                    found.append(note(result, kind="data"))
+                else:
+                    found.append(from_error(result, where, kind="data"))
     return once(found)
 
 

@@ -146,6 +146,7 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
     if not stops:
         found.append("no end token: the model has none (`eos_token_id`), so responses end at their limit")
     for each in sets:
+        found += each.rows.remarks()
         if remarks := each.counts.remarks():
             found.append(f"`data.{each.rows.name}`: {remarks}")
     return found

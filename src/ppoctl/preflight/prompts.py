@@ -52,9 +52,9 @@ class RowChecks:
     ) -> Iterator[str | PpoctlError]:
         """Yield notes on the rows of a table, and all errors that the start of a run would raise.
 
-        The errors are those of `data.index.scan_set` and `data.prompt_set.PromptSet`, a RewardError if `reward`
-        cannot score rows, the errors of `environment` if it rejects rows, and a DataError if there are fewer rows
-        than `at_least` (the rows of a round, which `key` sets).
+        The errors are those of `data.index.scan_set` and `data.prompt_set.PromptSet`, and of `environment` if it
+        rejects rows. A RewardError says that `reward` cannot score rows. A DataError says that there are fewer rows
+        than `at_least`: the rows of a round, which `key` sets.
         """
         rows, unsure, scored = Counter[str](), False, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
@@ -64,12 +64,13 @@ class RowChecks:
                 unsure = True
                 yield error
                 continue
-            yield from _left_out(found)
+            yield from found.remarks()
             results = [*found.faults, *self._tried(found, single, environment)]
             yield from (result for result in results if isinstance(result, str))
             errors = [result for result in results if not isinstance(result, str)]
-            for row, times in found.different_rows() if scored is not None else ():
-                scored.see(row.id, row.answer, row.fields, times)
+            if scored is not None:
+                for row, times in found.different_rows():
+                    scored.see(row.id, row.answer, row.fields, times)
             rows["read"] += len(found)
             used = len(found)
             if not errors:
@@ -133,12 +134,6 @@ def _raised(check: Callable[[], None]) -> Iterator[PpoctlError]:
         check()
     except PpoctlError as error:
         yield error
-
-
-def _left_out(rows: RowSet) -> Iterator[str]:
-    for column, (type, number) in rows.left_out.items():
-        times = "1 row" if number == 1 else f"{number} rows"
-        yield f"`data.{rows.name}`: the reward cannot read `{column}` of {times}, because it is not JSON ({type})"
 
 
 def _column_hint(table: AnyRows, name: str) -> str:

@@ -144,7 +144,8 @@ def _conversation(sample: "ShownSample", end: int) -> Json:
 
 def _part(part: "EpisodePart") -> Json:
     text = "\n".join(
-        message.content if part.is_turn else f"{message.role}: {message.content}" for message in part.messages
+        (message.content or "") if part.is_turn else f"{message.role}: {message.content or ''}"
+        for message in part.messages
     )
     return {
         "title": part.title[0].upper() + part.title[1:],
