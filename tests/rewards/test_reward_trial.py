@@ -1,5 +1,6 @@
 """A reward trial tries many rows, and reports each problem in one sentence."""
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -14,9 +15,11 @@ from ppoctl.errors import RecipeError, RewardError
 from ppoctl.finding import Finding, Level
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards import gsm8k
+from ppoctl.rewards.boxed import last_boxed
 from ppoctl.rewards.findings import findings
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
+from ppoctl.rewards.math import MathScorer
 from ppoctl.rewards.pool import WorkerPool
 from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.table import ScorerTable
@@ -133,6 +136,46 @@ def test_trial_names_rewarded_wrong_responses(
     _, shown = tried(function)
     assert shown[0] == WINS
     assert [finding for finding in shown if finding in found] == found
+
+
+def _of_first_number(text: str) -> str:
+    """A wrong reader: the first number after the mark."""
+    found = re.search("[0-9]+", text)
+    return found.group() if found else ""
+
+
+def _of_digits_after_mark(text: str) -> str:
+    """A wrong reader: the digits after `#### `, whatever follows; the whole text if there are none."""
+    found = re.findall("#### (-?[0-9.,]+)", text)
+    return found[-1] if found else text
+
+
+@pytest.mark.parametrize(
+    ("answer", "read", "message"),
+    [
+        ("3/4", _of_digits_after_mark, "gold does not win on 100.0% of 8 rows; first `train/0`: gold 0, wrong 0"),
+        ("$12", _of_digits_after_mark, "gold does not win on 100.0% of 8 rows"),
+        (
+            "3/4",
+            lambda truth: _of_first_number(truth.rpartition("####")[2]),
+            "a wrong answer that agrees with a part of the ground truth scores as gold on 100.0% of the rows; first "
+            "`train/0`: `It follows.\nThe answer is $\\boxed{3/5}$.` scores 1",
+        ),
+    ],
+)
+def test_trial_finds_scorer_that_reads_only_a_part_of_the_truth(
+    answer: str, read: Callable[[str], str], message: str
+) -> None:
+    reads_part = read is not _of_digits_after_mark
+
+    def score(sample: ScoreRequest) -> float:
+        box = last_boxed(sample.response) or ""
+        return float((_of_first_number(box) if reads_part else box) == read(sample.truth or ""))
+
+    rows_of_answer = [replace(row, answer=f"3 of 4\n#### {answer}") for row in rows()]
+    (trial,) = trials(Scoring(score), MathScorer(kind="math"), rows_of_answer, word_ids)
+    errors = [finding.what for finding in findings(trial) if finding.is_error]
+    assert any(what.startswith(message) for what in errors), errors
 
 
 @pytest.mark.parametrize(

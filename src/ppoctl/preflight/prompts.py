@@ -76,6 +76,8 @@ class RowChecks:
                     f"`data.{name}`: responses to {scored.unscored} of {read} rows are not scored: their reward "
                     f"requires a ground truth, and the rows have none{_column_hint(table, name)}"
                 )
+            if scored.empty:
+                yield f"`data.{name}`: {scored.empty} of {read} rows get no score: their ground truth is empty"
 
     def _require_rendered(self, rows: RowSet, table: SingleTable, environment: EpisodeTable | None) -> None:
         """Frame every question, and render one question for each sequence of chat roles.

@@ -8,13 +8,14 @@ from functools import partial
 from ppoctl.errors import RewardError
 from ppoctl.finding import Finding, Level, note, ok, warning
 from ppoctl.rewards.probe import MEND
-from ppoctl.rewards.trial import ATTACKS, LENGTHS, TRIVIAL, Trial
+from ppoctl.rewards.trial import ATTACKS, LENGTHS, PARTLY_RIGHT, TRIVIAL, Trial
 
 FAULTY_FRAC = 0.01
 """Largest fraction of rows on which the gold answer may fail to score best, because real data has a few wrong
 rows."""
 CHEAP_FRAC = 0.05
 """Largest fraction of rows on which a trivial response may score as well as the gold answer."""
+_SHOWN_CHARS = 60
 
 _ok, _note = partial(ok, where="", kind="reward"), partial(note, kind="reward")
 _warning = partial(warning, kind="reward")
@@ -49,6 +50,7 @@ def _of_gold(trial: Trial) -> Iterator[Finding]:
     yield first
     if first.is_error:  # the findings below compare with the gold answer
         return
+    yield from _partly_right(trial)
     for name in ("question", *TRIVIAL):
         share = trial.as_gold(name)
         if name != "empty" and share is not None and share > CHEAP_FRAC:
@@ -61,6 +63,24 @@ def _of_gold(trial: Trial) -> Iterator[Finding]:
     if missed := [name.removeprefix("as ") for name, share in others.items() if share < 0.5]:
         yield _note(
             f"a correct answer does not get full credit as {', '.join(missed)}: request the format in the prompt",
+        )
+
+
+def _partly_right(trial: Trial) -> Iterator[Finding]:
+    """Yield a finding if wrong answers score as well as the gold answer of their row. A few rows are no error: an
+    answer may have equal values on both ends, or a unit with a number."""
+    gold = {tried.row: tried.score.value for tried in trial.of("gold")}
+    lost: dict[str, str] = {}
+    for tried in (tried for name in PARTLY_RIGHT for tried in trial.of(name)):
+        value, best = tried.score.value, gold.get(tried.row)
+        if value is not None and best is not None and value >= best:
+            lost.setdefault(tried.row, f"`{tried.row}`: `{tried.text[-_SHOWN_CHARS:]}` scores {value:g}")
+    if lost:
+        share = len(lost) / len(trial.rows)
+        level = _wrong if share > CHEAP_FRAC else _warning
+        yield level(
+            f"a wrong answer that agrees with a part of the ground truth scores as gold on {share:.1%} of the rows; "
+            f"first {next(iter(lost.values()))}"
         )
 
 

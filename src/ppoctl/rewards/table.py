@@ -81,11 +81,19 @@ class ScorerTable(Table):
     def open(self, models: "RewardModels" = no_models) -> Scorer:
         """Return the configured scorer, which the caller must close. `models` returns the reward model of a table."""
 
-    def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - subclasses read it
-        """Return responses in the scorer's format, built from a ground truth; None: the kind cannot build a gold
-        answer.
+    def require_truth(self, truth: str) -> None:
+        """Raise RewardError if the scorer cannot read a ground truth from its beginning to its end."""
 
-        Raises RewardError if the ground truth does not have the scorer's format.
+    def response_with(self, answer: str, truth: str) -> str | None:  # noqa: ARG002 - subclasses read them
+        """Return a response in the scorer's format with this answer to the row of a ground truth; None: the kind has
+        no format for answers."""
+        return None
+
+    def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - subclasses read it
+        """Return responses in the scorer's format, built from the text of a ground truth; None: the kind cannot build
+        a gold answer.
+
+        Raises the error of `require_truth`.
         """
         return None
 

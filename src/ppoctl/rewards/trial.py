@@ -1,27 +1,28 @@
 r"""Trial of a reward before a run: many rows, each with responses whose expected ranking is known.
 
     gold, wrong, empty, cut          the four responses that every run also tries when it starts (`probe`)
+    other end, a part                wrong answers that a scorer accepts if it reads only a part of the ground truth
     at great length, hedged, ...     the correct answer as a policy in training might write it
     question, no answer, guess       trivial responses, which should get no reward
     boxed, plain, tags, ...          the correct answer in the formats of other rewards
     attacks                          responses that make scorers hang or die; on the first row only
 
-`findings` evaluates the results. Imports no torch.
+All answers are copied from the text of the row (`verbatim`), never read by the scorer that they test. `findings`
+evaluates the results. Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import RewardError
-from ppoctl.rewards.boxed import stated
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
 from ppoctl.rewards.table import Candidates, ScorerTable
+from ppoctl.rewards.verbatim import other_answer, parts_of, verbatim_answer
 
 FILLER = "Let me think about this step by step. "
 LENGTHS = (1, 4, 16, 64)
@@ -36,6 +37,9 @@ TRIVIAL = {
     "guess": "The answer is 42.",
 }
 """Trivial responses, independent of the question."""
+PARTS = ("a part", "the last part")
+PARTLY_RIGHT = ("other end", *PARTS)
+"""Wrong answers that share one end with the answer of a row."""
 ATTACKS = {
     "a tower of powers": "The answer is $\\boxed{9^{9^{9^{9}}}}$.\n#### 9^9^9^9\nAnswer: 9^9^9^9",
     "20,000 numbers": " ".join(map(str, range(20_000))),
@@ -162,11 +166,22 @@ def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:
         "wrong": candidates.wrong,
         "empty": candidates.empty,
         "cut": candidates.truncated,
+        **_partly_right(table, prompt.answer or ""),
         **question,
         **{name: text for name, text in TRIVIAL.items() if text},
         **_variants(candidates),
         **{name: text for name, text in _in_all_formats(prompt.answer or "").items() if text != candidates.gold},
     }
+
+
+def _partly_right(table: ScorerTable, truth: str) -> dict[str, str]:
+    """Return responses with wrong answers that share one end with the answer of a row."""
+    answer = verbatim_answer(truth)
+    other = other_answer(answer, at_the_end=True)
+    wrong = {} if other == other_answer(answer) else {"other end": other}
+    wrong |= dict(zip(PARTS, parts_of(answer), strict=False))
+    worded = {name: table.response_with(text, truth) for name, text in wrong.items()}
+    return {name: text for name, text in worded.items() if text is not None}
 
 
 def _variants(candidates: Candidates) -> dict[str, str]:
@@ -182,9 +197,7 @@ def _variants(candidates: Candidates) -> dict[str, str]:
 
 
 def _in_all_formats(truth: str) -> dict[str, str]:
-    answer = truth.strip()
-    with suppress(ValueError):
-        answer = stated(truth)
+    answer = verbatim_answer(truth)
     return {
         "as `#### 7`": f"It follows.\n#### {answer}",
         "as `\\boxed{7}`": f"It follows.\nThe answer is $\\boxed{{{answer}}}$.",

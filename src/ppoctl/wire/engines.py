@@ -59,7 +59,7 @@ def open_scorer(recipe: Recipe, prompt_source: PromptSource, placed: Placed) -> 
 
     Raises RewardError if some rows cannot be scored, or if the metric function of evaluations cannot be called.
     """
-    if len(recipe.reward.singles) > 1:
+    if recipe.reward.reads_truth or len(recipe.reward.singles) > 1:
         for key, sets in prompt_source.rows.items():
             check = RowCheck(recipe.reward, key)
             for row, times in (rows_and_counts for rows in sets for rows_and_counts in rows.different_rows()):
