@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from math import nan
@@ -276,6 +277,56 @@ def test_refused_long_response_is_only_a_warning() -> None:
     [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
     [finding] = [reported for reported in findings(trial) if "have no score" in reported.what]
     assert finding.level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("table", "end", "text"),
+    [
+        ({"kind": "format", "pattern": r"(?s)<think>.*?</think>\s*<answer>(A|B)</answer>"}, "<think>\n", "<think>"),
+        ({"kind": "format", "pattern": r"\\boxed\{", "match": "search"}, "\\boxed{", "\\boxed{"),
+        ({"kind": "format", "pattern": "<think>|<answer>"}, "<think>", None),
+        ({"kind": "format", "pattern": "<?think>"}, "<think>", None),
+        ({"kind": "gsm8k"}, "#### ", "####"),
+        ({"kind": "gsm8k", "strict": False}, "#### ", None),
+        ({"kind": "math", "rule": "last_box"}, "$\\boxed{", "\\boxed{"),
+        ({"kind": "dapo_math"}, "Answer: ", "Answer:"),
+        ({"kind": "sum", "parts": {"form": {"kind": "format", "pattern": "<think>.*"}}}, "<think>", "<think>"),
+    ],
+)
+def test_trial_names_prompts_that_end_with_what_the_reward_requires(
+    table: dict[str, Any], end: str, text: str | None
+) -> None:
+    reward = Recipe.model_validate(with_keys({"reward": table})).reward
+    prompts = [replace(row, answer="4", text=f"What is 2+2?<|assistant|>{end}") for row in rows(2)]
+    prompts.append(replace(prompts[0], id="train/9", text="What is 2+2?"))
+    (trial,) = trials(Scoring(lambda sample: 1.0), reward, prompts, word_ids)
+    shown = [finding.what for finding in findings(trial) if "the prompts of" in finding.what]
+    says = (
+        f"the prompts of 2 of 3 rows (first `train/0`) end with `{text}`, which the reward requires in the response"
+    )
+    assert shown == ([] if text is None else [says])
+
+
+def test_trial_judges_names_of_metrics_and_notes_those_of_some_responses() -> None:
+    class Returning(Scoring):
+        name: str
+
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            future = super().submit(request)
+            extras = {self.name: 1.0} if "####" in request.response else {}
+            given: Future[Score] = Future()
+            given.set_result(replace(future.result(), extras=extras))
+            return given
+
+    for name, level, says in (
+        ("right", "note", "only some responses have `right`: each mean is over the responses that have it"),
+        ("shaped", "error", "the reward returns a metric `shaped` in addition to its score"),
+        ("acc@1", "error", "the reward returns a metric `acc@1` in addition to its score"),
+    ):
+        scorer = Returning(lambda sample: float(len(sample.response)))
+        scorer.name = name
+        (trial,) = trials(scorer, NO_GOLD, rows(2), word_ids)
+        assert any(finding.level == level and finding.what.startswith(says) for finding in findings(trial))
 
 
 def test_trial_flushes_batch_scorer() -> None:

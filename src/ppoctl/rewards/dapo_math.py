@@ -65,6 +65,10 @@ class DapoMathScorer(ProcessScorer):
     def scores_by(self) -> ScorerSpec:
         return ScorerSpec("ppoctl.rewards.dapo_math:score", {"last_chars": self.last_chars})
 
+    @property
+    def required_text(self) -> str:
+        return "Answer:"
+
     def require_truth(self, truth: str) -> None:
         try:
             _gold(truth)

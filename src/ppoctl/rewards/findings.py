@@ -1,10 +1,12 @@
 """Findings of a reward trial: whether the correct answer scores best, whether a trivial response scores as well,
 whether length alone is rewarded, and which responses the scorer fails on."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.errors import RewardError
 from ppoctl.finding import Finding, Level, note, ok, warning
 from ppoctl.rewards.probe import MEND
@@ -40,6 +42,8 @@ def _findings(trial: Trial) -> list[Finding]:
     is_wrong = any(finding.is_error for finding in about_answers)
     return [
         *about_answers,
+        *_opened(trial),
+        *_metrics(trial),
         *_missing(trial),
         *_attacked(trial, best=None if is_wrong else max(trial.scored("gold"), default=None)),
     ]
@@ -162,6 +166,28 @@ def _without_gold(trial: Trial) -> Iterator[Finding]:
 
 def _counts() -> str:
     return ", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}"
+
+
+def _opened(trial: Trial) -> Iterator[Finding]:
+    if trial.opened:
+        row, text = next(iter(trial.opened.items()))
+        yield _warning(
+            f"the prompts of {len(trial.opened)} of {len(trial.rows)} rows (first `{row}`) end with `{text}`, "
+            "which the reward requires in the response",
+            hint=f"remove `{text}` from the end of the prompts, or from the beginning of `pattern`",
+        )
+
+
+def _metrics(trial: Trial) -> Iterator[Finding]:
+    """Yield the findings on the metrics that the scorer returns with its scores."""
+    scores = [tried.score for tried in trial.tried if tried.score.value is not None]
+    try:
+        require_own_names(scores)
+    except RewardError as error:
+        yield _wrong(error.message, hint=error.hint)
+    counts = Counter(name for score in scores for name in score.extras)
+    if some := [f"`{name}`" for name, count in sorted(counts.items()) if count < len(scores)]:
+        yield _note(f"only some responses have {', '.join(some)}: each mean is over the responses that have it")
 
 
 def _missing(trial: Trial) -> Iterator[Finding]:

@@ -62,6 +62,10 @@ class Gsm8kScorer(ProcessScorer):
     def scores_by(self) -> ScorerSpec:
         return ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": self.strict, "last_chars": self.last_chars})
 
+    @property
+    def required_text(self) -> str:
+        return MARK if self.strict else ""
+
     def require_truth(self, truth: str) -> None:
         try:
             gold_number(truth)

@@ -53,6 +53,10 @@ class MathScorer(ProcessScorer):
         options = {"boxed": self.rule == "last_box", "last_chars": self.last_chars}
         return ScorerSpec("ppoctl.rewards.math_grading:score", options)
 
+    @property
+    def required_text(self) -> str:
+        return "" if self.rule == "math_verify" else "\\boxed{"
+
     def require_truth(self, truth: str) -> None:
         try:
             stated(truth)

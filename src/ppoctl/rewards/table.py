@@ -64,6 +64,12 @@ class ScorerTable(Table):
         """Whether responses can vote, because scores include their answers."""
         return self.finds_answers
 
+    @property
+    def required_text(self) -> str:
+        """Text that each response with a score above 0 contains, if known. A prompt must not end with it, because the
+        response to such a prompt continues after it."""
+        return ""
+
     def reports(self, figure: str) -> bool:  # noqa: ARG002 - subclasses read it
         """Whether the scorer may report a metric of this name that is not in the list of metrics."""
         return False
@@ -76,6 +82,11 @@ class ScorerTable(Table):
     def require_there(self, key: str = "reward") -> None:
         """Raise MissingAssetError if this machine lacks a requirement of the scorer, and RewardError if the scorer
         has changed since the recipe was read. `key` is the key of this table."""
+
+    def accepted_by(self, key: str) -> str | None:  # noqa: ARG002 - subclasses read it
+        """Return the setting, as for `--set`, with which a resume accepts a changed file of the scorer; None: the
+        scorer has no file of the user. `key` is the key of this table."""
+        return None
 
     @abstractmethod
     def open(self, models: "RewardModels" = no_models) -> Scorer:

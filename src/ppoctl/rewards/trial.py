@@ -72,6 +72,8 @@ class Trial:
     tried: tuple[Tried, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
     """Row id -> why no response could be tried on the row."""
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """Row id -> text that a scored response must contain, and with which the prompt of the row already ends."""
 
     @property
     def names(self) -> list[str]:
@@ -147,7 +149,16 @@ def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode,
         is_first = False
     flush_all_scorers([scorer])
     tried = tuple(Tried(row, kind, text, result_of(future, reward)) for row, kind, text, future in submitted)
-    return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults)
+    return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults, _opened(reward, prompts))
+
+
+def _opened(reward: ScorerTable, prompts: Sequence[Prompt]) -> dict[str, str]:
+    opened: dict[str, str] = {}
+    for prompt in prompts:
+        for single in reward.of_row(prompt.fields).singles:
+            if single.required_text and prompt.text.rstrip().endswith(single.required_text.rstrip()):
+                opened[prompt.id] = single.required_text.strip()
+    return opened
 
 
 def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppoctl.activity import loading, preparing
+from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
@@ -24,7 +25,6 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.environment import AsOneTurn
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
 from ppoctl.rewards.rows import RowCheck
-from ppoctl.stages.reward import require_own_names
 from ppoctl.wire.components import Components
 from ppoctl.wire.prestart import cpu_threads, vllm_settings
 from ppoctl.wire.processes import Placed, Say, place
