@@ -71,8 +71,8 @@ def _of_gold(trial: Trial) -> Iterator[Finding]:
 
 
 def _partly_right(trial: Trial) -> Iterator[Finding]:
-    """Yield a finding if wrong answers score as well as the gold answer of their row. A few rows are no error: an
-    answer may have equal values on both ends, or a unit with a number."""
+    """Yield a finding if wrong answers score as well as the gold answer of their row. Real data
+    has a few such rows: an answer may have equal values on both ends, or a unit with a number."""
     gold = {tried.row: tried.score.value for tried in trial.of("gold")}
     lost: dict[str, str] = {}
     for tried in (tried for name in PARTLY_RIGHT for tried in trial.of(name)):

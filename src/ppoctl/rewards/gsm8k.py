@@ -12,8 +12,8 @@ One difference: verl reads only the last 300 characters of the response. ppoctl 
 `last_chars` is 300. Results differ only if a response continues for over 300 characters after its last answer: verl
 gives such a response the score 0.
 
-Lenient reading, specific to ppoctl: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all
-42, and "1e3" is 1000). A response that ends in a part of a number, such as `3/4` or `2^10`, has no answer. verl's
+Lenient reading, specific to ppoctl: the last number anywhere, compared as a number. "$42", "42." and "42.0" are all
+42, and "1e3" is 1000. A response that ends in a part of a number, such as `3/4` or `2^10`, has no answer. verl's
 `flexible` compares text, and so rejects an answer at the end of a sentence.
 
 A ground truth is never shortened: the text after its last `####`, up to the end of the line, must be one number.
