@@ -66,6 +66,20 @@ def test_dapo_truth_without_content_raises(truth: str) -> None:
         DapoMathScorer(kind="dapo_math").candidates(truth)
 
 
+@pytest.mark.parametrize(
+    "truth", ["6*7=42\n#### 42", "x = 3, y = 5", "2x + 3 = 7", "a = b = 5", "$3$ or $5$", "so it is\n42"]
+)
+def test_dapo_truth_of_which_a_part_would_be_lost_raises(truth: str) -> None:
+    with pytest.raises(RewardError, match=r"only a part of the ground truth `.*` would be read"):
+        DapoMathScorer(kind="dapo_math").candidates(truth)
+
+
+@pytest.mark.parametrize("truth", ["x = 42", "f(x) = x^2", "$42$", "$42$ dollars", "\\theta = 42", "$x_1 = 42$"])
+def test_dapo_truth_may_have_name_and_dollar_signs(truth: str) -> None:
+    tried = DapoMathScorer(kind="dapo_math").candidates(truth)
+    assert [dapo_math.score(request(text, truth)).value for text in (tried.gold, tried.wrong)] == [1, 0]
+
+
 @pytest.mark.parametrize("truth", ["42", "\\frac{19}{2}", "x", "\\text{even}", "-3"])
 def test_gold_dapo_answer_beats_other_candidates(truth: str) -> None:
     tried = DapoMathScorer(kind="dapo_math").candidates(truth)

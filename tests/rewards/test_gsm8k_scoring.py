@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppoctl.errors import RewardError
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.function import RewardValue
 from rewards.asking import request
@@ -68,22 +69,82 @@ def test_equal_lenient_numbers_give_the_same_answer() -> None:
         ("-0.5", "-0.5"),
         (".5", ".5"),
         ("#### 12 #### 13", "13"),
+        ("####12", "12"),
+        ("#### 12\r\nthe end", "12"),
     ],
 )
 def test_gsm8k_truth_is_gold_text_or_bare_number(truth: str, number: str) -> None:
     assert gsm8k.gold_number(truth) == number
+    tried = gsm8k.Gsm8kScorer(kind="gsm8k").candidates(truth)
+    assert [gsm8k.score(request(text, truth)).value for text in (tried.gold, tried.wrong)] == [1, 0]
     assert gsm8k.score(request(f"#### {number}", truth)).value == 1
 
 
-@pytest.mark.parametrize("truth", ["", "seventy-two", "the answer is 72", "####", "-", ".", "7 2"])
+@pytest.mark.parametrize("truth", ["", "seventy-two", "the answer is 72", "-", ".", "7 2", "1.2.3"])
 def test_gsm8k_truth_without_number_raises(truth: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor a text"):
         gsm8k.score(request("#### 72", truth))
 
 
-def test_non_decimal_gsm8k_truth_is_compared_as_text() -> None:
-    assert gsm8k.score(request("#### 1.2.3", "#### 1.2.3"), strict=True).value == 1
-    assert gsm8k.score(request("#### 1.2.4", "#### 1.2.3"), strict=False).value == 0
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "3/4",
+        "2\\sqrt{3}",
+        "1e3",
+        "2^{10}",
+        "5, 7",
+        "7:30",
+        "$6",
+        "72 clips",
+        "x=12",
+        "1.2.3",
+        "3,14",
+        ",",
+        "",
+        "\u22125",
+    ],
+)
+def test_gsm8k_truth_that_is_not_one_number_raises(answer: str) -> None:
+    with pytest.raises(ValueError, match="is not one number"):
+        gsm8k.score(request("#### 72", f"so 72 it is\n#### {answer}\nthe end"))
+    with pytest.raises(RewardError, match="is not one number") as caught:
+        gsm8k.Gsm8kScorer(kind="gsm8k").candidates(f"#### {answer}")
+    assert caught.value.hint == 'set `kind = "math"`, which reads fractions, formulas and units'
+
+
+@pytest.mark.parametrize(
+    ("response", "number"),
+    [
+        ("It is \u22125.", "-5"),
+        ("It is = \u2212 5", "-5"),
+        ("It is \uff0d5", "-5"),
+        ("It is \u20135", "-5"),
+        ("10 \u2212 5", "5"),
+        ("10\u20125 pages 10\u201312", "12"),
+        ("\u2212$5", "-5"),
+        ("in 1e5 steps", "100000"),
+        ("1E-3", "0.001"),
+        ("1.5\u00d710^3", "1500"),
+        (r"$1.5 \times 10^{3}$", "1500"),
+        ("\uff11\uff12", "12"),
+        ("1\u202f000\u202f000", "1000000"),
+        ("1 000", "1000"),
+        ("3 1/2", None),
+        ("3\u00bd", None),
+        ("3/4", None),
+        ("2^{10}", None),
+        ("10\u00b2", None),
+        ("7:30", None),
+        (r"\frac{3}{4}", None),
+        (r"\sqrt{3}", None),
+        ("1e4000", None),
+        (r"\boxed{3}", "3"),
+        ("Answer: 3", "3"),
+    ],
+)
+def test_gsm8k_lenient_number_is_read_whole_or_not_at_all(response: str, number: str | None) -> None:
+    assert gsm8k.lenient_number(response) == number
 
 
 def test_gsm8k_answer_far_from_end_is_found_unlike_in_verl() -> None:

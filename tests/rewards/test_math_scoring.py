@@ -74,8 +74,69 @@ def test_math_answer_is_extracted_and_compared_by_rule(
     assert [rule(sample).value for rule in (ANYWHERE, LAST_BOX, AS_TEXT)] == [anywhere, last_box, as_text]
 
 
+@pytest.mark.parametrize(
+    ("truth", "right", "wrong"),
+    [
+        ("half of it\n#### 3/4", "3/4", "3"),
+        ("a root\n#### 2\\sqrt{3}", "2\\sqrt{3}", "2"),
+        ("#### 1e3", "1000", "1"),
+        ("#### 2^{10}", "1024", "2"),
+        ("#### 5, 7", "5, 7", "5"),
+        ("#### 7:30", "7:30", "7"),
+        ("#### 9:00", "9:00", "8:00"),
+        ("cost\n#### $12", "12", "13"),
+        ("5*3=15\n#### (1, 2)", "(1,2)", "(2,1)"),
+        ("1+11\n#### x=12", "12", "11"),
+        ("10+2\n####12", "12", "10"),
+        ("#### **12**.", "12", "13"),
+        ("#### $\\frac{1}{2}$", "\\frac{1}{2}", "1"),
+        ("#### 12\r\nthe end", "12", "13"),
+        ("so 3\n#### Answer\n\\boxed{12}", "12", "3"),
+        ("so \\boxed{3}\n#### 12", "12", "3"),
+        ("#### $\\boxed{12}$.", "12", "1"),
+        ("#### 3 1/2", "7/2", "2"),
+        ("#### 1 234", "1234", "234"),
+        ("#### 1\u202f234", "1234", "234"),
+        ("#### \u22125", "-5", "5"),
+        ("#### \uff11\uff12", "12", "1"),
+        ("#### 1.5\u00d710\u00b3", "1500", "1.5"),
+    ],
+)
+def test_math_truth_is_read_to_its_end(truth: str, right: str, wrong: str) -> None:
+    for text, value in ((right, 1.0), (wrong, 0.0)):
+        sample = request(f"It is $\\boxed{{{text}}}$.", truth)
+        assert [ANYWHERE(sample).value, LAST_BOX(sample).value] == [value, value]
+        if right in truth:  # other spellings are other texts
+            assert AS_TEXT(sample).value == value
+    assert "of the ground truth" not in str(MathScorer(kind="math").candidates(truth))
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        "#### Step 2\nso 5",
+        "half of 3\nis 3/4",
+        r"\boxed{\frac{1}{2}",
+        r"#### \boxed{3}/4",
+        r"the roots are \boxed{3} and $\boxed{5}$",
+    ],
+)
+def test_math_truth_of_which_a_part_would_be_lost_raises(truth: str) -> None:
+    with pytest.raises(RewardError, match=r"ground truth") as caught:
+        MathScorer(kind="math").candidates(truth)
+    assert caught.value.hint == "correct the row, or name a column that has only the answer"
+    for rule in RULES.values():
+        with pytest.raises(ValueError, match="ground truth"):
+            rule(request(r"\boxed{3}", truth))
+
+
+def test_truth_of_which_math_verify_reads_a_part_raises() -> None:
+    with pytest.raises(ValueError, match="math-verify reads only `1` of the ground truth"):
+        ANYWHERE(request(r"\boxed{1}", r"1 \text{ m } 2 \text{ cm}"))
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("truth", ["", "  ", r"\boxed{}"])
+@pytest.mark.parametrize("truth", ["", "  ", r"\boxed{}", "####", "#### \n72"])
 def test_empty_math_truth_raises(rule: partial[object], truth: str) -> None:
     with pytest.raises(ValueError, match="ground truth is empty"):
         rule(request(r"\boxed{}", truth))

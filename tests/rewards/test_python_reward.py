@@ -117,7 +117,7 @@ def test_import_failure_error_names_configured_function(tmp_path: Path) -> None:
         f"the scorer `{tmp_path}/mine.py:score` does not start: ModuleNotFoundError: No module named "
         "'no_such_package'"
     )
-    assert caught.value.hint == f"python -m ppoctl.user_functions {tmp_path}/mine.py:score"
+    assert caught.value.hint == "ppoctl validate RECIPE --reward"
 
 
 def test_batched_function_returns_one_result_per_sample() -> None:

@@ -159,6 +159,25 @@ def test_row_requires_ground_truth_only_if_its_scorer_compares() -> None:
     held.require()
 
 
+def test_rows_whose_truth_is_not_read_to_its_end_are_counted_and_named() -> None:
+    check = RowCheck(reward(kind="gsm8k"), "data.eval.held")
+    for number, truth in enumerate(["4", "#### 3/4", "", "#### 1e3", "four", "#### 5, 7"]):
+        check.see(f"held/{number}", truth, {}, 2 if number == 3 else 1)
+    assert check.empty == 1
+    with pytest.raises(RewardError) as caught:
+        check.require()
+    assert caught.value.message == (
+        "the reward cannot score all rows of [data.eval.held]: 4 rows, first `held/1`: the ground truth `#### 3/4` "
+        "is not one number, so only a part of it would be read (also `held/3`, `held/5`); 1 row, first `held/4`: the "
+        "ground truth `four` is neither a number nor a text with `#### number`"
+    )
+    assert caught.value.hint == 'set `kind = "math"`, which reads fractions, formulas and units'
+    empty = RowCheck(reward(kind="gsm8k"), "data.train")
+    empty.see("0", " ", {}, 3)
+    with pytest.raises(RewardError, match=r"the ground truth of all rows of \[data.train\] is empty"):
+        empty.require()
+
+
 def test_gold_answers_come_from_scorer_of_row() -> None:
     table = reward(**CHOOSE)
     rows = [Prompt(f"train/{n}", (), "", "4", (), {"data_source": "openai/gsm8k"}) for n in range(9)]

@@ -1,6 +1,8 @@
 """A reward trial tries many rows, and reports each problem in one sentence."""
 
+import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from math import nan
@@ -14,9 +16,11 @@ from ppoctl.errors import RecipeError, RewardError
 from ppoctl.finding import Finding, Level
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards import gsm8k
+from ppoctl.rewards.boxed import last_boxed
 from ppoctl.rewards.findings import findings
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
+from ppoctl.rewards.math import MathScorer
 from ppoctl.rewards.pool import WorkerPool
 from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.table import ScorerTable
@@ -135,6 +139,46 @@ def test_trial_names_rewarded_wrong_responses(
     assert [finding for finding in shown if finding in found] == found
 
 
+def _of_first_number(text: str) -> str:
+    """A wrong reader: the first number after the mark."""
+    found = re.search("[0-9]+", text)
+    return found.group() if found else ""
+
+
+def _of_digits_after_mark(text: str) -> str:
+    """A wrong reader: the digits after `#### `, whatever follows; the whole text if there are none."""
+    found = re.findall("#### (-?[0-9.,]+)", text)
+    return found[-1] if found else text
+
+
+@pytest.mark.parametrize(
+    ("answer", "read", "message"),
+    [
+        ("3/4", _of_digits_after_mark, "gold does not win on 100.0% of 8 rows; first `train/0`: gold 0, wrong 0"),
+        ("$12", _of_digits_after_mark, "gold does not win on 100.0% of 8 rows"),
+        (
+            "3/4",
+            lambda truth: _of_first_number(truth.rpartition("####")[2]),
+            "a wrong answer that agrees with a part of the ground truth scores as gold on 100.0% of the rows; first "
+            "`train/0`: `It follows.\nThe answer is $\\boxed{3/5}$.` scores 1",
+        ),
+    ],
+)
+def test_trial_finds_scorer_that_reads_only_a_part_of_the_truth(
+    answer: str, read: Callable[[str], str], message: str
+) -> None:
+    reads_part = read is not _of_digits_after_mark
+
+    def score(sample: ScoreRequest) -> float:
+        box = last_boxed(sample.response) or ""
+        return float((_of_first_number(box) if reads_part else box) == read(sample.truth or ""))
+
+    rows_of_answer = [replace(row, answer=f"3 of 4\n#### {answer}") for row in rows()]
+    (trial,) = trials(Scoring(score), MathScorer(kind="math"), rows_of_answer, word_ids)
+    errors = [finding.what for finding in findings(trial) if finding.is_error]
+    assert any(what.startswith(message) for what in errors), errors
+
+
 @pytest.mark.parametrize(
     ("credited", "says"), [(1, []), (2, ["`question` scores as well as the gold answer on 10.0%"])]
 )
@@ -233,6 +277,56 @@ def test_refused_long_response_is_only_a_warning() -> None:
     [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
     [finding] = [reported for reported in findings(trial) if "have no score" in reported.what]
     assert finding.level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("table", "end", "text"),
+    [
+        ({"kind": "format", "pattern": r"(?s)<think>.*?</think>\s*<answer>(A|B)</answer>"}, "<think>\n", "<think>"),
+        ({"kind": "format", "pattern": r"\\boxed\{", "match": "search"}, "\\boxed{", "\\boxed{"),
+        ({"kind": "format", "pattern": "<think>|<answer>"}, "<think>", None),
+        ({"kind": "format", "pattern": "<?think>"}, "<think>", None),
+        ({"kind": "gsm8k"}, "#### ", "####"),
+        ({"kind": "gsm8k", "strict": False}, "#### ", None),
+        ({"kind": "math", "rule": "last_box"}, "$\\boxed{", "\\boxed{"),
+        ({"kind": "dapo_math"}, "Answer: ", "Answer:"),
+        ({"kind": "sum", "parts": {"form": {"kind": "format", "pattern": "<think>.*"}}}, "<think>", "<think>"),
+    ],
+)
+def test_trial_names_prompts_that_end_with_what_the_reward_requires(
+    table: dict[str, Any], end: str, text: str | None
+) -> None:
+    reward = Recipe.model_validate(with_keys({"reward": table})).reward
+    prompts = [replace(row, answer="4", text=f"What is 2+2?<|assistant|>{end}") for row in rows(2)]
+    prompts.append(replace(prompts[0], id="train/9", text="What is 2+2?"))
+    (trial,) = trials(Scoring(lambda sample: 1.0), reward, prompts, word_ids)
+    shown = [finding.what for finding in findings(trial) if "the prompts of" in finding.what]
+    says = (
+        f"the prompts of 2 of 3 rows (first `train/0`) end with `{text}`, which the reward requires in the response"
+    )
+    assert shown == ([] if text is None else [says])
+
+
+def test_trial_judges_names_of_metrics_and_notes_those_of_some_responses() -> None:
+    class Returning(Scoring):
+        name: str
+
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            future = super().submit(request)
+            extras = {self.name: 1.0} if "####" in request.response else {}
+            given: Future[Score] = Future()
+            given.set_result(replace(future.result(), extras=extras))
+            return given
+
+    for name, level, says in (
+        ("right", "note", "only some responses have `right`: each mean is over the responses that have it"),
+        ("shaped", "error", "the reward returns a metric `shaped` in addition to its score"),
+        ("acc@1", "error", "the reward returns a metric `acc@1` in addition to its score"),
+    ):
+        scorer = Returning(lambda sample: float(len(sample.response)))
+        scorer.name = name
+        (trial,) = trials(scorer, NO_GOLD, rows(2), word_ids)
+        assert any(finding.level == level and finding.what.startswith(says) for finding in findings(trial))
 
 
 def test_trial_flushes_batch_scorer() -> None:

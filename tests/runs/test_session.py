@@ -218,6 +218,12 @@ def test_hint_placeholder_is_replaced_by_the_run_path(made: RunPaths) -> None:
     assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
 
 
+def test_hint_about_the_recipe_names_the_recipe_of_the_run(made: RunPaths) -> None:
+    error = StorageError("x", hint="ppoctl validate RECIPE --reward")
+    session.name_the_run(error, made)
+    assert error.hint == f"ppoctl validate {made.recipe_toml} --reward"
+
+
 def test_hint_of_a_submitted_run_resumes_on_slurm(made: RunPaths) -> None:
     record(made, JobRecord("12", 1.0, "train"))
     with pytest.raises(NonFiniteError) as caught:

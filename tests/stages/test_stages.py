@@ -4,12 +4,16 @@ import math
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from fakes.components import EvenScorer, fake_recipe
 from fakes.job import BuiltStages, Stops, Witness, open_run
+from ppoctl.algorithm.generation import REWARD
+from ppoctl.algorithm.stage_spec import StageParts
 from ppoctl.batch.prompts import Message, Prompt, Prompts
 from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, State
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -17,9 +21,11 @@ from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import RunContext, run
 from ppoctl.ports import OptimizerStep
 from ppoctl.ppo.learning_rate import LearningRate
+from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from stages import stub_models
+from wiring.harness import with_keys
 
 
 def requests(*ids: str) -> list[ScoreRequest]:
@@ -104,6 +110,41 @@ def test_too_many_score_errors_raise_and_name_first(tmp_path: Path) -> None:
         stage._require_few_errors(few, requests("a", "b", "c"), [None] * 3, 1)
     assert caught.value.hint is not None
     assert "reward.max_error_frac=0.34`" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["shaped", "length", "acc@1"])
+def test_metric_name_that_comes_late_is_refused_and_rollouts_are_kept(tmp_path: Path, name: str) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
+    rollouts = first_rollouts(wiring.job)
+    scorer = EvenScorer({"p1": Score(1.0, "ok", extras={name: 7.0})})
+    accept = " --set reward.function=/r/late.py:score"
+    stage = RewardStage(scorer, max_error_frac=1.0, fingerprint="", between=Stops().between, accept=accept)
+    with pytest.raises(RewardError, match=f"the reward returns a metric `{name}`") as caught:
+        stage.run(wiring.job.prompts(1), rollouts)
+    plain = name.replace("@", "_")
+    assert caught.value.hint == (
+        f"return it under another name, such as `my_{plain}`, then run `ppoctl resume RUN{accept}`: "
+        "the rollouts are saved"
+    )
+
+
+def test_hint_of_a_reward_that_raises_accepts_the_changed_file(tmp_path: Path) -> None:
+    keys = {"reward": {"kind": "python", "function": "/r/my reward.py:score"}}
+    recipe = Recipe.model_validate(with_keys(keys))
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
+    parts = SimpleNamespace(
+        scorer=EvenScorer({"p1": Score(None, "error", "KeyError")}),
+        generation=SimpleNamespace(gate=SimpleNamespace(between=lambda: None)),
+        notify=lambda _: None,
+        reward_digest="",
+    )
+    stage = REWARD.build(recipe, cast(StageParts, parts))
+    with pytest.raises(RewardError) as caught:
+        stage.run(wiring.job.prompts(1), first_rollouts(wiring.job))
+    assert (caught.value.hint or "").startswith(
+        "the rollouts are saved: fix the reward and run `ppoctl resume RUN "
+        "--set 'reward.function=/r/my reward.py:score'`"
+    )
 
 
 def test_scorer_receives_all_fields_of_response() -> None:

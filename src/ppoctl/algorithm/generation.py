@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.sampling import episode_settings, rollout_sampling
 from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.errors import quoted
+from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_round
+from ppoctl.rewards.table import RewardTable
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Rewards, Rollouts
@@ -107,7 +110,14 @@ class RewardSpec(StageSpec["Rewards"]):
             notify=parts.notify,
             name=self.name,
             failed_score=None if recipe.environment is None else recipe.environment.on_failure.score,
+            accept=_accept(recipe.reward),
         )
+
+
+def _accept(reward: RewardTable) -> str:
+    """Return the options with which a resume accepts the changed files of a reward, as they follow a command."""
+    settings = (scorer.accepted_by(dotted(("reward", *below))) for below, scorer in reward.scorers.items())
+    return "".join(f" --set {quoted(setting)}" for setting in settings if setting is not None)
 
 
 ROLLOUT = RolloutSpec("rollout")

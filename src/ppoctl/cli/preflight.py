@@ -9,6 +9,7 @@ from ppoctl import units
 from ppoctl.activity import ACTIVITIES, Activity
 from ppoctl.cli import render
 from ppoctl.cli.findings import print_notes
+from ppoctl.cli.options import as_typed
 
 if TYPE_CHECKING:
     from ppoctl.finding import Finding
@@ -68,7 +69,24 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
     """
     loaded = _capable(files, sets, runs)
     require_resources(loaded.recipe, runs / loaded.recipe.name, force=force)
+    _require_usable_functions(loaded.recipe, as_typed("validate", files, sets))
     return loaded
+
+
+def _require_usable_functions(recipe: "Recipe", validate: str) -> None:
+    """Raise the errors of `own_functions.require_usable`. `validate` is the command that checks the recipe."""
+    from ppoctl.errors import RewardError
+    from ppoctl.preflight.own_functions import require_usable
+
+    render.passing("trying the reward")
+    try:
+        require_usable(recipe)
+    except RewardError as error:
+        if recipe.eval.metrics is None or "eval.metrics" not in error.message:
+            error.hint = f"{validate} --reward"
+        raise
+    finally:
+        render.passing()
 
 
 def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":

@@ -95,6 +95,8 @@ class RowChecks:
                     f"`data.{name}`: responses to {scored.unscored} of {rows['read']} rows are not scored: their "
                     f"reward requires a ground truth, and the rows have none{_column_hint(table, name)}"
                 )
+            if scored.empty:
+                yield f"`data.{name}`: {scored.empty} of {read} rows get no score: their ground truth is empty"
 
     def _tried(
         self, rows: RowSet, table: SingleTable, environment: EpisodeTable | None

@@ -16,7 +16,14 @@ from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.function import RewardValue, ending
 
 _BOX = re.compile(r"\\boxed(?:\s*\{|[ ])")
-_MARKED = re.compile(r"#### (-?[0-9.,]+)")
+MARK = "####"
+"""Text before the answer of a worked solution, as in GSM8K."""
+_HEADING = re.compile(r"[A-Za-z]{2,}")
+_WRAPPING = re.compile(r"(?<!\\)\$|\\[()\[\]]")
+"""Signs around a formula, and a currency sign."""
+_JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
+"""Text between two boxes that are one answer."""
+_NESTED = re.compile(r"\{[^{}]*\}|\\begin.*?\\end", re.DOTALL)
 _REPLACED = (
     ("\n", ""),
     ("\\!", ""),
@@ -34,7 +41,7 @@ _REPLACED = (
 
 def score(request: ScoreRequest, *, last_chars: int | None = None) -> RewardValue:
     """Return 1 if the answer in the last box of the response equals the answer of the ground truth, else 0. Raises
-    ValueError if the ground truth is empty."""
+    the error of `stated`."""
     answer = last_boxed(ending(request.response, last_chars))
     is_right = answer is not None and is_same(answer, stated(request.required_truth()))
     return RewardValue(float(is_right), answer=None if answer is None else _normalized(answer))
@@ -49,15 +56,59 @@ def _normalized(answer: str) -> str:
 
 
 def stated(truth: str) -> str:
-    """Return the answer in a ground truth: the content of its last box, the number after its last `#### `, or the
-    whole text. Raises ValueError if the answer is empty."""
-    marked = _MARKED.findall(truth)
-    answer = last_boxed(truth)
-    if answer is None:
-        answer = str(marked[-1]).replace(",", "") if marked else truth
+    """Return the answer in a ground truth: the content of its last box, or the line after its last `####`, whichever
+    comes last. Return the whole text if it has neither. Raises ValueError if the answer is empty, or if a part of the
+    text would be lost."""
+    boxes = list(_BOX.finditer(truth))
+    if boxes and boxes[-1].start() > truth.rfind(MARK):
+        answer = _boxed(truth, boxes)
+    elif (marked := marked_answer(truth)) is not None:
+        answer = _WRAPPING.sub("", marked).strip(" *").removesuffix(".").strip(" *")
+    else:
+        answer = truth
+        if "\n" in _NESTED.sub("", truth.strip()):
+            shown = _on_one_line(truth)[-80:]
+            raise ValueError(f"the ground truth `{shown}` has several lines, and neither `\\boxed` nor `{MARK}`")
     if not answer.strip():
         raise ValueError("the ground truth is empty")
     return answer.strip()
+
+
+def _boxed(truth: str, boxes: list[re.Match[str]]) -> str:
+    """Return the content of the last box of a ground truth. Raises ValueError if the answer is more than this box."""
+    last = boxes[-1]
+    answer = last_boxed(truth)
+    if answer is None:
+        raise ValueError(
+            f"the braces of the last `\\boxed` of the ground truth do not close: `{_on_one_line(truth)[-80:]}`"
+        )
+    earlier = last_boxed(truth[: last.start()])
+    if earlier is not None and _JOINED.fullmatch(truth[boxes[-2].end() + len(earlier) + 1 : last.start()]):
+        raise ValueError(
+            f"the answer of the ground truth has several boxes: `{_on_one_line(truth[boxes[-2].start() :])[:80]}`"
+        )
+    before = truth[: last.start()].rpartition("\n")[2]
+    after = truth[last.end() + len(answer) + 1 :].partition("\n")[0]
+    if MARK in before and _WRAPPING.sub("", before.rpartition(MARK)[2] + after).strip(" \r*."):
+        line = before[before.rindex(MARK) :] + truth[last.start() :].partition("\n")[0]
+        raise ValueError(f"the line `{line[:80]}` of the ground truth has more than its box")
+    return answer
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def marked_answer(truth: str) -> str | None:
+    """Return the text after the last `####` of a ground truth, up to the end of its line. None: the text has no mark.
+    Raises ValueError if the line is a heading."""
+    _, mark, rest = truth.rpartition(MARK)
+    if not mark:
+        return None
+    line, *more = rest.strip(" \t").splitlines() or [""]
+    if _HEADING.match(line) and "".join(more).strip():
+        raise ValueError(f"`{MARK} {line[:60]}` of the ground truth is a heading, because more text follows")
+    return line.strip()
 
 
 def last_boxed(text: str) -> str | None:
@@ -140,10 +191,3 @@ def _braced_fractions(text: str) -> str:
             lower = fraction[1:] if fraction[1] == "{" else f"{{{fraction[1]}}}{fraction[2:]}"
             written += f"\\frac{{{fraction[0]}}}{lower}"
     return written
-
-
-def other_answer(truth: str) -> str:
-    """Return a wrong answer that resembles the ground truth: the ground truth with 1 added to its first number, or
-    `1729` if it has no number."""
-    wrong = re.sub(r"[0-9]+", lambda number: str(int(number.group()) + 1), truth, count=1)
-    return wrong if wrong != truth else "1729"

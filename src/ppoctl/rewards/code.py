@@ -90,14 +90,18 @@ class CodeScorer(ProcessScorer):
         self.require_there()
         return super().open(models)
 
+    def require_truth(self, truth: str) -> None:
+        try:
+            tests_of(truth)
+        except ValueError as error:
+            raise RewardError(str(error), hint="name the column of tests as `answer`") from error
+
     def candidates(self, truth: str) -> Candidates | None:
         """Return a Python program that contains the expected outputs, and programs that do not."""
         if self.language != "python":
             return None
-        try:
-            tests = tests_of(truth)[: self.max_tests]
-        except ValueError as error:
-            raise RewardError(str(error), hint="name the column of tests as `answer`") from error
+        self.require_truth(truth)
+        tests = tests_of(truth)[: self.max_tests]
         start, end, wrong_end = _lookup_program(tests)
         fenced = "```python\n{}\n```".format
         return Candidates(fenced(f"{start}\n{end}"), fenced(f"{start}\n{wrong_end}"), "", f"```python\n{start}")

@@ -18,11 +18,14 @@ from typing import Annotated, ClassVar, Literal
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, AtLeastOne
-from ppoctl.rewards.boxed import other_answer
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
 from ppoctl.rewards.table import Candidates, ProcessScorer
+from ppoctl.rewards.verbatim import other_answer, verbatim_answer
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+_FORMULA = re.compile(r"(?<!\\)\$")
+_NAME = re.compile(r"[\s$]*\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z]\))?\s*")
+"""The name before the `=` of an answer such as `x = 42`."""
 _REPLACED = (
     *((word, "") for word in ("an ", "a ")),
     (".$", "$"),
@@ -62,17 +65,25 @@ class DapoMathScorer(ProcessScorer):
     def scores_by(self) -> ScorerSpec:
         return ScorerSpec("ppoctl.rewards.dapo_math:score", {"last_chars": self.last_chars})
 
-    def candidates(self, truth: str) -> Candidates:
+    @property
+    def required_text(self) -> str:
+        return "Answer:"
+
+    def require_truth(self, truth: str) -> None:
         try:
             _gold(truth)
         except ValueError as error:
-            raise RewardError(str(error), hint="name the column with the answer as `answer`") from error
-        return Candidates(
-            gold=f"It follows.\nAnswer: {truth}",
-            wrong=f"It follows.\nAnswer: {other_answer(truth)}",
-            empty="",
-            truncated="It follows.\nAnswer",
-        )
+            hint = "correct the row, or name a column that has only the answer"
+            raise RewardError(str(error), hint=hint) from error
+
+    def response_with(self, answer: str, truth: str) -> str:  # noqa: ARG002 - the same for each ground truth
+        return f"It follows.\nAnswer: {answer}"
+
+    def candidates(self, truth: str) -> Candidates:
+        self.require_truth(truth)
+        answer = verbatim_answer(truth)
+        gold, wrong = (self.response_with(text, truth) for text in (answer, other_answer(answer)))
+        return Candidates(gold=gold, wrong=wrong, empty="", truncated="It follows.\nAnswer")
 
 
 def score(request: ScoreRequest, *, last_chars: int = 300) -> RewardValue:
@@ -105,7 +116,20 @@ def normal_form(answer: str) -> str:
 
 
 def _gold(truth: str) -> str:
+    """Return the normal form of a ground truth. Raises ValueError if it is empty, or if it has no part that is an
+    answer as a whole: the rule reads only one side of an equation, and only one formula."""
+    text = truth.strip()
+    before, *formulas = _FORMULA.split(text)
+    outside = before + "".join(formulas[1:])
+    name, equals, _ = text.partition("=")
+    if (
+        "\n" in re.sub(r"\{[^{}]*\}", "", text)
+        or "####" in text
+        or (formulas[1:] and re.search(r"[0-9\\$]", outside))
+        or (equals and (text.count("=") > 1 or not _NAME.fullmatch(name)))
+    ):
+        raise ValueError(f"only a part of the ground truth `{' '.join(text.split())[-80:]}` would be read")
     gold = normal_form(truth)
     if not gold:
-        raise ValueError(f"the ground truth `{truth[:80]}` is empty after it is normalized")
+        raise ValueError(f"the ground truth `{text[:80]}` is empty after it is normalized")
     return gold

@@ -25,10 +25,13 @@ class ExactMatchScorer(ProcessScorer):
     def scores_by(self) -> ScorerSpec:
         return ScorerSpec("ppoctl.rewards.exact_match:score", {"ignore_case": self.ignore_case})
 
-    def candidates(self, truth: str) -> Candidates:
-        gold = truth.strip()
-        if not gold:
+    def require_truth(self, truth: str) -> None:
+        if not truth.strip():
             raise RewardError("the ground truth is empty", hint="name another column as `answer`")
+
+    def candidates(self, truth: str) -> Candidates:
+        self.require_truth(truth)
+        gold = truth.strip()
         return Candidates(gold=gold, wrong=_other_text(gold), empty="", truncated=gold[:-1])
 
 

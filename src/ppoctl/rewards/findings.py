@@ -1,20 +1,23 @@
 """Findings of a reward trial: whether the correct answer scores best, whether a trivial response scores as well,
 whether length alone is rewarded, and which responses the scorer fails on."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.errors import RewardError
 from ppoctl.finding import Finding, Level, note, ok, warning
 from ppoctl.rewards.probe import MEND
-from ppoctl.rewards.trial import ATTACKS, LENGTHS, TRIVIAL, Trial
+from ppoctl.rewards.trial import ATTACKS, LENGTHS, PARTLY_RIGHT, TRIVIAL, Trial
 
 FAULTY_FRAC = 0.01
 """Largest fraction of rows on which the gold answer may fail to score best, because real data has a few wrong
 rows."""
 CHEAP_FRAC = 0.05
 """Largest fraction of rows on which a trivial response may score as well as the gold answer."""
+_SHOWN_CHARS = 60
 
 _ok, _note = partial(ok, where="", kind="reward"), partial(note, kind="reward")
 _warning = partial(warning, kind="reward")
@@ -39,6 +42,8 @@ def _findings(trial: Trial) -> list[Finding]:
     is_wrong = any(finding.is_error for finding in about_answers)
     return [
         *about_answers,
+        *_opened(trial),
+        *_metrics(trial),
         *_missing(trial),
         *_attacked(trial, best=None if is_wrong else max(trial.scored("gold"), default=None)),
     ]
@@ -49,6 +54,7 @@ def _of_gold(trial: Trial) -> Iterator[Finding]:
     yield first
     if first.is_error:  # the findings below compare with the gold answer
         return
+    yield from _partly_right(trial)
     for name in ("question", *TRIVIAL):
         share = trial.as_gold(name)
         if name != "empty" and share is not None and share > CHEAP_FRAC:
@@ -61,6 +67,24 @@ def _of_gold(trial: Trial) -> Iterator[Finding]:
     if missed := [name.removeprefix("as ") for name, share in others.items() if share < 0.5]:
         yield _note(
             f"a correct answer does not get full credit as {', '.join(missed)}: request the format in the prompt",
+        )
+
+
+def _partly_right(trial: Trial) -> Iterator[Finding]:
+    """Yield a finding if wrong answers score as well as the gold answer of their row. Real data
+    has a few such rows: an answer may have equal values on both ends, or a unit with a number."""
+    gold = {tried.row: tried.score.value for tried in trial.of("gold")}
+    lost: dict[str, str] = {}
+    for tried in (tried for name in PARTLY_RIGHT for tried in trial.of(name)):
+        value, best = tried.score.value, gold.get(tried.row)
+        if value is not None and best is not None and value >= best:
+            lost.setdefault(tried.row, f"`{tried.row}`: `{tried.text[-_SHOWN_CHARS:]}` scores {value:g}")
+    if lost:
+        share = len(lost) / len(trial.rows)
+        level = _wrong if share > CHEAP_FRAC else _warning
+        yield level(
+            f"a wrong answer that agrees with a part of the ground truth scores as gold on {share:.1%} of the rows; "
+            f"first {next(iter(lost.values()))}"
         )
 
 
@@ -142,6 +166,28 @@ def _without_gold(trial: Trial) -> Iterator[Finding]:
 
 def _counts() -> str:
     return ", ".join(map(str, LENGTHS[:-1])) + f" and {LENGTHS[-1]}"
+
+
+def _opened(trial: Trial) -> Iterator[Finding]:
+    if trial.opened:
+        row, text = next(iter(trial.opened.items()))
+        yield _warning(
+            f"the prompts of {len(trial.opened)} of {len(trial.rows)} rows (first `{row}`) end with `{text}`, "
+            "which the reward requires in the response",
+            hint=f"remove `{text}` from the end of the prompts, or from the beginning of `pattern`",
+        )
+
+
+def _metrics(trial: Trial) -> Iterator[Finding]:
+    """Yield the findings on the metrics that the scorer returns with its scores."""
+    scores = [tried.score for tried in trial.tried if tried.score.value is not None]
+    try:
+        require_own_names(scores)
+    except RewardError as error:
+        yield _wrong(error.message, hint=error.hint)
+    counts = Counter(name for score in scores for name in score.extras)
+    if some := [f"`{name}`" for name, count in sorted(counts.items()) if count < len(scores)]:
+        yield _note(f"only some responses have {', '.join(some)}: each mean is over the responses that have it")
 
 
 def _missing(trial: Trial) -> Iterator[Finding]:

@@ -19,6 +19,13 @@ from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
 
+_LITERAL = re.compile(
+    r"(?:\(\?[a-zA-Z]+\))?(?:\^|\\A)?(?:\\s\*)?((?:\\[^A-Za-z0-9]|[^\\.^$*+?{}\[\]|()])+)(?![*?+{])"
+)
+"""The text at the beginning of a pattern, after flags and optional blanks."""
+_GROUP = re.compile(r"\([^()]*\)")
+_FEWEST_CHARS = 3
+
 
 def _compiles(pattern: str) -> str:
     try:
@@ -44,6 +51,14 @@ class FormatScorer(ProcessScorer):
     match: Annotated[Literal["full", "search"], RESULTS] = "full"
     """Text that must match. full: the whole response, without surrounding whitespace; search: any part of the
     response."""
+
+    @property
+    def required_text(self) -> str:
+        """The literal text at the beginning of a pattern without alternatives."""
+        literal = _LITERAL.match(self.pattern)
+        has_alternatives = "|" in _GROUP.sub("", self.pattern)
+        text = "" if literal is None or has_alternatives else re.sub(r"\\(.)", r"\1", literal[1])
+        return text if len(text) >= _FEWEST_CHARS else ""
 
     @property
     def scores_by(self) -> ScorerSpec:

@@ -12,8 +12,11 @@ One difference: verl reads only the last 300 characters of the response. ppoctl 
 `last_chars` is 300. Results differ only if a response continues for over 300 characters after its last answer: verl
 gives such a response the score 0.
 
-Lenient reading, specific to ppoctl: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all
-42). verl's `flexible` compares text, and so rejects an answer at the end of a sentence.
+Lenient reading, specific to ppoctl: the last number anywhere, compared as a number. "$42", "42." and "42.0" are all
+42, and "1e3" is 1000. A response that ends in a part of a number, such as `3/4` or `2^10`, has no answer. verl's
+`flexible` compares text, and so rejects an answer at the end of a sentence.
+
+A ground truth is never shortened: the text after its last `####`, up to the end of the line, must be one number.
 """
 
 import re
@@ -23,14 +26,21 @@ from typing import Annotated, ClassVar, Literal
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, AtLeastOne
+from ppoctl.rewards.boxed import MARK, marked_answer
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
 from ppoctl.rewards.table import Candidates, ProcessScorer
-
-MARK = "####"
+from ppoctl.rewards.verbatim import other_answer, verbatim_answer
+from ppoctl.rewards.written_numbers import in_ascii
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
-_LENIENT = re.compile(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
-_BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
+_LENIENT = re.compile(r"-?(?:\\?\$)?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+_BEFORE_A_PART = re.compile(
+    r"(?:[\^\u221a]|\*\*|[0-9)}]\s?[/:]|[0-9.][eE][+-]?|\\[dt]?frac(?:\{[^{}]*\})?|\\sqrt(?:\[[^\]]*\])?)[{(]?$"
+)
+"""Text before a number that is only a part of the number that is written: an exponent, a denominator, a root."""
+_SEEN_CHARS = 40
+_GOLD = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
+"""A whole number or decimal number, with or without commas between groups of digits."""
 
 
 class Gsm8kScorer(ProcessScorer):
@@ -52,19 +62,37 @@ class Gsm8kScorer(ProcessScorer):
     def scores_by(self) -> ScorerSpec:
         return ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": self.strict, "last_chars": self.last_chars})
 
-    def candidates(self, truth: str) -> Candidates:
+    @property
+    def required_text(self) -> str:
+        return MARK if self.strict else ""
+
+    def require_truth(self, truth: str) -> None:
         try:
-            number = gold_number(truth)
+            gold_number(truth)
         except ValueError as error:
-            raise RewardError(str(error), hint="name the column with the number as `answer`") from error
-        # A ground truth that is only a number, as in verl's parquet files, is put into the text of a good response.
-        worked = truth if strict_number(truth) is not None else f"The answer is\n{MARK} {number}"
-        before = worked[: worked.rindex(MARK)]
+            hint = "name the column with the number as `answer`"
+            if MARK in truth:
+                hint = 'set `kind = "math"`, which reads fractions, formulas and units'
+            raise RewardError(str(error), hint=hint) from error
+
+    def response_with(self, answer: str, truth: str) -> str:
+        return f"{_working(truth)}{MARK} {answer}"
+
+    def candidates(self, truth: str) -> Candidates:
+        self.require_truth(truth)
+        answer, before = verbatim_answer(truth), _working(truth)
         # The lenient reading accepts an answer in the worked solution, so the text must be truncated before that
         # answer.
-        truncated = before if self.strict else before_number(before, number)
-        wrong = f"{before}{MARK} {_other_number(number)}"
-        return Candidates(gold=worked, wrong=wrong, empty="", truncated=truncated.rstrip())
+        truncated = before if self.strict else before_number(before, gold_number(truth))
+        gold, wrong = (self.response_with(text, truth) for text in (answer, other_answer(answer)))
+        return Candidates(gold=gold, wrong=wrong, empty="", truncated=truncated.rstrip())
+
+
+def _working(truth: str) -> str:
+    """Return the worked solution of a ground truth. A ground truth that is only a number, as in verl's parquet files,
+    is put into the text of a good response."""
+    working, mark, _ = truth.rpartition(MARK)
+    return working if mark else "The answer is\n"
 
 
 def score(request: ScoreRequest, *, strict: bool = True, last_chars: int | None = None) -> RewardValue:
@@ -92,41 +120,42 @@ def strict_number(text: str) -> str | None:
 
 
 def lenient_number(text: str) -> str | None:
-    """Return the last number in a text, commas removed; None if there is none."""
-    numbers = _LENIENT.findall(text)
-    return str(numbers[-1]).replace(",", "") if numbers else None
+    """Return the last number in a text, without commas. None: there is none, or it is only a part of a number, such
+    as an exponent or a denominator."""
+    read = in_ascii(text)
+    number = None
+    for number in _LENIENT.finditer(read):  # noqa: B007 - only the last match is used
+        pass
+    if number is None or _BEFORE_A_PART.search(read[max(number.start() - _SEEN_CHARS, 0) : number.start()]):
+        return None
+    return _digits(number.group())
 
 
 def gold_number(truth: str) -> str:
-    """Return the number of a gold answer: after `####`, or the whole text if it is a number. Raises ValueError if the
-    text is neither."""
-    number = strict_number(truth)
-    bare = truth.strip()
-    if number is None and _BARE.fullmatch(bare):
-        number = bare.replace(",", "")
-    if number is None:
-        raise ValueError(f"the ground truth `{bare[:80]}` is neither a number nor a text with `#### number`")
-    return number
+    """Return the number of a gold answer: the line after its last `####`, or the whole text if it has none. Raises
+    ValueError if this text is not one number from its first to its last character."""
+    marked = marked_answer(truth)
+    text = truth.strip() if marked is None else marked
+    if _GOLD.fullmatch(text):
+        return text.replace(",", "")
+    if marked is None:
+        raise ValueError(f"the ground truth `{text[:80]}` is neither a number nor a text with `{MARK} number`")
+    raise ValueError(f"the ground truth `{MARK} {text[:80]}` is not one number, so only a part of it would be read")
 
 
 def before_number(text: str, number: str) -> str:
     """Return the text before the first occurrence of the number, in any spelling; the whole text if the number does
-    not occur."""
-    for match in _LENIENT.finditer(text):
-        if _same_number(match.group().replace(",", ""), number):
-            return text[: match.start()]
+    not occur. Numbers are in ASCII."""
+    read = in_ascii(text)
+    for match in _LENIENT.finditer(read):
+        if _same_number(_digits(match.group()), number):
+            return read[: match.start()]
     return text
 
 
+def _digits(number: str) -> str:
+    return re.sub(r"[,$\\]", "", number)
+
+
 def _same_number(number: str | None, gold: str) -> bool:
-    if number is None:
-        return False
-    # A gold answer such as "1.2.3" is not a decimal number; it is compared as text.
-    readable = _LENIENT.fullmatch(gold)
-    return Decimal(number) == Decimal(gold) if readable else number == gold
-
-
-def _other_number(number: str) -> str:
-    """Return the number plus 1, in the same spelling if that is possible."""
-    whole, dot, fraction = number.partition(".")
-    return f"{int(whole) + 1}{dot}{fraction}" if whole.lstrip("-").isdecimal() else f"1{number}"
+    return number is not None and Decimal(number) == Decimal(gold)

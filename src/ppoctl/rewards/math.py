@@ -10,20 +10,24 @@ math-verify treats `0.5`, `\frac12` and `1/2` as the same number. It ignores the
 interval. With `math_verify`, a response without a box is graded by its last formula or number. A response that only
 mentions the answer, or repeats a question that contains it, therefore gets credit. With `last_box`, such a response
 gets no credit, and the time for grading does not grow with the length of the response.
+
+A ground truth must be read to its end. The rules of math-verify also read numbers such as `1e5`, U+2212 and `3 1/2`
+(`written_numbers`), which math-verify alone reads as other numbers.
 """
 
 from typing import Annotated, ClassVar, Literal
 
 from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, AtLeastOne
-from ppoctl.rewards.boxed import other_answer, stated
+from ppoctl.rewards.boxed import stated
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import Candidates, ProcessScorer
+from ppoctl.rewards.verbatim import other_answer, verbatim_answer
 
 
 class MathScorer(ProcessScorer):
     r"""Reward 1 if the answer of the response is mathematically equal to the answer of the ground truth, else 0. A
-    ground truth is an answer, or a text with `\boxed{answer}` or `#### answer`.
+    ground truth is an answer, or a text with `\boxed{answer}` or a line `#### answer`.
 
     Formula: [answer = truth]
     Source: math-verify (github.com/huggingface/Math-Verify); hendrycks: arXiv:2103.03874
@@ -49,15 +53,22 @@ class MathScorer(ProcessScorer):
         options = {"boxed": self.rule == "last_box", "last_chars": self.last_chars}
         return ScorerSpec("ppoctl.rewards.math_grading:score", options)
 
-    def candidates(self, truth: str) -> Candidates:
+    @property
+    def required_text(self) -> str:
+        return "" if self.rule == "math_verify" else "\\boxed{"
+
+    def require_truth(self, truth: str) -> None:
         try:
-            answer = stated(truth)
+            stated(truth)
         except ValueError as error:
-            raise RewardError(str(error), hint="name the column with the answer as `answer`") from error
-        response = "It follows.\nThe answer is $\\boxed{%s}$."
-        return Candidates(
-            gold=response % answer,
-            wrong=response % other_answer(answer),
-            empty="",
-            truncated="It follows.\nThe answer is",
-        )
+            hint = "correct the row, or name a column that has only the answer"
+            raise RewardError(str(error), hint=hint) from error
+
+    def response_with(self, answer: str, truth: str) -> str:  # noqa: ARG002 - the same for each ground truth
+        return "It follows.\nThe answer is $\\boxed{%s}$." % answer  # noqa: UP031 - braces would be doubled
+
+    def candidates(self, truth: str) -> Candidates:
+        self.require_truth(truth)
+        answer = verbatim_answer(truth)
+        gold, wrong = (self.response_with(text, truth) for text in (answer, other_answer(answer)))
+        return Candidates(gold=gold, wrong=wrong, empty="", truncated="It follows.\nThe answer is")

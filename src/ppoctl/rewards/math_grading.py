@@ -8,6 +8,7 @@ handler cannot interrupt.
 """
 
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -16,17 +17,19 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.boxed import last_boxed, stated
 from ppoctl.rewards.function import RewardValue, ending
+from ppoctl.rewards.written_numbers import in_ascii
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its timeouts are off
 
+_UNIT_POWER = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}\s*\^\s*\{?[23]\}?")
 _BOXED = (LatexExtractionConfig(),)
 _ANYWHERE = (ExprExtractionConfig(), LatexExtractionConfig())
 
 
 def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None = None) -> RewardValue:
     """Return 1 if the answer of the response equals the answer of the ground truth, else 0. With `boxed`, only the
-    last box is read; otherwise math-verify searches the whole text. Raises ValueError if the ground truth is empty or
-    math-verify cannot read it."""
+    last box is read; otherwise math-verify searches the whole text. Raises ValueError if math-verify cannot read the
+    ground truth to its end, and the errors of `stated`."""
     truth = _truth(stated(request.required_truth()))
     read = ending(request.response, last_chars)
     if boxed:
@@ -35,7 +38,7 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
             return RewardValue(0.0)
         answer = _parsed(box)
     else:
-        answer = parse(read, _ANYWHERE, parsing_timeout=None)
+        answer = parse(in_ascii(read), _ANYWHERE, parsing_timeout=None)
     is_right = verify(truth, answer, timeout_seconds=None)
     # Correct answers in any notation vote for the ground truth. Wrong answers vote for their own text, because sympy
     # does not compare them with each other.
@@ -47,11 +50,21 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
 def _truth(text: str) -> list[Any]:
     """Return the expressions that math-verify parses from a ground truth. The result is cached, because a row has
     many responses."""
-    expressions = _parsed(text)
+    # math-verify reads `9:00` as a division by zero, which equals any other division by zero.
+    expressions = [part for part in _parsed(text.removesuffix(".")) if str(part) not in ("zoo", "nan")]
     if not expressions:
         raise ValueError(f"math-verify cannot read the ground truth `{text[:80]}`")
+    read = expressions[-1]
+    if isinstance(read, str) and read != "\\frac{1}{2}" and _digits(read) != _digits(in_ascii(text)):
+        raise ValueError(f"math-verify reads only `{read[:80]}` of the ground truth `{text[:80]}`")
     return expressions
 
 
+def _digits(text: str) -> list[str]:
+    """Return the digits of a text in order of value, without 0, which math-verify may add, and without the power of a
+    unit."""
+    return sorted(digit for digit in _UNIT_POWER.sub("", text) if digit in "123456789")
+
+
 def _parsed(text: str) -> list[Any]:
-    return list(parse(f"\\boxed{{{text}}}", _BOXED, parsing_timeout=None))
+    return list(parse(f"\\boxed{{{in_ascii(text)}}}", _BOXED, parsing_timeout=None))

@@ -16,7 +16,7 @@ from ppoctl.errors import RewardError
 from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import ProcessScorer, RewardModels, no_models
-from ppoctl.user_functions import FUNCTION_PATTERN, import_command, require_function
+from ppoctl.user_functions import FUNCTION_PATTERN, file_of, require_function
 
 
 class PythonScorer(ProcessScorer):
@@ -58,11 +58,14 @@ class PythonScorer(ProcessScorer):
             opens=True,
             batch_size=self.batch_samples,
             known_as=self.function,
-            hint=import_command(self.function),
+            hint="ppoctl validate RECIPE --reward",
         )
 
     def reports(self, figure: str) -> bool:  # noqa: ARG002 - only the function knows
         return True
+
+    def accepted_by(self, key: str) -> str | None:
+        return None if file_of(self.function) is None else f"{key}.function={self.function}"
 
     def require_there(self, key: str = "reward") -> None:
         """Raise MissingFileError if the function's file does not exist, and RewardError if the file has changed

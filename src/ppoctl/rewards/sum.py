@@ -54,6 +54,14 @@ class SumReward(RewardTable):
     def reports(self, figure: str) -> bool:
         return figure in self.parts or any(figure.startswith(f"{name}_") for name in self.parts)
 
+    def require_truth(self, truth: str) -> None:
+        for part in self.parts.values():
+            part.require_truth(truth)
+
+    def response_with(self, answer: str, truth: str) -> str | None:
+        by_part = (part.response_with(answer, truth) for part in self.parts.values())
+        return next((text for text in by_part if text is not None), None)
+
     def candidates(self, truth: str) -> Candidates | None:
         """Return the candidates of the first component that has any. Return None if a component is a reward model:
         its score of a wrong answer may outweigh the scores of the other components."""

@@ -64,6 +64,12 @@ class ScorerTable(Table):
         """Whether responses can vote, because scores include their answers."""
         return self.finds_answers
 
+    @property
+    def required_text(self) -> str:
+        """Text that each response with a score above 0 contains, if known. A prompt must not end with it, because the
+        response to such a prompt continues after it."""
+        return ""
+
     def reports(self, figure: str) -> bool:  # noqa: ARG002 - subclasses read it
         """Whether the scorer may report a metric of this name that is not in the list of metrics."""
         return False
@@ -77,15 +83,28 @@ class ScorerTable(Table):
         """Raise MissingAssetError if this machine lacks a requirement of the scorer, and RewardError if the scorer
         has changed since the recipe was read. `key` is the key of this table."""
 
+    def accepted_by(self, key: str) -> str | None:  # noqa: ARG002 - subclasses read it
+        """Return the setting, as for `--set`, with which a resume accepts a changed file of the scorer; None: the
+        scorer has no file of the user. `key` is the key of this table."""
+        return None
+
     @abstractmethod
     def open(self, models: "RewardModels" = no_models) -> Scorer:
         """Return the configured scorer, which the caller must close. `models` returns the reward model of a table."""
 
-    def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - subclasses read it
-        """Return responses in the scorer's format, built from a ground truth; None: the kind cannot build a gold
-        answer.
+    def require_truth(self, truth: str) -> None:
+        """Raise RewardError if the scorer cannot read a ground truth from its beginning to its end."""
 
-        Raises RewardError if the ground truth does not have the scorer's format.
+    def response_with(self, answer: str, truth: str) -> str | None:  # noqa: ARG002 - subclasses read them
+        """Return a response in the scorer's format with this answer to the row of a ground truth; None: the kind has
+        no format for answers."""
+        return None
+
+    def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - subclasses read it
+        """Return responses in the scorer's format, built from the text of a ground truth; None: the kind cannot build
+        a gold answer.
+
+        Raises the error of `require_truth`.
         """
         return None
 

@@ -1,27 +1,28 @@
 r"""Trial of a reward before a run: many rows, each with responses whose expected ranking is known.
 
     gold, wrong, empty, cut          the four responses that every run also tries when it starts (`probe`)
+    other end, a part                wrong answers that a scorer accepts if it reads only a part of the ground truth
     at great length, hedged, ...     the correct answer as a policy in training might write it
     question, no answer, guess       trivial responses, which should get no reward
     boxed, plain, tags, ...          the correct answer in the formats of other rewards
     attacks                          responses that make scorers hang or die; on the first row only
 
-`findings` evaluates the results. Imports no torch.
+All answers are copied from the text of the row (`verbatim`), never read by the scorer that they test. `findings`
+evaluates the results. Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import RewardError
-from ppoctl.rewards.boxed import stated
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
 from ppoctl.rewards.table import Candidates, ScorerTable
+from ppoctl.rewards.verbatim import other_answer, parts_of, verbatim_answer
 
 FILLER = "Let me think about this step by step. "
 LENGTHS = (1, 4, 16, 64)
@@ -36,6 +37,9 @@ TRIVIAL = {
     "guess": "The answer is 42.",
 }
 """Trivial responses, independent of the question."""
+PARTS = ("a part", "the last part")
+PARTLY_RIGHT = ("other end", *PARTS)
+"""Wrong answers that share one end with the answer of a row."""
 ATTACKS = {
     "a tower of powers": "The answer is $\\boxed{9^{9^{9^{9}}}}$.\n#### 9^9^9^9\nAnswer: 9^9^9^9",
     "20,000 numbers": " ".join(map(str, range(20_000))),
@@ -68,6 +72,8 @@ class Trial:
     tried: tuple[Tried, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
     """Row id -> why no response could be tried on the row."""
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """Row id -> text that a scored response must contain, and with which the prompt of the row already ends."""
 
     @property
     def names(self) -> list[str]:
@@ -143,7 +149,16 @@ def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode,
         is_first = False
     flush_all_scorers([scorer])
     tried = tuple(Tried(row, kind, text, result_of(future, reward)) for row, kind, text, future in submitted)
-    return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults)
+    return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults, _opened(reward, prompts))
+
+
+def _opened(reward: ScorerTable, prompts: Sequence[Prompt]) -> dict[str, str]:
+    opened: dict[str, str] = {}
+    for prompt in prompts:
+        for single in reward.of_row(prompt.fields).singles:
+            if single.required_text and prompt.text.rstrip().endswith(single.required_text.rstrip()):
+                opened[prompt.id] = single.required_text.strip()
+    return opened
 
 
 def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:
@@ -162,11 +177,22 @@ def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:
         "wrong": candidates.wrong,
         "empty": candidates.empty,
         "cut": candidates.truncated,
+        **_partly_right(table, prompt.answer or ""),
         **question,
         **{name: text for name, text in TRIVIAL.items() if text},
         **_variants(candidates),
         **{name: text for name, text in _in_all_formats(prompt.answer or "").items() if text != candidates.gold},
     }
+
+
+def _partly_right(table: ScorerTable, truth: str) -> dict[str, str]:
+    """Return responses with wrong answers that share one end with the answer of a row."""
+    answer = verbatim_answer(truth)
+    other = other_answer(answer, at_the_end=True)
+    wrong = {} if other == other_answer(answer) else {"other end": other}
+    wrong |= dict(zip(PARTS, parts_of(answer), strict=False))
+    worded = {name: table.response_with(text, truth) for name, text in wrong.items()}
+    return {name: text for name, text in worded.items() if text is not None}
 
 
 def _variants(candidates: Candidates) -> dict[str, str]:
@@ -182,9 +208,7 @@ def _variants(candidates: Candidates) -> dict[str, str]:
 
 
 def _in_all_formats(truth: str) -> dict[str, str]:
-    answer = truth.strip()
-    with suppress(ValueError):
-        answer = stated(truth)
+    answer = verbatim_answer(truth)
     return {
         "as `#### 7`": f"It follows.\n#### {answer}",
         "as `\\boxed{7}`": f"It follows.\nThe answer is $\\boxed{{{answer}}}$.",

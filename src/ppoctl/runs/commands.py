@@ -13,7 +13,7 @@ from ppoctl.algorithm.evaluation import EVALUATION
 from ppoctl.algorithm.stage_spec import ScoringParts, StageSpec
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
-from ppoctl.errors import RecipeError, RunExistsError, quoted
+from ppoctl.errors import PpoctlError, RecipeError, RunExistsError, quoted
 from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.load import Loaded
 from ppoctl.loop.expectations import RunResult
@@ -166,7 +166,11 @@ def _save_for_any_layout(job: RunContext) -> None:
 def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> RunResult:
     paths, recipe = opening.paths, opening.recipe
     changed_settings.change(paths, recipe)  # raises for an impossible change before anything is opened
-    components, digests = session.prepare(recipe, clock_of(paths))
+    try:
+        components, digests = session.prepare(recipe, clock_of(paths))
+    except PpoctlError as error:
+        session.name_the_run(error, paths)
+        raise
     with engines.closed_if_it_fails(components):
         require_same_sources(paths, digests)
         attempt = claim(paths)  # claim before anything is written: an older attempt may still be running

@@ -284,11 +284,7 @@ def _ending(
     except PpoctlError as error:
         if isinstance(error, StorageError):
             add_what_to_do(error, attempt.paths, recipe)
-        if error.hint is not None:  # replace RUN, which lower packages write because they do not know the run
-            root = attempt.paths.root
-            error.hint = re.sub(
-                r"(ppoctl resume )?\bRUN\b", lambda at: resume_command(root) if at[1] else quoted(root), error.hint
-            )
+        name_the_run(error, attempt.paths)
         status, code = _status(error), int(error.exit_code)
         raise
     except BaseException:
@@ -304,6 +300,18 @@ def _ending(
             journal.event("attempt_ended", status=status, exit_code=code, **early, **during, **watcher.lost())
         if watcher.mirror is not None:
             watcher.mirror.close(status, MIRROR_DEADLINE_S)
+
+
+def name_the_run(error: PpoctlError, paths: RunPaths) -> None:
+    """Replace RUN and RECIPE in the hint of an error. Lower packages write these words, because they do not know the
+    run."""
+    if error.hint is not None:
+        hint = re.sub(r"\bRECIPE\b", lambda _: quoted(paths.recipe_toml), error.hint)
+        error.hint = re.sub(
+            r"(ppoctl resume )?\bRUN\b",
+            lambda at: resume_command(paths.root) if at[1] else quoted(paths.root),
+            hint,
+        )
 
 
 def _status(error: PpoctlError) -> str:

@@ -1,8 +1,7 @@
 """20-reward: score every response. An error never becomes a score of 0."""
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from ppoctl import metric_registry
 from ppoctl.batch.episodes import Episode
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Rewards, Rollouts
+from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, BatchScorer, Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Scorer
@@ -46,6 +46,8 @@ class RewardStage:
     """Score of an episode whose environment failed; None: it has no score."""
     are_trained: bool = True
     """Whether the step trains on the samples, so that one of them must have a turn."""
+    accept: str = ""
+    """Options with which a resume accepts the changed files of the reward."""
 
     def run(self, prompts: Prompts, rollouts: Rollouts) -> Rewards:
         requests, episodes = requests_about(prompts, rollouts), episodes_of(rollouts)
@@ -56,7 +58,12 @@ class RewardStage:
         if (slow := slowest(scores, requests)) is not None:
             self.notify(f"step {rollouts.step}: {slow}")
         self._require_few_errors(scores, requests, episodes, rollouts.step)
+        require_own_names(scores, then=f", then run `{self._resume}`: the rollouts are saved")
         return collect(scores, requests)
+
+    @property
+    def _resume(self) -> str:
+        return f"ppoctl resume RUN{self.accept}"
 
     def _require_few_errors(
         self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], step: int
@@ -68,10 +75,10 @@ class RewardStage:
             return
         failed = sum(episode is not None and episode.is_failed for episode in episodes)
         fraction, first = len(reasons) / len(scores), f"first {reasons[0]}"
-        fix, command = "the rollouts are saved: fix the reward", "ppoctl resume RUN"
+        fix, command = "the rollouts are saved: fix the reward", self._resume
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
-            command = f"{command} --back-to {step - 1}"
+            command = f"ppoctl resume RUN --back-to {step - 1}"
         if all(score.value is None or (self.are_trained and _has_no_turn(episode)) for score, _, episode in rows):
             lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(
@@ -178,18 +185,6 @@ def collect(scores: list[Score], requests: list[ScoreRequest]) -> Rewards:
         token_scores=_token_scores(scores, requests),
         timing=_timing([score.seconds for score in scores]),
     )
-
-
-def require_own_names(scores: Iterable[Score]) -> None:
-    """Raise RewardError if a metric that the scorer returns has the name of another metric."""
-    names = {name for score in scores for name in score.extras}
-    if taken := sorted(name for name in names if not metric_registry.is_of_a_scorer(name)):
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "_", taken[0]).strip("_")
-        raise RewardError(
-            f"the reward returns a metric `{taken[0]}` in addition to its score, but `reward/{taken[0]}_mean` is the "
-            "name of another metric, or not a valid name (letters, digits, `_` and `-`)",
-            hint=f"return it under another name, such as `my_{plain}`",
-        )
 
 
 def _extra(score: Score, name: str) -> float | None:

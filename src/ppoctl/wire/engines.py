@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppoctl.activity import loading, preparing
+from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.batch.scores import Finish
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.source import PromptSource
@@ -26,7 +27,6 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.environment import AsOneTurn
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
 from ppoctl.rewards.rows import RowCheck
-from ppoctl.stages.reward import require_own_names
 from ppoctl.wire.components import Components
 from ppoctl.wire.prestart import cpu_threads, vllm_settings
 from ppoctl.wire.processes import Placed, Say, place
@@ -69,7 +69,7 @@ def open_scorer(recipe: Recipe, prompt_source: PromptSource, placed: Placed) -> 
 
     Raises RewardError if some rows cannot be scored, or if the metric function of evaluations cannot be called.
     """
-    if len(recipe.reward.singles) > 1:
+    if recipe.reward.reads_truth or len(recipe.reward.singles) > 1:
         for key, sets in prompt_source.rows.items():
             check = RowCheck(recipe.reward, key)
             for row, times in (rows_and_counts for rows in sets for rows_and_counts in rows.different_rows()):
