@@ -96,7 +96,6 @@ def test_taken_rewards_have_the_scores_of_their_samples() -> None:
 
 
 def test_width_is_that_of_the_selected_rounds_for_every_kind_of_record() -> None:
-    """Only one round has scores of tokens, as if the scorer had failed in the other."""
     narrow = selection((1, 1), (1, 0))
     grid = torch.tensor([[0.25, 0.25], [0.0, 0.0]])
     first = Rewards(torch.tensor([0.5, 0.0]), torch.tensor([0, 2]), {}, ["", "boom"], [None, None], grid)
@@ -105,8 +104,15 @@ def test_width_is_that_of_the_selected_rounds_for_every_kind_of_record() -> None
     assert taken.token_scores is not None
     assert taken.token_scores.tolist() == [[0.0, 0.0], [0.25, 0.25]]
     assert take(narrow, [FIRST, SECOND]).tokens.tolist() == [[3, 0], [1, 2]]
-    with pytest.raises(ValueError, match="token_scores is present in all selected rounds or in none"):
-        take(TWICE, [first, second])
+
+
+def test_token_scores_of_a_round_without_them_are_nan_where_a_row_has_a_score() -> None:
+    first = Rewards(torch.tensor([0.5, 0.0]), torch.tensor([0, 2]), {}, ["", "boom"], [None, None])
+    second = replace(first, token_scores=torch.tensor([[0.25, 0.0, 0.25], [0.0, 0.0, 0.0]]))
+    taken = take(TWICE, [first, second])
+    assert taken.token_scores is not None
+    expected = [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0], [0.25, 0.0, 0.25], [torch.nan, 0.0, 0.0]]
+    torch.testing.assert_close(taken.token_scores, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
 
 
 def test_values_of_a_whole_record_are_those_of_the_first_selected_round() -> None:

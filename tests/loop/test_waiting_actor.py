@@ -16,10 +16,13 @@ from ppoctl.store.run_paths import RunPaths
 SCHEDULE = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 4, "lr_decay_updates": 8}
 
 
-def recipe_of(ticks: str, **warmup: Any) -> Recipe:
+SAMPLED_AGAIN = {"kind": "max_random", "order": "before_whitening"}
+
+
+def recipe_of(ticks: str, **ppo: Any) -> Recipe:
     return fake_recipe(
         steps=5,
-        ppo={"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, **warmup},
+        ppo={"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, **ppo},
         actor={"optimizer": {**SCHEDULE, "lr_ticks": ticks}},
         critic={"optimizer": SCHEDULE},
     )
@@ -34,11 +37,20 @@ def metrics_of(root: Path, name: str) -> list[float | None]:
     return [figures.get(name) for _, figures in sorted(merged.items())]
 
 
-@pytest.mark.parametrize("ticks", ["update", "step"])
-def test_waiting_equals_as_many_critic_only_steps(tmp_path: Path, ticks: str) -> None:
+@pytest.mark.parametrize(
+    ("ticks", "ppo"),
+    [
+        ("update", {}),
+        ("step", {}),
+        ("step", {"resample": SAMPLED_AGAIN}),
+        ("step", {"resample": {**SAMPLED_AGAIN, "order": "after_whitening"}}),
+    ],
+    ids=str,
+)
+def test_waiting_equals_as_many_critic_only_steps(tmp_path: Path, ticks: str, ppo: dict[str, Any]) -> None:
     roots = tmp_path / "until", tmp_path / "fixed"
-    until = play(roots[0], recipe_of(ticks, critic_only_until={"explained_variance": 1.0, "at_most": 2}))
-    fixed = play(roots[1], recipe_of(ticks, critic_only_steps=2))
+    until = play(roots[0], recipe_of(ticks, critic_only_until={"explained_variance": 1.0, "at_most": 2}, **ppo))
+    fixed = play(roots[1], recipe_of(ticks, critic_only_steps=2, **ppo))
     for role in ("actor", "critic"):
         for file in ("table.bin", "moments.bin", "count.json"):
             one, other = (RunPaths(root).state(role, 5) / file for root in roots)

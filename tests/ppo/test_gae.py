@@ -8,7 +8,7 @@ import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
 
-from ppoctl.ppo.advantages import CHUNK_TOKENS, gae
+from ppoctl.ppo.advantages import CHUNK_TOKENS, gae, length_adaptive_lambda
 from tolerance import EXACT, FLOAT32
 
 SETTINGS = [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.99, 1.0)]
@@ -76,6 +76,18 @@ def test_gae_passes_terminal_reward_to_first_of_10000_tokens():
     advantages, returns = gae(rewards, values, torch.ones(1, 10_000, dtype=torch.bool), gamma=1.0, lam=1.0)
     EXACT.check(returns, torch.ones(1, 10_000))
     EXACT.check(advantages, torch.full((1, 10_000), 0.75))
+
+
+@pytest.mark.parametrize(
+    "lam", [0.95, 0.999, 0.99999, 1.0, length_adaptive_lambda(torch.ones(1, 16_384).bool(), alpha=9.0)]
+)
+def test_values_that_predict_the_reward_of_16384_tokens_have_advantage_zero(lam):
+    # Each delta_t is 3 - 3 = 0, so every advantage is 0 and every return is 3, whatever lambda is.
+    rewards, values = torch.zeros(1, 16_384), torch.full((1, 16_384), 3.0)
+    rewards[0, -1] = 3.0
+    advantages, returns = gae(rewards, values, torch.ones(1, 16_384, dtype=torch.bool), gamma=1.0, lam=lam)
+    FLOAT32.check(advantages, torch.zeros(1, 16_384))
+    FLOAT32.check(returns, values)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

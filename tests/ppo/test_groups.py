@@ -1,6 +1,7 @@
 """Advantages relative to the group: by hand, and independent of padding, order and other groups."""
 
 import math
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -113,6 +114,31 @@ def test_decoupled_advantages_by_hand() -> None:
     one, root, two = 1 / (1 + 1e-6), 1 / (2**0.5 + 1e-6), 2 / (2 + 1e-6)
     FLOAT32.check(found, spread([-two / 2, -one + two / 2, one, root, 0.0, -root]))
     assert equal == 0.0
+
+
+def test_decoupled_advantage_of_a_score_without_components_is_that_of_the_score() -> None:
+    # The third and the fifth response have no components. Component a of the first group: 1, 0: deviations 0.5, std
+    # sqrt(0.5). Its scores are 2, 1, 0, std 1: the third is -1 / 1, times |2| + |-1|. Second group: component a
+    # alone: 3, 1; the scores 3, 1, 1 have mean 5/3 and std sqrt((16 + 4 + 4) / 9 / 2): the fifth is -2/3 / std.
+    has = [True, True, False, True, False, True]
+    a = [value if has[row] else None for row, value in enumerate(SCORES.tolist())]
+    b = [7.0 if has[row] else None for row in range(6)]
+    scores = torch.tensor([2.0, 1.0, 0.0, 3.0, 1.0, 1.0])
+    mask = MASK | (torch.arange(6) == 4)[:, None]
+    every = inputs_of(scores, torch.ones(6, dtype=torch.bool), GROUPS, mask)
+    inputs = replace(every, extras={"a": a, "b": b}, weights={"a": 2.0, "b": -1.0})
+    found, equal = groups.decoupled_advantages(inputs)
+    half, root, fifth = 0.5 / (0.5**0.5 + 1e-6), 1 / (2**0.5 + 1e-6), -2 / 3 / ((24 / 18) ** 0.5 + 1e-6)
+    expected = [2 * half, -2 * half, -3 / (1 + 1e-6), 2 * root, 3 * fifth, -2 * root]
+    FLOAT32.check(found, torch.tensor(expected)[:, None] * mask)
+    assert equal == 0.0
+    # Without any components, all responses are compared by their scores. The second group is equal.
+    found, equal = groups.decoupled_advantages(
+        replace(inputs, scores=torch.tensor([2.0, 1.0, 0.0, 3.0, 3.0, 3.0]), extras={})
+    )
+    EXACT.check(found[3:], torch.zeros(3, 4))
+    FLOAT32.check(found[:3, 0], torch.tensor([3.0, 0.0, -3.0]))
+    assert equal == 0.5
 
 
 def test_decoupled_group_is_equal_if_all_components_are() -> None:

@@ -50,6 +50,20 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         "rollout.groups.by",
         "--set eval.pass_score=1",
     ),
+    "no components": (
+        {"by": "components"},
+        {},
+        "groups cannot be chosen by components, because this reward is not a sum",
+        "rollout.groups.by",
+        "--set rollout.groups.by=score",
+    ),
+    "mean of components": (
+        {"by": "components", "keep": {"min": 0.2, "max": 0.8}},
+        {"reward": {"kind": "sum", "parts": {"right": {"kind": "exact_match", "weight": 1.0}}}},
+        "components have no single mean that could be within bounds",
+        "rollout.groups.by",
+        "--set rollout.groups.keep=mixed",
+    ),
     "moments of the chosen": (
         {"by": "shaped"},
         {"reward": MOMENTS},

@@ -1,7 +1,7 @@
 """Terms of the actor's loss besides the clip: averages, the NLL of good responses, and sources of old log-probs."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import pytest
@@ -10,9 +10,10 @@ import torch
 from ppoctl.batch.records import Logprobs
 from ppoctl.errors import NonFiniteError, RecipeError
 from ppoctl.ports import Minibatch, MinibatchResult, OutputRequest, TokenOutputs
-from ppoctl.ppo.aggregation import SequenceMean
+from ppoctl.ppo.aggregation import SequenceMean, TokenMean
 from ppoctl.ppo.kl_coefficient import KlTarget
-from ppoctl.stages.actor_update import Entropy, NegativeLogLikelihood
+from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, NegativeLogLikelihood
+from ppoctl.stages.joint_update import JointUpdateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.objective import LossInputs, Terms
 from stages import stub_models
@@ -210,3 +211,21 @@ def test_reward_penalty_adds_no_kl_metrics_to_update() -> None:
     old = replace(current(), actor=SAMPLER)
     metrics = stage.run(STATES["actor"], ROLLOUTS, old, stub_models.advantages()).metrics()
     assert not [name for name in metrics if name.startswith("kl/")]
+
+
+def test_minibatch_that_trains_only_the_values_has_no_metric_of_the_policy() -> None:
+    """The correction rejects the first row. Its value still counts, so both rows have an optimizer step."""
+    mask = torch.tensor([[False] * 3, [True] * 3]) & stub_models.MASK
+    settings = {field.name: getattr(actor_stage(), field.name) for field in fields(ActorUpdateStage)}
+    stage = JointUpdateStage(
+        **settings, value_clip=None, value_scale=0.5, value_coef=1.0, value_aggregation=TokenMean()
+    )
+    logprobs = replace(stub_models.logprobs(), values=torch.zeros(2, 3))
+    correction = stub_models.correction(torch.ones(2, 3), mask)
+    record = stage.run(STATES["actor"], stub_models.rollouts(), logprobs, stub_models.advantages(), correction)
+    columns = record.per_minibatch
+    assert {len(column) for column in columns.values()} == {2}
+    clipped = columns["clip_frac"]
+    assert sorted(value is None for value in clipped) == [False, True]
+    assert None not in columns["loss"] + columns["grad_norm"] + columns["lr"]
+    assert record.metrics()["policy/clip_frac"] == next(value for value in clipped if value is not None)

@@ -9,6 +9,7 @@ round  prompt  scores           lengths
 2      f       0    0.4  1      1 2 1
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +128,18 @@ def test_groups_are_kept_by_these_settings(groups: dict[str, Any], changes: dict
     found = selected(with_groups(groups, rollout=ANY, **changes), ROUND_1, ROUND_2)
     assert "".join(found.prompt_ids[::3]) == kept
     assert not found.is_full
+
+
+def test_groups_with_equal_scores_are_kept_by_their_components() -> None:
+    parts = {"x": {"kind": "exact_match", "weight": 1.0}, "y": {"kind": "exact_match", "weight": 1.0}}
+    recipe = with_groups({"by": "components"}, rollout=ANY, reward={"kind": "sum", "parts": parts})
+    # a: equal in all; b: other components, equal scores; c: the third failed, so its score is not a sum of parts.
+    rollouts, rewards = round_of("abc", [1.0] * 9, [2] * 9)
+    x, y = [0.5, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5, 0.5, None], [0.5, 0.5, 0.5, 0.75, 0.5, 0.5, 0.5, 0.5, None]
+    found = selected(recipe, (rollouts, replace(rewards, extras={"x": x, "y": y})))
+    assert "".join(found.prompt_ids[::3]) == "b"
+    failed = replace(rewards, scores=torch.tensor([1.0] * 8 + [0.0]), extras={"x": x, "y": y})
+    assert "".join(selected(recipe, (rollouts, failed)).prompt_ids[::3]) == "bc"
 
 
 def test_group_without_a_score_is_within_no_bounds() -> None:

@@ -423,7 +423,7 @@ def test_reward_penalty_is_subtracted_from_every_token() -> None:
     found = advantages(penalty=penalty).run(*GATHERED)
     # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer is at its last token.
     FLOAT32.check(found.token_rewards, torch.tensor([[-0.05, 1.05, 0.0], [0.0, -0.05, 2.1]]))
-    assert found.carry == Carry(0.1, 2.0, 5.0)
+    assert found.carry == Carry(0.1, 2.0, 5.0, kl_first_coef=0.1)
 
 
 def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
@@ -454,8 +454,11 @@ def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
     # A fixed coefficient is the recipe's, whatever the carry has.
     found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
     assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
-    assert found.carry.kl_first_coef == 0.0
     assert "kl/measured" not in found.metrics()
+    # A coefficient that a resume makes adaptive starts at the recipe's, whether or not the resume also changes it.
+    for coef in (0.1, 0.3):
+        adaptive = replace(fixed, coef=coef, target=KlTarget(1.0, "sequence", 20))
+        assert advantages(penalty=adaptive).run(*GATHERED[:-1], found.carry).penalty_coef == coef
 
 
 def test_trained_sequence_and_token_counts_accumulate() -> None:

@@ -69,6 +69,14 @@ def test_token_scores_replace_scores_in_shaping() -> None:
     assert found.metrics["reward/shaped_mean"] == 2.25
 
 
+def test_score_of_a_row_without_token_scores_counts_at_its_last_unmasked_token() -> None:
+    # The first row has two unmasked tokens. The grid is narrower than the responses of other rounds.
+    rewards = replace(stub_models.rewards(3.0, 7.0), token_scores=torch.tensor([[torch.nan, 0.0], [0.5, 0.25]]))
+    found = apply_shaping(rewards, stub_models.rollouts(), Carry(), ())
+    assert found.per_token.tolist() == [[0.0, 3.0, 0.0], [0.5, 0.25, 0.0]]
+    assert found.per_response.tolist() == [3.0, 0.75]
+
+
 NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
 """Token rewards with garbage where masked out."""
 

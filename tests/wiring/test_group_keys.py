@@ -17,7 +17,7 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
 from wiring import textbook_dynamic_sampling
 from wiring.cases import each_key
-from wiring.harness import BASE, open_harness, riddle
+from wiring.harness import BASE, components, open_harness, summed, weights_of
 from wiring.textbook_dynamic_sampling import TextbookGroup
 
 GROUPS = {
@@ -33,11 +33,15 @@ LOST = {3: Score(None, "error", "no number")}
 """The last response of two prompts has no score in each round."""
 BOUNDS = {"min": 0.05, "max": 0.5}
 
+PARTS = {"right": {"kind": "exact_match", "weight": 1.0}, "form": {"kind": "exact_match", "weight": -1.0}}
+"""Components whose difference, the score, has two values (see `harness.riddle`)."""
+
 CASES: list[tuple[str, Any]] = [
     ("rollout.groups.keep.min", [{"keep": BOUNDS}, {"keep": {**BOUNDS, "min": 0.3}}]),
     ("rollout.groups.keep.max", [{"keep": {"min": -0.5, "max": most}} for most in (0.5, 0.05)]),
     ("rollout.groups.by", [{"keep": BOUNDS}, {"keep": BOUNDS, "by": "pass"}]),
     ("rollout.groups.by", [{"keep": BOUNDS}, {"keep": BOUNDS, "by": "shaped"}]),
+    ("rollout.groups.by", [{"by": by, "parts": PARTS} for by in ("score", "components")]),
     ("rollout.groups.round_prompts", [{}, {"round_prompts": 3}]),
     ("rollout.groups.max_rounds", [{"by": "pass"}, {"by": "pass", "max_rounds": 2}]),
     (
@@ -61,8 +65,11 @@ def tables_with(groups: dict[str, Any]) -> dict[str, Any]:
     """Return the recipe of the harness as one step of three groups of two responses."""
     tables = deepcopy(BASE)
     tables |= {"steps": 1, "eval": {"at_start": False, "at_end": False, "pass_score": 0.2}}
+    parts = groups.get("parts")
+    groups = {name: value for name, value in groups.items() if name != "parts"}
     tables["rollout"] |= {"prompts_per_step": 3, "groups": {**GROUPS, **groups}}
     tables["reward"] |= {"scale": None, "length_penalty": LENGTH}
+    tables["reward"] |= {} if parts is None else {"kind": "sum", "parts": parts}
     tables["ppo"] |= {"minibatch_seqs": 2, "critic_only_steps": 0, "rollout_correction": {"kind": "none"}}
     tables["critic"]["optimizer"] |= {"lr_warmup_updates": 0}
     tables["actor"]["optimizer"] |= {"lr_warmup_updates": 0}
@@ -91,11 +98,16 @@ def _of_textbook(tables: dict[str, Any], paths: RunPaths) -> Chosen | None:
     for name in _rounds(paths, "rollout"):
         rollouts = _record(paths, name)
         rows = list(zip(rollouts.prompt_ids, rollouts.texts, rollouts.lengths.tolist(), strict=True))
-        scores = [None if row in LOST else riddle(text, id_.split()[1]) for row, (id_, text, _) in enumerate(rows)]
+        truths, weights = [id_.split()[1] for id_ in rollouts.prompt_ids], weights_of(tables)
+        parts = [components(weights, text, truth) for text, truth in zip(rollouts.texts, truths, strict=True)]
+        totals = [summed(weights, *each) for each in zip(parts, rollouts.texts, truths, strict=True)]
+        scores = [None if row in LOST else total for row, total in enumerate(totals)]
         shaped = [(score or 0.0) - 0.2 * max(rows[row][2] - 1, 0) for row, score in enumerate(scores)]
         for first in range(0, len(rows), 2):
             names.append(rows[first][0])
-            prompts.append(TextbookGroup(scores[first : first + 2], shaped[first : first + 2]))
+            of_group = slice(first, first + 2)
+            values = [list(each.values()) for each in parts[of_group]]
+            prompts.append(TextbookGroup(scores[of_group], shaped[of_group], values))
     found = textbook_dynamic_sampling.step(tables, prompts)
     if found is None:
         return None

@@ -12,10 +12,12 @@ import numpy as np
 
 @dataclass
 class TextbookGroup:
-    """Responses to one prompt: their scores (None: no score), and their rewards after shaping."""
+    """Responses to one prompt: their scores (None: no score), their rewards after shaping, and the components of each
+    response."""
 
     scores: Sequence[float | None]
     shaped: Sequence[float]
+    components: Sequence[Sequence[float]]
 
 
 def keeps(tables: Mapping[str, Any], group: TextbookGroup) -> bool:
@@ -28,6 +30,9 @@ def keeps(tables: Mapping[str, Any], group: TextbookGroup) -> bool:
             numbers.append(np.float32(np.float32(score) >= np.float32(tables["eval"]["pass_score"])))
         else:
             numbers.append(np.float32(score if groups["by"] == "score" else shaped))
+    if groups["by"] == "components":
+        rows = [parts for score, parts in zip(group.scores, group.components, strict=True) if score is not None]
+        return len({tuple(parts) for parts in rows}) > 1
     if groups["keep"] == "mixed":
         return len(numbers) > 1 and min(numbers) < max(numbers)
     low, high = np.float32(groups["keep"]["min"]), np.float32(groups["keep"]["max"])

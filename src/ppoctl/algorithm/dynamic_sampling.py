@@ -92,13 +92,15 @@ def _keeps(groups: GroupsTable) -> "Keeps":
 
 
 def _number_of(recipe: Recipe, groups: GroupsTable) -> "NumberOf":
-    from ppoctl.stages.keep_groups import PassesAt, ShapedBy, scores_of
+    from ppoctl.stages.keep_groups import ComponentsOf, PassesAt, ShapedBy, scores_of
 
     if groups.by == "pass":
         assert recipe.eval.pass_score is not None, "a rule requires `eval.pass_score`"
         return PassesAt(recipe.eval.pass_score)
     if groups.by == "shaped":
         return ShapedBy(recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens))
+    if groups.by == "components":
+        return ComponentsOf(tuple(recipe.reward.component_weights))
     return scores_of
 
 

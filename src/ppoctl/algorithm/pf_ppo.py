@@ -52,7 +52,7 @@ class WhiteningSpec(StageSpec["Advantages"]):
     kind: ClassVar[str] = "advantages"
 
     def present_fields(self, recipe: Recipe) -> dict[str, bool]:
-        return {"returns": recipe.ppo.advantages.trains_critic, "shaped": True, "kl_coef": True}
+        return ADVANTAGES.present_fields(recipe)
 
     def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.resample import WhiteningStage

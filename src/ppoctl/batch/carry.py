@@ -28,8 +28,8 @@ class Carry:
     reward_reference_std: float = 0.0
     """Standard deviation of the rewards of the first step in which they differed; 0: no such step yet."""
     kl_first_coef: float = 0.0
-    """The recipe's `coef` when the adaptive KL coefficient began; 0: the coefficient is fixed, or the first
-    coefficient was not stored."""
+    """The recipe's `coef` in the previous step: a fixed coefficient, or the first value of an adaptive one; 0: no KL
+    penalty, or `coef` was not stored."""
     further_rounds: float = 0.0
     """Number of batches of prompts that all steps so far used in addition to one per step."""
     waited_steps: float = 0.0

@@ -138,7 +138,8 @@ class Rewards(Record["Rewards"]):
     truths: list[str | None]
     """Ground truth of each response, for people, because prompts are not stored; None: no ground truth."""
     token_scores: Float[Tensor, "B R"] | None = None
-    """Score of each token, if the scorer returns them; training then uses these instead of `scores`."""
+    """Score of each token, if the scorer returns them; training then uses these instead of `scores`. A row with NaN
+    has none: its score in `scores` counts at its last unmasked token."""
     timing: dict[str, float] | None = None
     """Metrics of how long scoring took in this process; None: the record was loaded."""
 

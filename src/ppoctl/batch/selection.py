@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ppoctl.batch.fields import FIELDS
 from ppoctl.batch.record import Record
-from ppoctl.batch.records import Rollouts, Selection
+from ppoctl.batch.records import Rewards, Rollouts, Selection
 from ppoctl.batch.sequences import require
 
 AnyRecord = TypeVar("AnyRecord", bound=Record[Any])
@@ -62,15 +62,18 @@ def take(selection: Selection, records: Sequence[AnyRecord]) -> AnyRecord:
 
     `records` are of one kind, one for each round, in order. Rows are padded with 0 to the width R of the widest
     record of which a row is selected, so that records of different kinds get the same width. Values of a whole record
-    are those of the first selected round; `summary` is empty, because it describes other rows. The result is never
-    committed; its identity is the digest of its content, as for any record.
+    are those of the first selected round; `summary` is empty, because it describes other rows. If a scorer returned
+    scores of tokens in some rounds only, those of the other rounds are NaN (see `Rewards.token_scores`), and the grid
+    may be narrower than R. The result is never committed; its identity is the digest of its content, as for any
+    record.
 
     Raises ValueError if a selected row does not exist, or if only some of the selected rounds have an optional field.
     """
     places = _places(selection)
     rounds = [number for number, _ in places]
     require(max(rounds, default=1) <= len(records), "there is a record of every selected round")
-    sources: dict[int, Any] = {number: records[number - 1] for number in sorted(set(rounds)) or [1]}
+    numbers = sorted(set(rounds)) or [1]
+    sources: dict[int, Any] = dict(zip(numbers, _aligned([records[number - 1] for number in numbers]), strict=True))
     counts = {number: _num_rows(record) for number, record in sources.items()}
     offsets = {number: sum(counts[other] for other in counts if other < number) for number in counts}
     index = [offsets[number] + row for number, row in places]
@@ -98,6 +101,17 @@ def take(selection: Selection, records: Sequence[AnyRecord]) -> AnyRecord:
         else:
             values[field.name] = _rows(columns, index)
     return cls(**values)
+
+
+def _aligned(records: Sequence[Any]) -> Sequence[Any]:
+    """Return the records, all with a grid of token scores if one of them has it."""
+    is_whole = [isinstance(each, Rewards) and each.token_scores is None for each in records]
+    if all(is_whole):
+        return records
+    return [
+        replace(each, token_scores=torch.where(each.valid, torch.nan, 0.0)[:, None]) if is_missing else each
+        for each, is_missing in zip(records, is_whole, strict=True)
+    ]
 
 
 def _num_rows(record: Record[Any]) -> int:

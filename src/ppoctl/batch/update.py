@@ -48,8 +48,9 @@ class Update(Record[State]):
     """Lineage of the state after the update."""
     updates: int
     """Total number of optimizer steps of the state after the update."""
-    per_minibatch: dict[str, list[float]]
-    """loss, grad_norm, lr, ...: one entry per optimizer step, in order."""
+    per_minibatch: dict[str, list[float | None]]
+    """loss, grad_norm, lr, ...: one entry per optimizer step, in order; None: the step has no token that the metric
+    describes."""
     summary: dict[str, float]
     """Metrics of the whole update: metric name -> value."""
     gap: dict[str, float] | None = None

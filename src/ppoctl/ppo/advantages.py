@@ -92,7 +92,8 @@ def _discounted_future(rewards: Tensor, values: Tensor, mask: Tensor, gamma: flo
     # ignored. The last column stays empty: it is the future of the last token.
     column = mask.cumsum(dim=1).masked_fill_(~mask, 0)
     packed = rewards.new_zeros(mask.shape[0], mask.shape[1] + 2)
-    packed.scatter_(1, column, torch.lerp(values, rewards, lam.to(rewards.dtype)))
+    # Subtract lam from 1 in float64: the sum multiplies an error of 1 - lam by up to 1 / (1 - lam).
+    packed.scatter_(1, column, torch.lerp(rewards, values, (1.0 - lam).to(rewards.dtype)))
     return _suffix_sums(packed, decay=gamma * lam)[:, 1:].gather(1, column)
 
 

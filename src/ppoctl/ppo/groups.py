@@ -9,7 +9,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -59,15 +59,28 @@ def decoupled_advantages(inputs: EstimatorInputs) -> tuple[Float[Tensor, "B R"],
 
         A = sum over components k of weight_k (s_k - mean(s_k)) / (std(s_k) + 1e-6)
 
+    A response that has a score s but no components (`environment.on_failure.score`) is left out of every s_k, and is
+    compared by its score with all scores of the group instead:
+
+        A = sum over components k of |weight_k| (s - mean(s)) / (std(s) + 1e-6)
+
     Source: GDPO, arXiv:2601.05242. The caller whitens the result.
     """
+    missing = [None] * len(inputs.scores)
+    components = {name: inputs.extras.get(name, missing) for name in inputs.weights}
+    has_all = [all(value is not None for value in values) for values in zip(*components.values(), strict=True)]
+    with_all = replace(inputs, valid=inputs.valid & torch.tensor(has_all))
     columns, equal = [], set(inputs.groups.tolist())
     for name, weight in inputs.weights.items():
-        by_row, equal_in_component = _advantages_of_rows(
-            inputs.scores.new_tensor(inputs.extras[name]), inputs, standardized
-        )
+        scores = inputs.scores.new_tensor([value or 0.0 for value in components[name]])
+        by_row, equal_in_component = _advantages_of_rows(scores, with_all, standardized)
         columns.append([weight * advantage for advantage in by_row])
         equal &= equal_in_component
+    size = math.fsum(abs(weight) for weight in inputs.weights.values())
+    whole, equal_in_score = _advantages_of_rows(inputs.scores, inputs, standardized)
+    columns.append([0.0 if has else size * advantage for has, advantage in zip(has_all, whole, strict=True)])
+    groups_of_failed = {group for group, has in zip(inputs.groups.tolist(), has_all, strict=True) if not has}
+    equal -= groups_of_failed - equal_in_score
     return _spread([math.fsum(of_row) for of_row in zip(*columns, strict=True)], inputs), _fraction(equal, inputs)
 
 

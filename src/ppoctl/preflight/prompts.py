@@ -89,14 +89,7 @@ class RowChecks:
         if not unsure:
             yield from _raised(partial(require_enough, rows["in an epoch"], at_least, key))
         if scored is not None:
-            yield from _raised(scored.require)
-            if scored.unscored:
-                yield (
-                    f"`data.{name}`: responses to {scored.unscored} of {rows['read']} rows are not scored: their "
-                    f"reward requires a ground truth, and the rows have none{_column_hint(table, name)}"
-                )
-            if scored.empty:
-                yield f"`data.{name}`: {scored.empty} of {read} rows get no score: their ground truth is empty"
+            yield from _of_scores(scored, table, name, rows["read"])
 
     def _tried(
         self, rows: RowSet, table: SingleTable, environment: EpisodeTable | None
@@ -129,6 +122,18 @@ class RowChecks:
         yield from faults.errors()
         for key in sorted(omitted):
             yield f"`data.{rows.name}`: messages have `{key}`, which the model's chat template does not write"
+
+
+def _of_scores(scored: RowCheck, table: AnyRows, name: str, read: int) -> Iterator[str | PpoctlError]:
+    """Yield what a reward says of all rows of a table, after `scored` has seen them."""
+    yield from _raised(scored.require)
+    if scored.unscored:
+        yield (
+            f"`data.{name}`: responses to {scored.unscored} of {read} rows are not scored: their reward requires a "
+            f"ground truth, and the rows have none{_column_hint(table, name)}"
+        )
+    if scored.empty:
+        yield f"`data.{name}`: {scored.empty} of {read} rows get no score: their ground truth is empty"
 
 
 def _raised(check: Callable[[], None]) -> Iterator[PpoctlError]:

@@ -30,12 +30,13 @@ class GroupsTable(Table):
     so the prompts of a step depend on all rounds before it. `plan` prints the least and the most that a step costs.
     Metrics of responses and `reward/score_mean` have one value for all rounds of a step; `reward/shaped_mean` and
     the advantages describe the kept responses. With GRPO, the advantages of a dropped group would be 0. With a critic
-    they would not: the advantage of an equal group is the difference from the values. If an epoch ends within a
+    they would not: the advantage of an equal group is the difference from the values. With GDPO they are 0 only if
+    groups are kept by their components: equal scores may be sums of different components. If an epoch ends within a
     step, a prompt may be in two rounds; its two groups are kept or dropped separately, and GRPO then compares all of
     its kept responses with each other.
 
     Formula: keep = "mixed": max(x) > min(x); keep = { min, max }: min <= mean(x) <= max; x = score, shaped reward or
-        pass (0 or 1) of each response to the prompt that has a score
+        pass (0 or 1) of each response to the prompt that has a score; components: for x = the score or any component
     Source: DAPO (Yu et al. 2025, arXiv:2503.14476), section 3.2
     Default of: all systems (off). NeMo-RL has it in GRPO but not in PPO, and fails if there are too few groups; verl
         generates a new prompt for each dropped group, without a limit; OpenRLHF keeps groups whose mean is between
@@ -46,10 +47,11 @@ class GroupsTable(Table):
     keep: Annotated[MeanBounds | None, OrMixed] = None
     """Groups that are kept. "mixed": those whose responses are not all equal; { min, max }: those whose mean is
     within these bounds."""
-    by: Annotated[Literal["score", "shaped", "pass"], RESULTS] = "score"
+    by: Annotated[Literal["score", "shaped", "pass", "components"], RESULTS] = "score"
     """Number of each response that `keep` compares. score: as the scorer returned it; shaped: after reward shaping,
     so that responses of other lengths differ if their length is penalized; pass: 1 if the score is at least
-    `eval.pass_score`, else 0."""
+    `eval.pass_score`, else 0; components: the score and each component of `reward.kind = "sum"`, for `gdpo`, which
+    learns from a group that differs in any of them."""
     round_prompts: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Number of prompts of a round (gen_batch_size in verl). More prompts than a step requires make a second
     round rare. Absent: `rollout.prompts_per_step`."""

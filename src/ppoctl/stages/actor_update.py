@@ -146,19 +146,13 @@ class ActorUpdateStage(UpdateStage):
         waited = int(advantages.carry.waited_steps)
         trained = self.train(actor, rollouts, objective, read=read, waited=waited)
         # A correction may leave only the terms of a value head in a minibatch.
-        steps = [step for step in trained.steps if bool(mask[step[0].rows].any())]
+        has_policy = [bool(mask[minibatch.rows].any()) for minibatch, _ in trained.steps]
         diagnostics = [
-            policy_diagnostics(
-                result.outputs.primary,
-                result.outputs.primary if logprobs.actor is None else logprobs.actor[minibatch.rows],
-                advantages.advantages[minibatch.rows],
-                mask[minibatch.rows],
-                loss=self.loss,
-            )
-            | self.loss.metrics(surrogate.inputs(loss_inputs(minibatch.rows, result.outputs), mask[minibatch.rows]))
-            for minibatch, result in steps
+            self._diagnostics(step, surrogate, logprobs, advantages, mask) if is_of_policy else {}
+            for step, is_of_policy in zip(trained.steps, has_policy, strict=True)
         ]
-        step_metrics = self._pre_update_metrics(steps[0], logprobs, advantages, mask)
+        first = trained.steps[has_policy.index(True)]
+        step_metrics = self._pre_update_metrics(first, logprobs, advantages, mask)
         by_term = _loss_by_term(objective, trained.steps)
         step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
         step_metrics |= _merge_error(trained.steps)
@@ -166,6 +160,20 @@ class ActorUpdateStage(UpdateStage):
         return (
             record if logprobs.entropy is not None else replace(record, gap=_sampler_gap(trained.steps[0], rollouts))
         )
+
+    def _diagnostics(
+        self,
+        step: MinibatchStep,
+        surrogate: Surrogate,
+        logprobs: Logprobs,
+        advantages: Advantages,
+        mask: Bool[Tensor, "B R"],
+    ) -> dict[str, float]:
+        """Return the metrics of the policy in one optimizer step."""
+        rows, outputs = step[0].rows, step[1].outputs
+        old = outputs.primary if logprobs.actor is None else logprobs.actor[rows]
+        found = policy_diagnostics(outputs.primary, old, advantages.advantages[rows], mask[rows], loss=self.loss)
+        return found | self.loss.metrics(surrogate.inputs(loss_inputs(rows, outputs), mask[rows]))
 
     def more_terms(self, logprobs: Logprobs, advantages: Advantages) -> list[Term]:  # noqa: ARG002
         """Return the terms of the loss that train more than the policy."""

@@ -90,7 +90,7 @@ class AdvantagesStage:
         carry = replace(
             shaped.carry,
             kl_coef=kl.next_coef,
-            kl_first_coef=0.0 if self.penalty is None else self.penalty.first_coef,
+            kl_first_coef=0.0 if self.penalty is None else self.penalty.coef,
             trained_seqs=shaped.carry.trained_seqs + float(mask.any(1).sum()),
             trained_tokens=shaped.carry.trained_tokens + float(mask.sum()),
             waited_steps=shaped.carry.waited_steps + float(trains_actor is False),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nan, stack
 
 from ppoctl import metric_registry
 from ppoctl.batch.records import Carry, Rewards, Rollouts, Selection
@@ -13,14 +13,15 @@ from ppoctl.errors import DataError, quoted
 from ppoctl.stages.shaping import ShapingStep, apply_shaping
 
 Keeps = Callable[[Tensor], bool]
-"""Whether a group is kept, by one number for each of its n responses that have a score, shape [n]."""
+"""Whether a group is kept, by the numbers of its n responses that have a score, shape [n] or [n, K]."""
 NumberOf = Callable[[Rollouts, Rewards], Tensor]
-"""One number for each response, shape [B], by which groups are kept."""
+"""One number for each response, shape [B], or K numbers, shape [B, K], by which groups are kept."""
 
 
-def is_mixed(numbers: Float[Tensor, " n"]) -> bool:
-    """Whether there are two different numbers."""
-    return bool((numbers != numbers[:1]).any())
+def is_mixed(numbers: Float[Tensor, " n"] | Float[Tensor, "n K"]) -> bool:
+    """Whether any column has two different numbers; NaN is no number."""
+    columns = numbers[:, None] if numbers.ndim == 1 else numbers
+    return any(len(set(column[~column.isnan()].tolist())) > 1 for column in columns.T)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,18 @@ class ShapedBy:
 
     def __call__(self, rollouts: Rollouts, rewards: Rewards) -> Float[Tensor, " B"]:
         return apply_shaping(rewards, rollouts, Carry(), self.steps).per_response
+
+
+@dataclass(frozen=True)
+class ComponentsOf:
+    """The score, and these components of the reward; NaN where a response with a score has no components."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, _: Rollouts, rewards: Rewards) -> Float[Tensor, "B K"]:
+        columns = [rewards.extras.get(name, [None] * len(rewards.scores)) for name in self.names]
+        parts = [rewards.scores.new_tensor([nan if value is None else value for value in each]) for each in columns]
+        return stack([rewards.scores, *parts], dim=1)
 
 
 @dataclass(frozen=True)

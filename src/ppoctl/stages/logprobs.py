@@ -94,16 +94,10 @@ class KlPenalty:
     def coef_at(self, carry: Carry) -> float:
         """Return the coefficient of a step that begins with this carry.
 
-        An adaptive coefficient continues from the previous step, unless the recipe's `coef` has changed since the
-        adaptation began.
+        An adaptive coefficient continues from the previous step, unless the recipe's `coef` has changed since then.
         """
         begins = self.target is None or carry.kl_first_coef not in (0.0, self.coef)
         return self.coef if begins else carry.kl_coef or self.coef
-
-    @property
-    def first_coef(self) -> float:
-        """First value of an adaptive coefficient; 0: the coefficient is fixed."""
-        return 0.0 if self.target is None else self.coef
 
 
 @dataclass(frozen=True)

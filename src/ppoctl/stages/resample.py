@@ -51,12 +51,6 @@ class WhiteningStage:
     name: str = "whitening"
 
     def run(self, advantages: Advantages) -> Advantages:
-        """Return the advantages whitened over all unmasked tokens. The record has no metrics and no carry: those of
-        the step are in the record of all rows."""
-        return replace(
-            advantages,
-            advantages=whiten(advantages.advantages, advantages.mask),
-            kl_coef=advantages.penalty_coef,
-            carry_out={},
-            summary={},
-        )
+        """Return the advantages whitened over all unmasked tokens. The record has no metrics: those of the step are
+        in the record of all rows."""
+        return replace(advantages, advantages=whiten(advantages.advantages, advantages.mask), summary={})

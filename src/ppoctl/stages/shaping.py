@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ppoctl import metric_registry
 from ppoctl.batch.records import TRUNCATED, Carry, Rewards, Rollouts
@@ -96,8 +97,10 @@ def apply_shaping(
     rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[ShapingStep], *, joins_moments: bool = True
 ) -> ShapedRewards:
     """Return the scores after all steps, with the metrics of each step and the mean of the result."""
-    scores = rewards.scores if rewards.token_scores is None else rewards.token_scores
-    shaped = ShapedRewards(scores, rollouts, rewards.valid, carry, joins_moments)
+    shaped = ShapedRewards(rewards.scores, rollouts, rewards.valid, carry, joins_moments)
+    if (scores := rewards.token_scores) is not None:
+        scores, has_none = pad(scores, (0, rollouts.mask.shape[1] - scores.shape[1])), scores.isnan().any(1)[:, None]
+        shaped = replace(shaped, rewards=torch.where(has_none, shaped.per_token, scores))
     for step in steps:
         shaped = step(shaped)
     return shaped.with_metrics(metrics={metric_registry.REWARD_SHAPED_MEAN.name: shaped.mean(shaped.per_response)})

@@ -69,21 +69,22 @@ class UpdateTrace:
         self, prefix: str, diagnostics: Sequence[Mapping[str, float]], *, of_the_step: Mapping[str, float]
     ) -> Update:
         """Return the record: metrics of each optimizer step, and a summary of them. The summary has means, but the
-        last learning rate and the maxima of metrics that end with `_max`.
+        last learning rate and the maxima of metrics that end with `_max`. `diagnostics` has one entry per optimizer
+        step, empty if the step does not have these metrics; the summary leaves such steps out.
 
         Replays compare `per_minibatch`, so each of its metrics must be computed by the model or the optimizer.
         """
-        per_minibatch = {
+        per_minibatch: dict[str, list[float | None]] = {
             "loss": [result.loss for _, result in self.steps],
             "grad_norm": [result.grad_norm for _, result in self.steps],
             "lr": [minibatch.step.lr for minibatch, _ in self.steps],
         }
-        for name in diagnostics[0] if diagnostics else ():
-            per_minibatch[name] = [metrics[name] for metrics in diagnostics]
+        for name in next((metrics for metrics in diagnostics if metrics), ()):
+            per_minibatch[name] = [metrics.get(name) for metrics in diagnostics]
         summary = {
-            metric_registry.named(prefix, name): _summarise(name, column)
+            metric_registry.named(prefix, name): _summarise(name, values)
             for name, column in per_minibatch.items()
-            if column
+            if (values := [value for value in column if value is not None])
         }
         return Update(
             role=self.after.role,

@@ -356,19 +356,21 @@ class States:
         return None
 
 
-def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[float]]) -> float:
+def largest_gap(recorded: Mapping[str, list[float | None]], again: Mapping[str, list[float | None]]) -> float:
     """Return the largest relative difference between two updates' losses, gradient norms and learning rates.
 
-    The result is 0 only if all metrics are bit-equal; it is infinite if their shapes differ or a value is not finite.
+    The result is 0 only if all metrics are bit-equal; it is infinite if the updates have other metrics or another
+    number of optimizer steps, or if a value is not finite.
     """
     if recorded == again:
         return 0.0
-    if recorded.keys() != again.keys() or any(len(recorded[k]) != len(again[k]) for k in recorded):
-        return math.inf
     # Fractions of tokens jump when a token crosses a bound; these three metrics change smoothly with the weights.
+    smooth = ("loss", "grad_norm", "lr")
+    if recorded.keys() != again.keys() or any(len(recorded[key]) != len(again[key]) for key in smooth):
+        return math.inf
     gaps = [
-        abs(a - b) / max(abs(a), abs(b), 1e-6)
-        for key in ("loss", "grad_norm", "lr")
+        math.inf if a is None or b is None else abs(a - b) / max(abs(a), abs(b), 1e-6)
+        for key in smooth
         for a, b in zip(recorded[key], again[key], strict=True)
     ]
     return max((gap if math.isfinite(gap) else math.inf for gap in gaps), default=0.0) or math.ulp(0.0)

@@ -50,6 +50,24 @@ def check_kept_by_pass_has_score(recipe: Recipe) -> Iterator[Finding]:
         yield conflict("no score passes, because `eval.pass_score` is not set", (_BY,), "--set eval.pass_score=1")
 
 
+def check_kept_by_components_has_them(recipe: Recipe) -> Iterator[Finding]:
+    groups = recipe.rollout.groups
+    if groups is None or groups.by != "components":
+        return
+    if not recipe.reward.component_weights:
+        yield conflict(
+            "groups cannot be chosen by components, because this reward is not a sum",
+            (_BY, ("reward", "kind")),
+            "--set rollout.groups.by=score",
+        )
+    if groups.keep is not None:
+        yield conflict(
+            "components have no single mean that could be within bounds",
+            (_BY, (*_GROUPS, "keep")),
+            "--set rollout.groups.keep=mixed",
+        )
+
+
 def check_kept_without_moments(recipe: Recipe) -> Iterator[Finding]:
     """Check that no reward is divided by moments that depend on whether its group is kept."""
     groups = recipe.rollout.groups
