@@ -148,7 +148,7 @@ def test_every_screen_shows_one_value_of_a_step(kept: RunPaths, capsys: pytest.C
     ]
     (read,) = read_runs([kept.root])
     assert dict(read.series["reward/score_mean"]) == pytest.approx(means)
-    assert time_use.stages_of(read) == [stage.name for stage in read.outlines.at(1).stages]
+    assert time_use.stages_of(read) == [*read.outlines.at(1).names, "eval"]
     view = RunView("run", 3, lambda _: "actor_update")
     for each in read_lines(kept.journal):
         view.committed(each)

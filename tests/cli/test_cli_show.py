@@ -362,7 +362,7 @@ def test_consecutive_numbers_are_printed_as_ranges() -> None:
 
 
 def test_narrow_list_drops_columns_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [sample(0, "train/000001-0123abcd", 1.0, response="\n first\x1b line of a longer text\nsecond\n")]
+    rows = [sample(0, "train/000001-0123abcd", 1.0, response="\nsecond\n first\x1b line of a longer text\n")]
     known = sample_list._Flips({}, {})
     sample_list._print(rows, sample_list.Form(), known, 60)
     printed = capsys.readouterr()

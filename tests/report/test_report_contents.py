@@ -1,5 +1,6 @@
 """The contents of a report: metrics, times, events, samples, and truncation; numbers computed by hand."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -308,7 +309,12 @@ def test_report_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
     report = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
     assert dict(report.words["heads"][0]["rows"])["state"] == "created: the run has not started"
     assert (report.data["charts"], report.data["sets"], report.left_out) == ([], [], ())
-    assert "No stage is done yet" in html({**report.words, "left_out": ()}, report.data)
+    page = html({**report.words, "left_out": ()}, report.data)
+    assert "No stage is done yet" in page
+    fills = re.findall(r'<pattern id="fill-\d+"(.*?)</pattern>', page, re.DOTALL)
+    colours = [re.findall(r'class="(s\d)"', fill)[0] for fill in fills]
+    assert len(set(fills)) == len(fills) == 16
+    assert len(set(colours[:8])) == 8, "a step of PPO has eight stages"
 
 
 def test_runs_with_equal_names_are_numbered(runs: tuple[Path, Path]) -> None:

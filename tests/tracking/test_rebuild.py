@@ -22,7 +22,7 @@ from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
 from ppoctl.tracking.mlflow_payloads import ROWS_PER_TABLE
-from ppoctl.tracking.mlflow_problems import fix
+from ppoctl.tracking.mlflow_problems import fix, reason
 from ppoctl.tracking.mlflow_run import Address
 
 TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
@@ -76,11 +76,14 @@ def test_step_of_several_rounds_has_one_point_of_each_metric(run: RunDir, mlflow
     run.stage(1, "actor_update", policy__loss=-0.5)
     rebuild(run.root, SETTINGS)
     assert num_missing(rebuild(run.root, SETTINGS)) == 0
-    # 100 + 200 + 300 tokens, a score of 1.5 in 3 rounds, and three rounds.
+    # 100 + 200 + 300 tokens, and a score of 1.5 in 3 rounds.
     values = {"rollout/tokens": 600.0, "reward/score_mean": 0.5, "groups/rounds": 3.0, "policy/loss": -0.5}
     assert [point for point in sorted(mlflow.points().elements()) if not point[0].startswith("time/")] == [
         (name, 1, value, at) for name, value in sorted(values.items()) for at in [point_time(mlflow, name)]
     ]
+    run.stage(2, "rollout", rollout__tokens=7.0)
+    run.event("attempt_ended", status="finished")  # of a command that only generates
+    assert rebuild(run.root, SETTINGS).points == 2
 
 
 def point_time(mlflow: Mlflow, name: str) -> int:
@@ -157,6 +160,7 @@ def test_causes_of_errors_have_their_fix(tmp_path: Path) -> None:
         sqlite3.connect(f"file:{tmp_path}/mlflow.db?mode=ro", uri=True).execute("CREATE TABLE a (b)")
     file = Address(f"sqlite:///{tmp_path}/mlflow.db", "ppoctl", None, None)
     assert fix(readonly.value, file, tmp_path / "run") == f"chmod u+w {tmp_path}/mlflow.db"
+    assert reason(EnvironmentProblemError("it is gone", hint="restore it")) == "it is gone; restore it"
     server = Address("https://host/mlflow/", "ppoctl", None, None)
     refused = RestException({"error_code": "PERMISSION_DENIED", "message": "no"})
     assert "MLFLOW_TRACKING_TOKEN" in fix(refused, server, tmp_path / "run")

@@ -23,6 +23,9 @@ from ppoctl.tracking.inputs import inputs
 from ppoctl.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, MirrorTarget
 
+_DONE = ("finished", "unmet")
+"""Status of an attempt after which no round follows."""
+
 SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
 """Function that returns a few training samples of a step."""
 
@@ -172,16 +175,23 @@ class Forwarder:
     def _parts(self) -> Iterator[list[JournalLine]]:
         """Yield each new line, and the lines of a loop over rounds together, after the loop has ended."""
         for line in self._new_lines():
-            in_loop, waits = "stage" in line and self._is_in_loop(line), bool(self._rounds)
-            if waits and "stage" in line and (not in_loop or line["step"] != self._rounds[0]["step"]):
+            if self._rounds and not self._may_continue(line):
                 yield self._rounds
-                self._rounds, waits = [], False
-            if in_loop or waits:
+                self._rounds = []
+            if self._rounds or self._is_in_loop(line):
                 self._rounds.append(line)
             else:
                 yield [line]
 
+    def _may_continue(self, line: JournalLine) -> bool:
+        """Whether further rounds of the waiting lines may follow this line."""
+        if "stage" not in line:
+            return line.get("status") not in _DONE
+        return self._is_in_loop(line) and line["step"] == self._rounds[0]["step"]
+
     def _is_in_loop(self, line: JournalLine) -> bool:
+        if "stage" not in line:
+            return False
         name = line["stage"].partition(".")[0]
         return any(entry.name == name and entry.loop for entry in self._outlines.at(line["step"]).stages)
 
