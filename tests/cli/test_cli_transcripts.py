@@ -232,7 +232,7 @@ def test_metrics_are_looked_up_by_name_or_group(ask: RunCli) -> None:
 
 def test_coming_from_prints_the_keys_of_another_system(ask: RunCli) -> None:
     out = ask("recipes", "coming-from", "trl").out
-    assert out.startswith("## TRL\n\nVersion: 1.12, ")
+    assert out.startswith("## TRL\n\nVersion: 1.10 to 1.12 ")
     assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 in TRL, off in ppoctl |\n" in out
     assert "## verl" not in out
     assert ask("recipes", "coming-from", "verll").err == (
@@ -242,6 +242,12 @@ def test_coming_from_prints_the_keys_of_another_system(ask: RunCli) -> None:
     assert system["rows"][0]["theirs"] == ["algorithm.adv_estimator"]
     assert ask("recipes", "keys", "clip_ratio_high").err.startswith(
         "error: no key has `clip_ratio_high` in its name; it is a key of verl; use `ppo.policy_loss.clip_high`: "
+    )
+    recipe = ask("recipes", "coming-from", "verl", "--defaults", "--algorithm", "grpo").out
+    assert "\nppo.policy_loss.dual_clip = 3.0\n" in recipe
+    assert json.loads(ask("recipes", "coming-from", "verl", "--defaults", "--json").out)["algorithm"] == "ppo"
+    assert ask("recipes", "coming-from", "--defaults").err == (
+        "error: `--defaults` requires a system\n\nhint: ppoctl recipes coming-from verl --defaults\n"
     )
 
 

@@ -67,7 +67,9 @@ EXAMPLES: dict[str, str] = {
         ppoctl recipes keys lr           # every key with `lr` in its name""",
     "recipes metrics": "ppoctl recipes metrics policy/clip_frac",
     "recipes algorithms": "ppoctl recipes algorithms > algorithms.md",
-    "recipes coming-from": "ppoctl recipes coming-from verl",
+    "recipes coming-from": """
+        ppoctl recipes coming-from verl
+        ppoctl recipes coming-from verl --defaults > verl.toml  # then: ppoctl train verl.toml my.toml""",
 }
 """Command -> examples that are printed below the help of the command."""
 

@@ -4,7 +4,7 @@ import filecmp
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -237,19 +237,37 @@ def algorithms(json: JsonOption = False) -> None:
 @app.command("coming-from", cls=Command)
 def coming_from(
     system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this system, e.g. `verl`.")] = "",
+    defaults: Annotated[
+        bool,
+        typer.Option(
+            "--defaults", help="Print a recipe with its defaults that differ from ppoctl's, to put before yours."
+        ),
+    ] = False,
+    algorithm: Annotated[
+        Literal["ppo", "grpo"], typer.Option("--algorithm", help="Algorithm of --defaults.")
+    ] = "ppo",
     json: JsonOption = False,
 ) -> None:
     """Print which ppoctl keys replace the keys of other systems, with pitfalls (docs/coming-from.md)."""
     from dataclasses import asdict
 
     from ppoctl.loading.explain import similar
-    from ppoctl.manual.algorithm_pages import coming_from
+    from ppoctl.manual.algorithm_pages import coming_from, defaults_of
     from ppoctl.recipe.key_mappings import systems
 
     chosen = [each for each in systems() if system.lower() in ("", each.name.lower())]
     if not chosen:
         message = f"there is no key table for `{system}`{similar(system, [each.name for each in systems()])}"
         raise RecipeError(message, hint="ppoctl recipes coming-from")
+    if defaults and not system:
+        raise RecipeError("`--defaults` requires a system", hint="ppoctl recipes coming-from verl --defaults")
+    if defaults:
+        text = defaults_of(chosen[0], algorithm)
+        if json:
+            render.json({"system": chosen[0].name, "algorithm": algorithm, "toml": text})
+        else:
+            render.line(text.rstrip("\n"))
+        return
     if json:
         render.json({"systems": [asdict(each) for each in chosen]})
     else:

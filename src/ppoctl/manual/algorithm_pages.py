@@ -1,11 +1,13 @@
 """Generated pages docs/algorithms.md and docs/coming-from.md: `make docs` writes them, and a test compares them."""
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
+from ppoctl.errors import RecipeError
 from ppoctl.manual.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.manual.keys import REQUIRED, KeyLine
 from ppoctl.recipe.docstring_fields import DocstringFields
-from ppoctl.recipe.key_mappings import systems, translation
+from ppoctl.recipe.key_mappings import System, systems, translation
 
 HEAD = """# Algorithms
 
@@ -44,6 +46,13 @@ of another system, the error quotes the row of this key. A complete configuratio
 `ppoctl validate` lists the replacement of each of its keys. For a key that is not on this page, the error may suggest
 the most similar key. Defaults are those of the named versions. `make docs` generates this page from
 `src/ppoctl/recipe/other_systems`. In a terminal, `ppoctl recipes coming-from SYSTEM` prints the table of one system.
+
+A default that your configuration does not write differs silently. This recipe contains the defaults of verl, NeMo-RL
+or TRL that differ from ppoctl's, each with the file that sets it; the second recipe of a command replaces its values:
+
+    ppoctl recipes coming-from verl --defaults --algorithm grpo > verl.toml
+    ppoctl validate verl.toml my.toml
+
 The meaning of ppoctl's keys: [algorithms.md](algorithms.md).
 
 Differences from every other system:
@@ -182,6 +191,30 @@ def coming_from(names: Sequence[str] = ()) -> str:
             lines += [cells(coded(unused.keys), unused.why) for unused in system.unused]
             lines.append("")
     return "\n".join(lines)
+
+
+def defaults_of(system: System, algorithm: str) -> str:
+    """Return a recipe with the defaults of another system that differ from ppoctl's, to put before one's own recipe.
+
+    `algorithm` is `ppo` or `grpo`. Raises RecipeError if the defaults of the system are not listed.
+    """
+    if system.defaults is None:
+        listed = [each.name for each in systems() if each.defaults]
+        message = f"the defaults of `{system.name}` are not listed, only those of {coded(listed)}"
+        raise RecipeError(message, hint=f"ppoctl recipes coming-from {listed[0]} --defaults")
+    name = system.name.lower()
+    lines = [
+        f"# Defaults of {system.name} ({algorithm.upper()}) that differ from ppoctl's: those that change results, or",
+        f"# what an evaluation does. Read from commit {system.defaults.commit}. Your own recipe replaces them:",
+        "#",
+        f"#     ppoctl recipes coming-from {name} --defaults --algorithm {algorithm} > {name}.toml",
+        f"#     ppoctl train {name}.toml my.toml",
+        "#",
+        *wrap(f"Not here: {system.defaults.left_out}.", 118, initial_indent="# ", subsequent_indent="# "),
+    ]
+    for default in system.defaults.of[algorithm]:
+        lines += ["", f"# {default.theirs}: {default.value} ({default.file})", *default.ours]
+    return "\n".join(lines) + "\n"
 
 
 def coded(names: Iterable[str], separator: str = ", ") -> str:

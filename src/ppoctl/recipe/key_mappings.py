@@ -22,6 +22,8 @@ ANY = "*"
 """Part of a key that stands for any text; a key that ends in `.*` stands for all keys below a table."""
 _FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "peft", "others")
 _ROLE = "ROLE"
+ALGORITHMS = ("ppo", "grpo")
+"""Algorithms whose defaults are listed."""
 OTHERS = "other systems"
 """Name of the `System` whose keys occur in several systems."""
 _COMMON = (
@@ -63,6 +65,32 @@ class Unused:
 
 
 @dataclass(frozen=True)
+class PeerDefault:
+    """A default of another system that differs from ppoctl's."""
+
+    theirs: str
+    """Key of the other system."""
+    value: str
+    """Its default, in words if it is not one value."""
+    ours: tuple[str, ...]
+    """Lines of a recipe: `our.key = value`."""
+    file: str
+    """File of the other system's repository that sets the default."""
+
+
+@dataclass(frozen=True)
+class PeerDefaults:
+    """Defaults of one other system that change results, or what an evaluation does."""
+
+    commit: str
+    """Commit and date of the repository that they were read from."""
+    left_out: str
+    """Defaults that a recipe cannot contain for every run, in words."""
+    of: Mapping[str, tuple[PeerDefault, ...]]
+    """Algorithm (`ppo`, `grpo`) -> its defaults."""
+
+
+@dataclass(frozen=True)
 class System:
     """One other system."""
 
@@ -75,6 +103,8 @@ class System:
     """Table -> another table of the system, whose answers the keys of the first have unless it has its own."""
     rows: tuple[KeyMapping, ...]
     unused: tuple[Unused, ...]
+    defaults: PeerDefaults | None
+    """None: the defaults of the system are not listed."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +284,21 @@ def _system(table: dict[str, Any]) -> System:
     prefixes = (*roles, *table.get("prefixes", []))
     about = " ".join(table["about"].split())
     rows, same = tuple(_rows(table, roles)), table.get("same", {})
-    return System(table["name"], table["version"], about, prefixes, same, rows, unused)
+    return System(table["name"], table["version"], about, prefixes, same, rows, unused, _defaults(table))
+
+
+def _defaults(table: dict[str, Any]) -> PeerDefaults | None:
+    if (found := table.get("defaults")) is None:
+        return None
+    of = {
+        algorithm: tuple(
+            PeerDefault(theirs, entry["value"], tuple(entry["is"]), entry["file"])
+            for entries in (found["both"], found.get(algorithm, {}))
+            for theirs, entry in entries.items()
+        )
+        for algorithm in ALGORITHMS
+    }
+    return PeerDefaults(found["commit"], found["left_out"], of)
 
 
 def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[KeyMapping]:
