@@ -108,7 +108,7 @@ def _requires() -> tuple[str, ...]:
 def _versions() -> dict[str, str]:
     """Return versions of installed packages by name. If `sys.path` has several of a name, Python imports the first. A
     folder without metadata, as a killed installation leaves it, is skipped."""
-    found = {}
+    found: dict[str, str] = {}
     for package in metadata.distributions():
         try:
             package_metadata = package.metadata
