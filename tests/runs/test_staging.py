@@ -138,8 +138,11 @@ class Hub(BaseHTTPRequestHandler):
     """A hub with one model, the quickstart's with a second chat template, and unneeded files."""
 
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
-    FILES = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()}
-    FILES |= {"pytorch_model.bin": b"x", "onnx/config.json": b"{}", "additional_chat_templates/rag.jinja": b"rag"}
+    FILES = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()} | {
+        "pytorch_model.bin": b"x",
+        "onnx/config.json": b"{}",
+        "additional_chat_templates/rag.jinja": b"rag",
+    }
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
