@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from ppoctl.batch.episodes import EnvironmentRow, as_plain, messages_from
 from ppoctl.batch.prompts import Message, Prompt, Prompts
+from ppoctl.batch.scores import ScoreRequest
 from ppoctl.data.index import read_set
 from ppoctl.data.rows import Content, read_rows
 from ppoctl.data.template import PromptTemplate
@@ -104,6 +106,16 @@ def test_message_survives_json(chat: Chat) -> None:
     messages = [Message.from_json(message) for message in chat]
     assert [message.as_json() for message in messages] == chat
     assert [Message.from_json(json.loads(json.dumps(message.as_json()))) for message in messages] == messages
+
+
+def test_rewards_and_environments_get_the_further_keys() -> None:
+    messages = tuple(map(Message.from_json, CHATS["a call without content"]))
+    prompt = Prompt("1", (1,), "x", None, messages)
+    sent = json.loads(json.dumps(ScoreRequest.about(prompt, "y", "terminated").as_json()))
+    assert sent["messages"] == CHATS["a call without content"]
+    assert ScoreRequest.from_json(sent).messages == messages
+    row = json.loads(json.dumps(as_plain(EnvironmentRow.of(prompt))))
+    assert messages_from(row["messages"]) == messages
 
 
 PARTS: dict[str, tuple[dict[str, Any], str]] = {

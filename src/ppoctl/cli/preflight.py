@@ -52,13 +52,14 @@ def examined(
             loaded, found = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
-    # Without a recipe, what is missing is the reason: the rows of an epoch cannot be counted.
-    tolerant = not strict and loaded is not None
-    findings = without_missing(found, files_are_required=files_are_required) if tolerant else found
+    # With `epochs`, a missing file of rows is an error of every command: the rows of an epoch cannot be counted.
+    files_are_required = files_are_required or loaded is None
+    findings = found if strict else without_missing(found, files_are_required=files_are_required)
+    if loaded is None and not any(finding.is_error for finding in findings):
+        raise as_error(found)
     print_notes(findings)
     require_none(findings)
-    if loaded is None:
-        raise as_error(found)
+    assert loaded is not None
     return loaded, findings
 
 
