@@ -117,10 +117,12 @@ class Curves:
         )
 
     def best(self) -> tuple[tuple[int, int], float]:
-        """Return the highest mean score of as many steps as `recent` has, with the first and the last of them."""
+        """Return the highest mean score of as many steps as `recent` has, with the first and the last of them; NaN if
+        there is no score."""
         points, window = self.of(REWARD_SCORE_MEAN), self._averaged(REWARD_SCORE_MEAN)
         parts = [points[at : at + window] for at in range(len(points) - window + 1)]
-        return max((((part[0][0], part[-1][0]), mean(part)) for part in parts), key=lambda each: each[1])
+        means = (((part[0][0], part[-1][0]), mean(part)) for part in parts)
+        return max(means, key=lambda each: each[1], default=((0, 0), math.nan))
 
     def since(self, metric: Metric | str, bound: float, *, below: bool = False) -> int | None:
         """Return the first step with a value above (`below`: at or below) the bound; None if there is none."""

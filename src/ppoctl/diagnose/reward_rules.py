@@ -8,7 +8,7 @@ import math
 from ppoctl import metric_registry as registry
 from ppoctl.diagnose.curves import Curves, Phase, Symptom, mean, symptom
 from ppoctl.diagnose.limits import TURNS, main_limit, raised
-from ppoctl.diagnose.update_rules import EQUAL, generated_tokens, stronger_penalty
+from ppoctl.diagnose.update_rules import EQUAL, HELD_KL, generated_tokens, stronger_penalty
 from ppoctl.errors import quoted
 from ppoctl.finding import Level
 
@@ -99,7 +99,7 @@ def _turn_limited(run: Curves) -> float:
 def reward_dead(run: Curves) -> Symptom | None:
     """All scores equal in each of the last three steps, or in all steps."""
     equal, scores = run.trailing(SPREAD, EQUAL), dict(run.of(SCORE))
-    if not equal or len(equal) < min(3, len(run.of(SPREAD))):
+    if not scores or not equal or len(equal) < min(3, len(run.of(SPREAD))):
         return None
     step, score = equal[0][0], scores[equal[-1][0]]
     is_learned = len(equal) < len(run.of(SPREAD)) and score >= max(scores.values())
@@ -129,7 +129,8 @@ def reward_noise(run: Curves) -> Symptom | None:
     """For ten steps or more that trained the actor, the critic has learned the mean of the returns (within a half)
     but none of their differences, and the score has not risen. Runs with shuffled scores of `benchmarks/learning.py`
     have this form. The bounds of the explained variance: now within 0.01 of 0, and never above 0.02; a healthy run
-    leaves them within ten steps.
+    leaves them within ten steps. An actor that a KL penalty or a small learning rate keeps at the reference (within
+    0.02) is not judged: its score cannot rise.
     """
     first = run.first_update or 0
     explained = [point for point in run.of(registry.VALUE_EXPLAINED_VARIANCE) if point[0] >= first]
@@ -140,6 +141,8 @@ def reward_noise(run: Curves) -> Symptom | None:
     if first == 0 or len(explained) < 10 or abs(recent) >= 0.01 or not is_mean_known or is_risen:
         return None
     if run.recent(SPREAD) <= EQUAL or max(value for _, value in explained) > 0.02:
+        return None
+    if run.recent(registry.KL_REFERENCE_MEAN) < HELD_KL:
         return None
     step = explained[0][0]
     return symptom(

@@ -15,6 +15,8 @@ LARGE_KL, BREAKING_KL = 0.05, 0.5
 """Upper bound of a healthy step (registry), and bound of `health.kl` by default."""
 EQUAL = 1e-6
 """Standard deviation of equal scores (bound of `health.reward_spread`)."""
+HELD_KL = 0.02
+"""`kl/reference_mean` of an actor that stays at the reference (page: 0.007 instead of 0.064)."""
 ABSENT_KL = 1e-5
 """`policy/approx_kl` below which the actor does not change (page)."""
 
@@ -117,11 +119,11 @@ def kl_penalty(run: Curves) -> Symptom | None:
     score, first = registry.REWARD_SCORE_MEAN, run.first_update
     reference = [point for point in run.of(registry.KL_REFERENCE_MEAN) if first is not None and point[0] > first]
     coef = run.recent(registry.KL_COEF) if run.of(registry.KL_COEF) else run.key("ppo.kl.coef")
-    if len(reference) < 4 or coef is None or max(kl for _, kl in reference) > 0.02:
+    if len(reference) < 4 or coef is None or max(kl for _, kl in reference) > HELD_KL:
         return None
     distance, spread = run.recent(registry.KL_REFERENCE_MEAN), run.recent(registry.REWARD_SCORE_STD)
     penalty = coef * distance * mean(generated_tokens(run)[-AVERAGED:])
-    if penalty <= max(spread / 10, EQUAL) or run.recent(score) - run.early(score) > spread / 4:
+    if spread <= EQUAL or penalty < spread / 10 or run.recent(score) - run.early(score) > spread / 4:
         return None
     step = reference[0][0]
     return symptom(
@@ -146,7 +148,8 @@ def critic(run: Curves) -> Symptom | None:
     that differ from the returns by half; or an explained variance below -0.1: the critic's errors are then greater
     than the differences between returns."""
     judged = _at_full_rate(run, registry.VALUE_LR, "critic.optimizer.lr")
-    explained = [point for point in run.of(registry.VALUE_EXPLAINED_VARIANCE)[1:] if point[0] in judged]
+    differing = {step for step, deviation in run.of(registry.REWARD_SCORE_STD) if deviation > EQUAL}
+    explained = [each for each in run.of(registry.VALUE_EXPLAINED_VARIANCE)[1:] if each[0] in judged & differing]
     spread = run.recent(registry.REWARD_SCORE_STD)
     if len(explained) < 5 or spread <= EQUAL or not (run.key("critic.on") or run.key("critic.optimizer.lr")):
         return None
@@ -184,7 +187,8 @@ def entropy(run: Curves) -> Symptom | None:
     """Entropy below a tenth of its first values (the page's healthy run: a fifth after 40 steps), and a score that is
     below the highest, by more than may be chance."""
     first, metric = run.early(registry.POLICY_ENTROPY_MEAN), registry.POLICY_ENTROPY_MEAN
-    step = run.since(metric, first / 10, below=True)
+    late = run.of(metric)[len(run.of(metric)) // 3 :]
+    step = next((step for step, value in late if value <= first / 10), None)
     if run.steps < 6 or step is None or not run.best()[1] - run.recent(registry.REWARD_SCORE_MEAN) > run.noise:
         return None
     is_clip = run.key("ppo.policy_loss.kind") == "clip" and run.key("ppo.policy_loss.clip_high") < 0.28
