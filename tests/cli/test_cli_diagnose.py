@@ -55,7 +55,7 @@ def test_steps_that_were_undone_are_not_judged(tmp_path: Path) -> None:
     assert read(paths.root).of(REWARD_SCORE_MEAN)[-1][0] == 2
 
 
-def test_run_without_a_finished_step_says_so(tmp_path: Path, ask: RunCli) -> None:
+def test_run_without_a_finished_step_has_no_cause(tmp_path: Path, ask: RunCli) -> None:
     stop_at(tmp_path / "fake", "1 reward starts")
     result = ask("diagnose", tmp_path / "fake")
     assert (result.code, result.out) == (0, "note: `0` steps are too few to judge trends\n")

@@ -209,6 +209,12 @@ def test_one_update_per_step_is_judged_by_the_reference() -> None:
     assert "kl/reference_mean is `0.6` in step 2" in first.finding.what
 
 
+def test_difference_between_sampler_and_trainer_is_not_a_change_of_the_actor() -> None:
+    values = {KL: steps(0.09), "mismatch/gap_k3": steps(0.08)}
+    assert kinds(changed(PPO, values, ppo__old_logprobs="sampler")) == ["mismatch"]
+    assert kinds(changed(PPO, values)) == ["learning-rate-high", "mismatch"]
+
+
 def test_metric_that_may_better_be_low_is_only_noted() -> None:
     found = examine(changed(PPO, {"reward/wrong_calls_mean": steps(0.5, 0.1)}))
     assert [(each.finding.kind, each.finding.level) for each in found] == [("scorer", Level.NOTE)]

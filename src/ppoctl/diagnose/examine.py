@@ -8,7 +8,7 @@ from pathlib import Path
 from ppoctl.diagnose import limits, reward_rules, update_rules
 from ppoctl.diagnose.curves import Curves, Phase, Symptom
 from ppoctl.finding import Finding, Level, note, ok
-from ppoctl.metric_registry import REWARD_SCORE_MEAN
+from ppoctl.metric_registry import REWARD_SCORE_MEAN, ROLLOUT_TRUNCATED_FRAC
 from ppoctl.report.run_reader import read_runs
 from ppoctl.store.retention import saved_steps
 
@@ -46,8 +46,9 @@ def read(run: Path) -> Curves:
     read = read_runs([run])[0]
     newest = max(read.paths.committed_steps(), default=math.inf)  # the journal keeps lines of steps that were undone
     series = {name: [point for point in points if point[0] <= newest] for name, points in read.series.items()}
-    saved = saved_steps(read.paths, read.outlines.roles)
-    return Curves(str(run), read.recipe, series, saved, limits.read(read.paths, read.recipe))
+    curves = Curves(str(run), read.recipe, series, saved_steps(read.paths, read.outlines.roles))
+    is_truncated = curves.since(ROLLOUT_TRUNCATED_FRAC, 0.1) is not None
+    return replace(curves, limits=limits.read(read.paths, read.recipe)) if is_truncated else curves
 
 
 def examine(run: Curves) -> list[Symptom]:

@@ -37,11 +37,11 @@ def template(run: Curves) -> Symptom | None:
     """Nine in ten responses of step 1 do not end, and their scores are near 0: the model does not recognize the form
     of the prompt. The page's truncated run, whose template was right, had 0.58 at a score of 0.24.
 
-    If responses end, but under a tenth of them is right (scores of 0 and 1 have the variance m (1 - m)), the task may
-    also be hard, and the finding is a note.
+    If responses end, but under a tenth of them is right, the task may also be hard, and the finding is a note. Scores
+    are 0 and 1 if their variance is m (1 - m).
     """
     score, spread, truncated = run.of(SCORE), run.of(SPREAD), run.of(registry.ROLLOUT_TRUNCATED_FRAC)
-    if not score or not spread or not truncated or _turn_limited(run) >= 0.5:
+    if not score or not spread or not truncated or _turn_limited(run) >= 0.5 or run.recent(SCORE) > 0.5:
         return None
     (step, mean), (_, deviation), (_, cut) = score[0], spread[0], truncated[0]
     is_endless = cut >= 0.9 and abs(mean) <= 0.05
@@ -109,7 +109,7 @@ def reward_dead(run: Curves) -> Symptom | None:
         Level.NOTE if is_learned else Level.ERROR,
         "reward-dead",
         (step, Phase.SCORED),
-        f"every response scores `{score:.3g}`, so that all gradients are 0"
+        f"every response scores `{score:.3g}`, so that there is nothing to learn"
         + (": the task is learned" if is_learned else ""),
         None
         if is_learned
@@ -120,14 +120,14 @@ def reward_dead(run: Curves) -> Symptom | None:
 
 def _is_shaped(run: Curves) -> bool:
     """Whether the reward of a response is more than its score, so that equal scores can have gradients."""
-    return any(run.key(f"reward.{key}") for key in ("length_penalty", "overlong")) or (
+    return any(run.key(f"reward.{key}") for key in ("length_penalty", "overlong", "per_turn")) or (
         run.key("reward.unfinished_factor") not in (None, 1.0)
     )
 
 
 def reward_noise(run: Curves) -> Symptom | None:
-    """For ten steps or more that trained the actor, the critic has learned the mean of the returns (within a half)
-    but none of their differences, and the score has not risen. Runs with shuffled scores of `benchmarks/learning.py`
+    """The critic has learned the mean of the returns (within a half) but none of their differences, and the score has
+    not risen, for ten steps or more that trained the actor. Runs with shuffled scores of `benchmarks/learning.py`
     have this form. The bounds of the explained variance: now within 0.01 of 0, and never above 0.02; a healthy run
     leaves them within ten steps. An actor that a KL penalty or a small learning rate keeps at the reference (within
     0.02) is not judged: its score cannot rise.

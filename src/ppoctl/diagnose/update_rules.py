@@ -56,11 +56,17 @@ def learning_rate_high(run: Curves) -> Symptom | None:
 
 
 def _changes(run: Curves) -> tuple[registry.Metric, Points]:
-    """Return how much the actor changes in each step. With one update per step, `policy/approx_kl` is 0 at any
-    learning rate, and the KL from the reference after the first update is read instead."""
+    """Return how much the actor changes in each step.
+
+    With one update per step, `policy/approx_kl` is 0 at any learning rate, and the KL from the reference after the
+    first update is read instead. If the old log-probs are those of the sampler, the difference between sampler and
+    trainer is not a change of the actor.
+    """
     first = run.first_update
     if first is None or _updates_per_step(run) > 1:
-        return registry.POLICY_APPROX_KL, run.of(registry.POLICY_APPROX_KL)
+        from_sampler = run.key("ppo.old_logprobs") == "sampler"
+        gaps = dict(run.of(registry.MISMATCH_GAP_K3)) if from_sampler else {}
+        return registry.POLICY_APPROX_KL, [(s, kl - gaps.get(s, 0.0)) for s, kl in run.of(registry.POLICY_APPROX_KL)]
     reference = registry.KL_REFERENCE_MEAN
     before = dict(run.of(reference)).get(first, 0.0)  # above 0 if the actor starts with an adapter
     return reference, [(step, kl - before) for step, kl in run.of(reference) if step == first + 1]
