@@ -20,7 +20,7 @@ ROLLOUT_RESPONSE_TOKENS_MAX = Metric(
     "rollout/response_tokens_max", "tokens", "longest response", "below rollout.max_new_tokens"
 )
 ROLLOUT_TRUNCATED_FRAC = Metric(
-    "rollout/truncated_frac", "fraction", "responses truncated by max_new_tokens", "below 0.1, not rising", "lower"
+    "rollout/truncated_frac", "fraction", "responses that a limit truncated", "below 0.1, not rising", "lower"
 )
 ROLLOUT_RESENT_SEQS = Metric(
     "rollout/resent_seqs", "sequences", "responses requested again because an engine died", "0"

@@ -5,7 +5,10 @@ from pathlib import Path
 
 from cli.conftest import RunCli
 from fakes.components import fake_recipe
-from fakes.job import play
+from fakes.job import play, stop_at
+from ppoctl.diagnose.examine import read
+from ppoctl.metric_registry import REWARD_SCORE_MEAN
+from ppoctl.store.discard import roll_back
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -42,3 +45,17 @@ def test_run_without_metrics_is_refused(tmp_path: Path, ask: RunCli) -> None:
     result = ask("diagnose", tmp_path / "fake")
     assert result.code == 2
     assert "has no metrics yet" in result.err
+
+
+def test_steps_that_were_undone_are_not_judged(tmp_path: Path) -> None:
+    play(tmp_path / "fake", fake_recipe(steps=3, checkpoint={"every_steps": 1}))
+    paths = RunPaths(tmp_path / "fake")
+    assert read(paths.root).of(REWARD_SCORE_MEAN)[-1][0] == 3
+    roll_back(paths, 2)
+    assert read(paths.root).of(REWARD_SCORE_MEAN)[-1][0] == 2
+
+
+def test_run_without_a_finished_step_has_no_cause(tmp_path: Path, ask: RunCli) -> None:
+    stop_at(tmp_path / "fake", "1 reward starts")
+    result = ask("diagnose", tmp_path / "fake")
+    assert (result.code, result.out) == (0, "note: `0` steps are too few to judge trends\n")

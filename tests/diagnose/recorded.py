@@ -15,13 +15,16 @@ from ppoctl.diagnose.examine import read
 
 RUNS = Path(__file__).with_name("runs")
 KEYS = (
-    "actor.optimizer.lr", "critic.optimizer.lr", "eval.temperature", "model.dtype", "ppo.critic_epochs", "ppo.epochs",
+    "actor.optimizer.lr", "critic.on", "critic.optimizer.lr", "environment.tokens", "environment.tokens_per_turn",
+    "environment.turns", "eval.environment", "eval.temperature", "model.dtype", "ppo.critic_epochs", "ppo.epochs",
     "ppo.kl.adaptive", "ppo.kl.coef", "ppo.minibatch_seqs", "ppo.old_logprobs", "ppo.policy_loss.clip_high",
-    "ppo.policy_loss.kind", "ppo.rollout_correction.kind", "reward.timeout_s", "rollout.max_new_tokens",
+    "ppo.policy_loss.kind", "ppo.rollout_correction.kind", "ppo.value_loss.coef", "reward.timeout_s",
+    "rollout.groups", "rollout.max_new_tokens", "rollout.max_prompt_tokens", "rollout.max_window_tokens",
     "rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.temperature",
 )  # fmt: skip
 METRICS = (
-    "advantage/equal_groups_frac", "kl/coef", "kl/reference_mean", "mismatch/gap_k3", "mismatch/gap_mean_abs",
+    "advantage/equal_groups_frac", "environment/observed_tokens_mean", "environment/turn_limit_frac",
+    "kl/coef", "kl/reference_mean", "mismatch/gap_k3", "mismatch/gap_mean_abs",
     "policy/approx_kl", "policy/clip_frac", "policy/entropy_mean", "policy/lr", "reward/error_frac",
     "reward/score_mean", "reward/score_std", "reward/timeout_frac", "rollout/response_tokens_mean",
     "rollout/truncated_frac", "value/explained_variance", "value/return_mean", "value/value_mean",
@@ -30,7 +33,7 @@ METRICS = (
 
 def recorded(name: str) -> Curves:
     content = json.loads((RUNS / f"{name}.json").read_text())
-    return Curves(f"runs/{name}", content["recipe"], content["series"], content["saved"])
+    return Curves(f"runs/{name}", content["recipe"], content["series"], content["saved"], content.get("limits", {}))
 
 
 def changed(run: Curves, series: dict[str, list[float]], **keys: object) -> Curves:
@@ -62,7 +65,7 @@ def record(run: Path, name: str) -> None:
         or registry.reward_part(metric)
         or registry.find(metric) in registry.EVALUATION_METRICS[:2]
     }
-    content = {"recipe": recipe, "saved": curves.saved, "series": series}
+    content = {"recipe": recipe, "saved": curves.saved, "series": series, "limits": curves.limits}
     (RUNS / f"{name}.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 

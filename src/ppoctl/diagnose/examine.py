@@ -1,13 +1,14 @@
 """The rules in the order of causes, and which symptoms follow from others."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ppoctl.diagnose import reward_rules, update_rules
-from ppoctl.diagnose.curves import Curves, Symptom
+from ppoctl.diagnose import limits, reward_rules, update_rules
+from ppoctl.diagnose.curves import Curves, Phase, Symptom
 from ppoctl.finding import Finding, Level, note, ok
-from ppoctl.metric_registry import REWARD_SCORE_MEAN
+from ppoctl.metric_registry import REWARD_SCORE_MEAN, ROLLOUT_TRUNCATED_FRAC
 from ppoctl.report.run_reader import read_runs
 from ppoctl.store.retention import saved_steps
 
@@ -16,13 +17,13 @@ RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.temperature,
     reward_rules.template,
     update_rules.learning_rate_high,
-    reward_rules.reward_dead,
     reward_rules.gamed,
+    reward_rules.truncation,
+    reward_rules.reward_dead,
     update_rules.learning_rate_low,
     reward_rules.reward_noise,
     update_rules.kl_penalty,
     reward_rules.groups,
-    reward_rules.truncation,
     update_rules.critic,
     update_rules.mismatch,
     reward_rules.overfitting,
@@ -31,8 +32,11 @@ RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.score_falls,
 )
 """Rules; a cause comes before its consequences."""
-BREAKING = ("temperature", "template", "learning-rate-high", "reward-dead", "reward-noise", "scorer", "length")
-"""Kinds of errors that change everything later in the run: other symptoms that begin no earlier are consequences."""
+BREAKING = (
+    "temperature", "template", "learning-rate-high", "truncation", "reward-dead", "reward-noise", "scorer", "length",
+)  # fmt: skip
+"""Kinds of errors that change everything later in the run: symptoms that begin in the same part of the same step, or
+later, are consequences."""
 FEWEST = 5
 """Number of steps below which trends are not judged."""
 
@@ -40,18 +44,22 @@ FEWEST = 5
 def read(run: Path) -> Curves:
     """Read a run. Raises the errors of `read_runs`."""
     read = read_runs([run])[0]
-    return Curves(str(run), read.recipe, read.series, saved_steps(read.paths, read.outlines.roles))
+    newest = max(read.paths.committed_steps(), default=math.inf)  # the journal keeps lines of steps that were undone
+    series = {name: [point for point in points if point[0] <= newest] for name, points in read.series.items()}
+    curves = Curves(str(run), read.recipe, series, saved_steps(read.paths, read.outlines.roles))
+    is_truncated = curves.since(ROLLOUT_TRUNCATED_FRAC, 0.1) is not None
+    return replace(curves, limits=limits.read(read.paths, read.recipe)) if is_truncated else curves
 
 
 def examine(run: Curves) -> list[Symptom]:
     """Return the symptoms of a run: what broke the run first, then other causes in the order of `RULES`, then the
     consequences, as notes."""
     found = [symptom for rule in RULES if (symptom := rule(run)) is not None]
-    breaking = sorted(filter(_is_breaking, found), key=lambda each: each.step)
+    breaking = sorted(filter(_is_breaking, found), key=_began)
     causes: list[Symptom] = []
     consequences: list[Symptom] = []
     for each in [*breaking, *(each for each in found if not _is_breaking(each))]:
-        root = next((cause for cause in causes if _is_breaking(cause) and each.step >= cause.step), None)
+        root = next((cause for cause in causes if _is_breaking(cause) and _began(each) >= _began(cause)), None)
         if root is None:
             causes.append(each)
         else:
@@ -63,7 +71,7 @@ def examine(run: Curves) -> list[Symptom]:
 def summary(run: Curves, found: Sequence[Symptom]) -> list[Finding]:
     """Return what the symptoms do not say: that there are none, or that the run is too short to show all."""
     findings = []
-    if 0 < run.steps < FEWEST:
+    if run.steps < FEWEST:
         findings.append(note(f"`{run.steps}` steps are too few to judge trends", kind="run"))
     if run.steps and not any(each.finding.level in (Level.WARNING, Level.ERROR) for each in found):
         score = f"{run.early(REWARD_SCORE_MEAN):.3g} -> {run.recent(REWARD_SCORE_MEAN):.3g}"
@@ -71,6 +79,10 @@ def summary(run: Curves, found: Sequence[Symptom]) -> list[Finding]:
             ok(f"{len(RULES)} rules found no problem; reward/score_mean {score}", f"{run.steps} steps", kind="run")
         )
     return findings
+
+
+def _began(found: Symptom) -> tuple[int, Phase]:
+    return found.step, found.phase
 
 
 def _is_breaking(found: Symptom) -> bool:
