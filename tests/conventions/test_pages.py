@@ -16,6 +16,7 @@ from ppoctl.manual.features import SECTIONS, features
 from ppoctl.manual.guides import groups
 from ppoctl.manual.keys import key_lines
 from ppoctl.metric_registry import METRICS, find
+from ppoctl.model.families import FAMILIES
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import dotted
@@ -34,6 +35,15 @@ ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.opt
 def test_generated_pages_are_up_to_date(page: Callable[[], str]) -> None:
     file = ROOT / "docs" / f"{page.__name__.replace('_', '-')}.md"
     assert file.read_text("utf-8") == page().rstrip("\n") + "\n", "make docs"
+
+
+def test_pages_state_the_number_of_families() -> None:
+    number = ["six", "seven", "eight", "nine", "ten"][len(FAMILIES) - 6]
+    stated = {}
+    for page in (ROOT / "README.md", ROOT / "docs" / "limits.md"):
+        found = re.search(r"(\w+) (?:model\s+)?families", page.read_text("utf-8").replace("[", ""))
+        stated[page.name] = found and found[1]
+    assert stated == {"README.md": number, "limits.md": number}
 
 
 def rows() -> list[str]:
