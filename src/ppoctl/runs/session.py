@@ -282,11 +282,12 @@ def _ending(
     except PpoctlError as error:
         if isinstance(error, StorageError):
             add_what_to_do(error, attempt.paths, recipe)
-        if error.hint is not None:  # replace RUN, which lower packages write because they do not know the run
+        if error.hint is not None:  # replace RUN and RECIPE, which packages write that do not know the run
             root = attempt.paths.root
             error.hint = re.sub(
                 r"(ppoctl resume )?\bRUN\b", lambda at: resume_command(root) if at[1] else quoted(root), error.hint
             )
+            error.hint = re.sub(r"\bRECIPE\b", lambda _: quoted(attempt.paths.recipe_toml), error.hint)
         status, code = _status(error), int(error.exit_code)
         raise
     except BaseException:
