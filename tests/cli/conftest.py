@@ -1,5 +1,6 @@
 """A command as typed, and its output: for every file in this folder."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import play
 from fakes.slurm import FakeSlurm
+from hints import faults
 from ppoctl.cli.app import run
 
 
@@ -26,6 +28,8 @@ def cli_runner(capsys: pytest.CaptureFixture[str]) -> RunCli:
     def run_words(*words: object) -> CliResult:
         code = run([str(word) for word in words])
         captured = capsys.readouterr()
+        hints = re.findall(r"(?m)^hint: (.*)$", captured.err)
+        assert [fault for hint in hints for fault in faults(hint)] == []
         return CliResult(code, captured.out, captured.err)
 
     return run_words

@@ -142,7 +142,7 @@ def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: RunC
 
 def test_runs_explains_a_folder_without_runs(make: Callable[..., Journal], ask: RunCli) -> None:
     assert ask("runs").err == (
-        "error: there is no folder `runs`\n\nhint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
+        "error: there is no folder `runs`\n\nhint: ppoctl recipes list  # then train one of them\n"
     )
     make("q1")
     assert ask("runs", "runs/q1").err == "error: `runs/q1` is a run itself\n\nhint: ppoctl status runs/q1\n"
@@ -197,7 +197,13 @@ def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journa
     for path in (Path("q2"), Path("q2/logs"), Path("slurm"), Path("runs/q1").absolute()):
         assert found_run(path) == path
     wrong = ask("status", "q2")
-    assert wrong == CliResult(2, "", "error: `q2` is not a run directory\n\nhint: ppoctl runs\n")
+    says = "error: `q2` is not a run directory, and there is no such run in `runs`\n\nhint: "
+    assert wrong == CliResult(2, "", f"{says}ppoctl runs\n")
+    shutil.copytree("runs/q1", "elsewhere/q2")
+    Path("elsewhere/q2/run.json").touch()
+    assert ask("logs", "q2", "--list").err == f"{says}ppoctl logs elsewhere/q2\n"
+    assert ask("logs", "q2", "--list", "--runs", "elsewhere").code == 0
+    assert ask("status", "q3", "--runs", "elsewhere").err.endswith("ppoctl runs elsewhere\n")
 
 
 def test_runs_of_a_folder_and_its_subfolders_are_found(tmp_path: Path) -> None:

@@ -292,6 +292,11 @@ def test_filters_select_matching_samples(ask: RunCli) -> None:
         (("--eval", "--sample", 99), "there are 8 samples, but no row `99`"),
         (("--eval-set", "hell"), "the evaluation has no set `hell`; it has held, held/greedy, held/sampled"),
         (("--step", 7), "step 7 of `{root}` has no rollouts; steps with rollouts: 1-3"),
+        (
+            ("--step", 0),
+            "step 0 of `{root}` has no rollouts; steps with rollouts: 1-3; a run keeps older ones only by "
+            "`checkpoint.keep_rollouts_every_steps`",
+        ),
         (("--eval", "--step", 1), "step 1 of `{root}` has no evaluation; steps with an evaluation: 0, 2-3"),
         (("--best", "--min-reward", 9), "no sample matches"),
     ],

@@ -154,7 +154,7 @@ def test_run_without_a_critic_converts_and_refuses_the_role(ask: RunCli, trained
             f"""\
 error: run `runs/small` has no saved state of role `{role}`; roles with saved states: actor
 
-hint: ppoctl convert-ckpt runs/small OUT --to hf --role actor
+hint: ppoctl convert-ckpt runs/small trained --to hf --role actor
 """,
         )
 
@@ -265,7 +265,7 @@ def test_step_without_a_saved_state_lists_the_saved_steps(ask: RunCli, trained: 
         """\
 error: run `runs/small` has no saved state of the actor at step 3; saved steps: 2, 4
 
-hint: ppoctl convert-ckpt runs/small OUT --to hf --step 4
+hint: ppoctl convert-ckpt runs/small trained --to hf --step 4
 """,
     )
 

@@ -95,7 +95,7 @@ def test_changed_or_missing_base_is_refused_with_the_option_that_names_it(model:
     actor = trained(base)
     state, expected = saved(actor, tmp_path / "state"), exported(actor, tmp_path / "export")
     moved = base.rename(tmp_path / "moved")
-    hint = f"ppoctl convert-ckpt {state} OUT --to hf --like FOLDER"
+    hint = f"ppoctl convert-ckpt {state} trained --to hf --like FOLDER"
     with pytest.raises(EnvironmentProblemError, match=f"those of `{base}`, which is not on this machine") as gone:
         run(state, "hf", tmp_path / "hf")
     assert hint in str(gone.value.hint)

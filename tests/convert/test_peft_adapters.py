@@ -226,7 +226,7 @@ def test_state_on_a_state_with_adapters_has_both(model: Model, tmp_path: Path) -
     assert same(weights(tmp_path / "out"), weights(tmp_path / "expected"))
     with pytest.raises(RecipeError, match="a Megatron folder, which peft cannot load") as raised:
         run(second, "peft", tmp_path / "peft")
-    assert raised.value.hint == f"ppoctl convert-ckpt {first} BASE --to hf  # then add --like BASE"
+    assert raised.value.hint == f"ppoctl convert-ckpt {first} base --to hf  # then add --like base"
     run(second, "peft", tmp_path / "peft", like=str(tmp_path / "middle"))
     written = json.loads((tmp_path / "peft/adapter_config.json").read_text("utf-8"))
     assert written["base_model_name_or_path"] == str(tmp_path / "middle")

@@ -346,6 +346,13 @@ def test_disk_with_too_little_space_is_found(small: Recipe, tmp_path: Path, monk
     found = disk(small, run)
     assert found.error is StorageError
     assert re.search(r"the disk of `.*` has 79 MiB free, and the run needs 79 MiB", found.what)
+    assert (found.hint or "").startswith("free space (df -h ")  # `keep_last` is 2 already, and a save every step
+    more = small.model_copy(update={"checkpoint": small.checkpoint.model_copy(update={"keep_last": 3})})
+    setting = (disk(more, run).hint or "").partition("  #")[0]
+    assert setting == "--set checkpoint.keep_last=2"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, needed))
+    assert disk(more, run).level != Level.OK
+    assert disk(small, run).level == Level.OK
     run.mkdir(parents=True)
     (run / "state").write_bytes(b"x")  # files that the run already has need no additional space
     assert disk(small, run).level == Level.OK

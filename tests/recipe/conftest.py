@@ -2,14 +2,16 @@
 names."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hints import faults, settings_of
 from ppoctl.errors import RecipeError
-from ppoctl.loading.load import load
+from ppoctl.loading.load import examine, load
 
 SMALLEST = """\
 name = "small"
@@ -36,10 +38,19 @@ lr = 1e-5
 Write = Callable[..., Path]
 
 
-def refusal(*arguments: Any) -> RecipeError:
-    """Return the error of `load` with these arguments."""
+def refusal(files: Sequence[Path], sets: Sequence[str] = (), *environ: Any) -> RecipeError:
+    """Return the error of `load` with these arguments. Its hint can be typed, and the first problem is then gone."""
     with pytest.raises(RecipeError) as caught:
-        load(*arguments)
+        load(files, sets, *environ)
+    hint = caught.value.hint or ""
+    assert faults(hint) == []
+    # FILE, COLUMN and HOST are for the reader to choose.
+    if (cure := settings_of(hint)) and not re.search(r"\b(FILE|COLUMN|HOST)\b", hint):
+        first = re.sub(r": `[^`]*` = .*", "", caught.value.message.splitlines()[0])
+        # A hint may be the correct form of a word that was typed as a file, or of a setting without a value.
+        typed = [file for file in files if file.exists()], [text for text in sets if "=" in text]
+        _, after = examine(typed[0], [*typed[1], *cure], *environ)
+        assert [str(finding) for finding in after if finding.is_error and first in str(finding)] == [], hint
     return caught.value
 
 

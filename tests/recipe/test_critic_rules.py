@@ -140,7 +140,7 @@ def test_missing_critic_is_refused_if_the_advantages_train_one(write: Write, kin
         "--set: missing table [critic], which the advantages train; it needs `critic.optimizer.lr`: "
         f'`ppo.advantages.kind` = `"{kind}"` (--set)'
     )
-    assert caught.hint == "change the recipe, or add `--set critic.optimizer.lr=LR`"
+    assert caught.hint == "change the recipe, or add `--set critic.optimizer.lr=1e-5`"
     loaded = load([write(NO_CRITIC)], ["critic.optimizer.lr=1e-5"], {})
     assert loaded.recipe == load([write(SMALLEST)], (), {}).recipe
 

@@ -334,6 +334,15 @@ def test_missing_shipped_recipe_hints_at_copy_command(
     assert said(Path(name)) == ([f"{name}: no such recipe"], "ppoctl recipes copy verl/gemma my-recipes")
 
 
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_setting_without_its_option_is_explained(prefix: str) -> None:
+    word = f"{prefix}actor.optimizer.lr=1e-5"
+    assert said(Path(word)) == (
+        [f"`{word}` is no recipe; a setting is written with `--set`"],
+        "--set actor.optimizer.lr=1e-5",
+    )
+
+
 def test_every_unreadable_file_is_reported(write: Write, tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"\n')
     (tmp_path / "folder.toml").mkdir()

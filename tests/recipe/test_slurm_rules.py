@@ -17,7 +17,7 @@ CASES: list[tuple[str, str, str, str | None]] = [
         "check_sbatch_options",
         "slurm.options.partition=gpu",
         '--set: `--partition` cannot be set here: `slurm.partition`: `slurm.options.partition` = `"gpu"` (--set)',
-        "change the recipe, or add `--set slurm.partition=gpu`",
+        "change the recipe, or add `--set 'slurm.options={}' --set slurm.partition=gpu`",
     ),
     (
         "check_sbatch_options",
@@ -30,13 +30,13 @@ CASES: list[tuple[str, str, str, str | None]] = [
         "check_sbatch_options",
         "slurm.options.gres=gpu:a100:4",
         '--set: GPUs cannot be set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"gpu:a100:4"` (--set)',
-        "change the recipe, or add `--set slurm.gpus_per_node=4 --set slurm.gpu_type=a100`",
+        "change the recipe, or add `--set 'slurm.options={}' --set slurm.gpus_per_node=4 --set slurm.gpu_type=a100`",
     ),
     (
         "check_sbatch_options",
         "slurm.options.gres='lscratch:1T,gpu'",
         '--set: GPUs cannot be set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"lscratch:1T,gpu"` (--set)',
-        "change the recipe, or add `--set slurm.gpus_per_node=1`",
+        "change the recipe, or add `--set 'slurm.options={gres = \"lscratch:1T\"}' --set slurm.gpus_per_node=1`",
     ),
     (
         "check_sbatch_options",
@@ -50,7 +50,8 @@ CASES: list[tuple[str, str, str, str | None]] = [
         "slurm.options.gpus-per-node='1g.5gb:7'",
         "--set: `--gpus-per-node` cannot be set here: `slurm.gpus_per_node`: `slurm.options.gpus-per-node` = "
         '`"1g.5gb:7"` (--set)',
-        "change the recipe, or add `--set slurm.gpus_per_node=7 --set slurm.gpu_type=1g.5gb`",
+        "change the recipe, or add `--set 'slurm.options={}' --set slurm.gpus_per_node=7 "
+        "--set slurm.gpu_type=1g.5gb`",
     ),
     (
         "check_gpu_type",

@@ -12,7 +12,7 @@ from fakes.components import fake_recipe
 from fakes.job import Witness, new_run_dir, open_run, play, stop_at
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
-from ppoctl.runs.new_run import is_replaceable
+from ppoctl.runs.new_run import is_replaceable, require_way
 from ppoctl.store import liveness, run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
@@ -45,6 +45,14 @@ def test_run_in_use_on_this_host_is_refused(made: RunPaths) -> None:
         liveness.require_idle(made)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
+
+
+@pytest.mark.parametrize("or_resume", [False, True])
+def test_train_on_a_run_in_use_names_the_process(made: RunPaths, *, or_resume: bool) -> None:
+    started(made, parent().pid)
+    (made.root / "states/actor/000001").mkdir(parents=True)
+    with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} on this host"):
+        require_way(made, or_resume=or_resume)
 
 
 def test_ended_own_or_remote_attempts_do_not_block_a_start(made: RunPaths) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -44,6 +45,7 @@ from ppoctl.cli import (
     validate,
 )
 from ppoctl.cli.help import Command, Commands, as_options, one_line
+from ppoctl.cli.options import found_run, is_run, takes_run
 from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
@@ -60,23 +62,23 @@ app = typer.Typer(
 app.command(cls=Command)(train.train)
 app.command(cls=Command)(train.rollout)
 app.command("eval", cls=Command)(evaluate.evaluate)
-app.command(cls=Command)(resume.resume)
+app.command(cls=Command)(takes_run(resume.resume))
 app.command(cls=Command)(validate.validate)
 app.command(cls=Command)(preview.preview)
 app.command(cls=Command)(plan.plan)
 app.command(cls=Command)(doctor.doctor)
 app.command(cls=Command)(runs.runs)
-app.command(cls=Command)(status.status)
-app.command(cls=Command)(logs.logs)
-app.command(cls=Command)(stop.stop)
-app.command(cls=Command)(rm.rm)
-app.command(cls=Command)(show.show)
-app.command(cls=Command)(plot.plot)
-app.command(cls=Command)(diagnose.diagnose)
-app.command(cls=Command)(compare.compare)
-app.command(cls=Command)(report.report)
+app.command(cls=Command)(takes_run(status.status))
+app.command(cls=Command)(takes_run(logs.logs))
+app.command(cls=Command)(takes_run(stop.stop))
+app.command(cls=Command)(takes_run(rm.rm))
+app.command(cls=Command)(takes_run(show.show))
+app.command(cls=Command)(takes_run(plot.plot))
+app.command(cls=Command)(takes_run(diagnose.diagnose))
+app.command(cls=Command)(takes_run(compare.compare))
+app.command(cls=Command)(takes_run(report.report))
 app.command("convert-ckpt", cls=Command)(convert.convert_ckpt)
-app.command(cls=Command)(track.track)
+app.command(cls=Command)(takes_run(track.track))
 app.add_typer(recipes.app, name="recipes")
 
 
@@ -155,7 +157,7 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
         result = app(words, prog_name="ppoctl", standalone_mode=False)
         code = int(result) if isinstance(result, int) else ExitCode.DONE
     except PpoctlError as error:
-        failure = _Failure(type(error).__name__, error.message, error.hint, int(error.exit_code))
+        failure = _Failure(type(error).__name__, error.message, _named(error.hint, words), int(error.exit_code))
         return _report(failure, error, debug=debug, as_json=as_json)
     except typer.Abort:
         code = ExitCode.INTERRUPTED
@@ -166,6 +168,18 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
     if code == ExitCode.INTERRUPTED and as_json:  # Ctrl-C outside a run, which typer turned into an exit code
         render.json(_Failure("InterruptedByUserError", "interrupted", None, code).as_json())
     return code
+
+
+def _named(hint: str | None, words: Sequence[str]) -> str | None:
+    """Return the hint with the run and the recipes of the command line in place of RUN and RECIPE, which packages
+    write that know neither."""
+    run = next((found_run(Path(word)) for word in words[1:] if is_run(found_run(Path(word)))), None)
+    recipes = [word for word in words[1:] if word.endswith(".toml")]
+    recipes = recipes or ([] if run is None else [str(run / "recipe.toml")])
+    for name, value in (("RUN", run and quoted(run)), ("RECIPE", " ".join(map(quoted, recipes)))):
+        if hint and value:
+            hint = re.sub(rf"\b{name}\b", lambda _, value=value: value, hint)
+    return hint
 
 
 class _Failure:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, found_run, paths_of, run_names
+from ppoctl.cli.options import JsonOption, RunArgument, paths_of, run_names, typed_run
 from ppoctl.cli.summary import key_figures
 from ppoctl.errors import ExitCode
 
@@ -56,7 +56,7 @@ class Differences:
 def compare(
     run: RunArgument,
     other: Annotated[
-        Path, typer.Argument(metavar="OTHER", help="Another run.", callback=found_run, autocompletion=run_names)
+        Path, typer.Argument(metavar="OTHER", help="Another run.", callback=typed_run, autocompletion=run_names)
     ],
     evaluations: Annotated[
         bool,

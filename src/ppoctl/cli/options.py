@@ -1,18 +1,24 @@
 """Arguments and options that several commands share, so that their names and help are the same everywhere."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from ppoctl.cli.summary import RUNS
-from ppoctl.errors import quoted
+from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.run_paths import RunPaths
+
+
+Result = TypeVar("Result")
+"""Exit code of a command, or None."""
 
 
 def is_run(folder: Path) -> bool:
@@ -48,12 +54,13 @@ def _subfolders(parent: Path) -> Iterator[Path]:
         yield from (path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
 
 
-def found_run(path: Path) -> Path:
-    """Return `runs/q1` for `q1` if `runs/q1` is a run and `q1` is not; otherwise return the path.
+def found_run(path: Path, folder: Path = RUNS) -> Path:
+    """Return `runs/q1` for `q1` if `runs/q1` is a run and `q1` is not; otherwise return the path. `folder` takes the
+    place of `runs`.
 
     A path inside a run, such as `q1/states`, is treated alike.
     """
-    below_runs = RUNS / path  # if the path is absolute, this is the path itself
+    below_runs = folder / path  # if the path is absolute, this is the path itself
     return (
         below_runs
         if (is_run(below_runs) and not is_run(path)) or (below_runs.exists() and not path.exists())
@@ -97,33 +104,50 @@ Sets = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Set the value of a key, e.g. --set steps=40; repeatable. "
-        "TABLE.KEY=VALUE changes one key of a table, TABLE={...} replaces the table.",
+        "TABLE.KEY=VALUE changes one key of a table, TABLE={...} replaces the table. A relative path starts at the "
+        "working directory; in a recipe, it starts at the recipe's folder.",
         autocompletion=_settings,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, also for an error.")]
+
+
+def typed_run(context: typer.Context, path: Path) -> Path:
+    """Return the run directory of an argument RUN, as `found_run` does, in the folder of `--runs`. Raises RecipeError
+    if nothing has this path or name."""
+    folder = context.params.get(_FOLDER, RUNS)
+    found = found_run(path, folder)
+    if found.exists() or path.is_absolute():
+        return found
+    elsewhere = sorted(below / path for below in _subfolders(Path()) if is_run(below / path))
+    hint = "ppoctl recipes list  # no run has been created here" if folder == RUNS else f"ls {quoted(folder.parent)}"
+    if folder.is_dir():
+        hint = "ppoctl runs" if folder == RUNS else f"ppoctl runs {quoted(folder)}"
+    if elsewhere:
+        hint = f"{context.command_path} {quoted(elsewhere[0])}"
+    raise RecipeError(f"`{path}` is not a run directory, and there is no such run in `{folder}`", hint=hint)
+
+
+def typed_runs(context: typer.Context, paths: list[Path]) -> list[Path]:
+    """Return the run directory for each path, as `typed_run` does."""
+    return [typed_run(context, path) for path in paths]
+
+
 RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
         help="Run directory, or the name of a run in runs/.",
-        callback=found_run,
+        callback=typed_run,
         autocompletion=run_names,
     ),
 ]
-
-
-def found_runs(paths: list[Path]) -> list[Path]:
-    """Return the run directory for each path, as `found_run` does."""
-    return [found_run(path) for path in paths]
-
-
 SeveralRuns = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN",
         help="Run directories, or names of runs in runs/.",
-        callback=found_runs,
+        callback=typed_runs,
         autocompletion=run_names,
     ),
 ]
@@ -131,6 +155,26 @@ Wait = Annotated[
     float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer. Default: 0.5.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of run directories.")]
+_FOLDER = "folder_of_runs"
+
+
+def takes_run(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a command with the option `--runs`, in whose folder the arguments RUN are looked up (`typed_run`)."""
+
+    @wraps(command)
+    def run(**values: Any) -> Result:
+        return command(**{name: value for name, value in values.items() if name != _FOLDER})
+
+    option = Annotated[
+        Path, typer.Option("--runs", metavar="FOLDER", help="Folder in which RUN is looked up.", is_eager=True)
+    ]
+    known = signature(command)
+    added = Parameter(_FOLDER, Parameter.KEYWORD_ONLY, default=RUNS, annotation=option)
+    run.__signature__ = known.replace(parameters=[*known.parameters.values(), added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, _FOLDER: option}
+    return run
+
+
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print a line for each stage.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the result.")]
 Force = Annotated[bool, typer.Option("--force", help="Start even if memory, disk or the cluster seem too small.")]

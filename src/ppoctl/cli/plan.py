@@ -95,9 +95,7 @@ def print_full(recipe: "Recipe", planned: "Plan") -> None:
         return
     render.line()
     render.heading("memory")
-    render.line(
-        "  unknown: the model's config.json is not on this machine (--set model.path=FOLDER names a local one)"
-    )
+    render.line("  unknown: the model's config.json is not on this machine (`--set model.path` names a local one)")
 
 
 def _section(name: str, rows: "Iterator[tuple[str, ...]]", headers: tuple[str, ...] = ()) -> None:

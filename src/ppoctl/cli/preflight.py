@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
     loaded = _capable(files, sets, runs)
     require_resources(loaded.recipe, runs / loaded.recipe.name, force=force)
     _require_usable_functions(loaded.recipe, as_typed("validate", files, sets))
-    return loaded
+    return replace(loaded, forced=force)
 
 
 def _require_usable_functions(recipe: "Recipe", validate: str) -> None:
@@ -95,7 +96,7 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
     machine does not know the nodes of the job."""
     loaded = _capable(files, sets, runs)
     _require_disk(loaded.recipe, runs / loaded.recipe.name, force=force)
-    return loaded
+    return replace(loaded, forced=force)
 
 
 def _capable(files: Sequence[Path], sets: Sequence[str], runs: Path) -> "Loaded":
@@ -138,16 +139,18 @@ def _require_disk(recipe: "Recipe", run: Path, *, force: bool) -> None:
 def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
     """Return the recipe that an existing run continues with, and print the notes on its keys.
 
-    Raises the errors of `require_same_run` and `require_resources`.
+    Raises the errors of `require_same_run` and `require_resources`. A run that was started with `--force` continues
+    with it.
     """
     from ppoctl.loading.rules.across_tables import violations
     from ppoctl.runs.changed_settings import require_same_run
     from ppoctl.runs.run_recipe import loaded_of
+    from ppoctl.store import run_dir
 
     loaded = loaded_of(paths, sets)
     print_notes(violations(loaded.recipe, loaded.place))
     require_same_run(paths, loaded.recipe)
-    require_resources(loaded.recipe, paths.root, force=force)
+    require_resources(loaded.recipe, paths.root, force=force or "forced" in run_dir.facts(paths))
     return loaded.recipe
 
 

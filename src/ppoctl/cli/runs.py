@@ -96,7 +96,7 @@ def _found(folder: Path) -> list[Path]:
     if (folder / "run.json").is_file():
         raise RecipeError(f"`{folder}` is a run itself", hint=f"ppoctl status {quoted(folder)}")
     if not folder.is_dir():
-        hint = "ppoctl recipes list  # train one of them: ppoctl train RECIPE" if folder == RUNS else "ppoctl runs"
+        hint = "ppoctl recipes list  # then train one of them" if folder == RUNS else "ppoctl runs"
         raise RecipeError(f"there is no folder `{folder}`", hint=hint)
     return run_folders(folder)
 

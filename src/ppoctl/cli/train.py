@@ -1,5 +1,6 @@
 """`ppoctl train` and `ppoctl rollout`: start a run from a recipe."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,10 +51,7 @@ def train(
         return
     with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
-        from ppoctl.runs.new_run import require_way
-        from ppoctl.store.run_paths import RunPaths
-
-        require_way(RunPaths(runs / loaded.recipe.name), or_resume=or_resume)
+        _require_way(runs / loaded.recipe.name, or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
                 from ppoctl.runs import commands
@@ -83,9 +81,18 @@ def rollout(
         return
     with working(as_typed("rollout", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
+        _require_way(runs / loaded.recipe.name, or_resume=True)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
                 from ppoctl.runs import commands
 
             ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)
+
+
+def _require_way(run: Path, *, or_resume: bool) -> None:
+    """Check before libraries are loaded, which takes long, that the command can begin or continue the run."""
+    from ppoctl.runs.new_run import require_way
+    from ppoctl.store.run_paths import RunPaths
+
+    require_way(RunPaths(run), or_resume=or_resume)

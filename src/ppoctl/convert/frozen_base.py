@@ -55,7 +55,7 @@ def completing_folder(state: Path, base: FrozenBase, like: Path | None = None) -
 
 def complete_command(state: Path) -> str:
     """Return the command that writes a complete model from a state without frozen weights, if the base has moved."""
-    return f"ppoctl convert-ckpt {quoted(state)} OUT --to hf --like FOLDER"
+    return f"ppoctl convert-ckpt {quoted(state)} trained --to hf --like FOLDER"
 
 
 def write_frozen_base(folder: Path, base: FrozenBase) -> Path:

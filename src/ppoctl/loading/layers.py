@@ -170,7 +170,8 @@ class Layer(PydanticBaseSettingsSource):
             for path, table in matching(kept, pattern):
                 if isinstance(table[path[-1]], str):
                     table[path[-1]] = {key: table[path[-1]]}
-        PathResolver(self.base, layers.environ, self._add_missing).resolve(kept, stronger)
+        folders = tuple(file.parent for file in layers.files)
+        PathResolver(self.base, layers.environ, self._add_missing, folders).resolve(kept, stronger)
         self.kept = kept
         layers.sources.append(self)
         return kept

@@ -43,6 +43,8 @@ class Loaded:
     origins: dict[str, str]
     """Dotted key -> `file:line`, `environment PPOCTL_...`, `--set` or `default`, for every key of the recipe."""
     files: tuple[Path, ...]
+    forced: bool = False
+    """Whether a run starts from it although memory or disk seem too small (`--force`)."""
 
     def place(self, key: KeyPath) -> str:
         """Return the origin of a key, or of the first key of a table."""
@@ -116,6 +118,10 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
         raise RecipeError(message, hint=hint) from None
 
 
+_SETTING = re.compile(r"[+~]*([A-Za-z_][\w.]*=.*)", re.DOTALL)
+"""A word that other systems read as a setting, as Hydra does: `actor.optimizer.lr=1e-5`, `+key=value`."""
+
+
 def _unreadable(file: Path) -> list[Finding]:
     """Return the reasons why a file cannot be read as TOML; empty: the file can be read."""
     try:
@@ -127,6 +133,9 @@ def _unreadable(file: Path) -> list[Finding]:
         text = file.read_text("utf-8-sig")
         tomllib.loads(text)
     except FileNotFoundError:
+        if (setting := _SETTING.fullmatch(str(file))) is not None:
+            text = f"`{file}` is no recipe; a setting is written with `--set`"
+            return [problem(text, hint=f"--set {quoted(setting[1])}")]
         return [problem("no such recipe", str(file), _shipped(file))]
     except UnicodeDecodeError as error:
         kind = "utf-16" if file.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"

@@ -6,6 +6,7 @@ The checks read the configuration of the model and the headers of its weight fil
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from ppoctl.preflight.critic_state import tokenizer_folder
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
 from ppoctl.recipe.roles import REFERENCE, head_of_model
 from ppoctl.rewards.model import ModelScorer
+from ppoctl.store.disk import existing
 
 _CHUNK_BYTES = 1 << 22
 _VALUE_HEAD_CLASS = "ForSequenceClassification"
@@ -54,11 +56,17 @@ def find_model(path: str, key: str) -> Path:
         raise MissingAssetError(
             f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}  # {searched}"
         )
-    folder = Path(path)
-    raise EnvironmentProblemError(
-        f"`{key}` is `{path}`: no such folder",
-        hint=f"ls {quoted(folder.parent)}  # a folder; a hub id is written {quoted(f'ORGANISATION/{folder.name}')}",
-    )
+    raise EnvironmentProblemError(f"`{key}` is `{path}`: no such folder", hint=_similar(Path(path), key))
+
+
+def _similar(folder: Path, key: str) -> str:
+    """Return the command that sets the key to a folder with a similar name, or that lists the nearest folder which
+    exists."""
+    parent = existing(folder.parent)
+    names = [each.name for each in parent.iterdir() if each.is_dir()] if os.access(parent, os.R_OK | os.X_OK) else []
+    if parent == folder.parent and (nearest := get_close_matches(folder.name, names, n=1)):
+        return f"--set {key}={quoted(parent / nearest[0])}"
+    return f"ls {quoted(parent)}  # a folder; a hub id is written {quoted(f'ORGANISATION/{folder.name}')}"
 
 
 def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:

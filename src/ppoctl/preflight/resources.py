@@ -19,6 +19,7 @@ from ppoctl.recipe.parallel import devices, is_one_process
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.store.disk import existing, size_of
+from ppoctl.store.retention import LEAST_KEPT
 from ppoctl.units import size
 
 ANSWER_S = 2.0
@@ -56,17 +57,36 @@ def disk(recipe: Recipe, folder: Path) -> Finding:
     steps since the last checkpoint. Space that the run already uses counts as free.
     """
     stored, above = storage_of(recipe), existing(folder)
-    free, needed = shutil.disk_usage(above).free + size_of(folder), (stored.states_bytes or 0)
-    needed += stored.records_kept_bytes
-    if stored.states_bytes is None or needed <= free:
+    free, needed = shutil.disk_usage(above).free + size_of(folder), _needed_bytes(recipe)
+    if stored.states_bytes is None or needed is None or needed <= free:
         return ok("the disk has space for the run", "space", kind="disk")
+    smaller = _smaller(recipe, free)
+    other = f"free space (df -h {quoted(above)}), or start anyway: --force"
     return problem(
         f"the disk of `{above}` has {size(free)} free, and the run needs {size(needed)} at one time "
         f"({size(stored.states_bytes)} of saved states, {size(stored.records_kept_bytes)} of records)",
-        hint=f"free space (df -h {quoted(above)}), lower `checkpoint.keep_last`, or start anyway: --force",
+        hint=other if smaller is None else f"--set {smaller}  # the run then fits; or {other}",
         kind="disk",
         error=StorageError,
     )
+
+
+def _needed_bytes(recipe: Recipe) -> int | None:
+    """Return the bytes that the run requires on disk at one time; None: its model is not known."""
+    stored = storage_of(recipe)
+    return None if stored.states_bytes is None else stored.states_bytes + stored.records_kept_bytes
+
+
+def _smaller(recipe: Recipe, free: int) -> str | None:
+    """Return a setting of `checkpoint` with which the run fits on the disk, but that changes no results; None: there
+    is none."""
+    table = recipe.checkpoint
+    halves = (table.every_steps >> power for power in range(1, table.every_steps.bit_length()))
+    for key, value in (("keep_last", LEAST_KEPT), *(("every_steps", half) for half in halves)):
+        changed = recipe.model_copy(update={"checkpoint": table.model_copy(update={key: value})})
+        if getattr(table, key) != value and (_needed_bytes(changed) or 0) <= free:
+            return f"checkpoint.{key}={value}"
+    return None
 
 
 def compute_mode(gpus: Collection[nvml.Gpu]) -> Finding:

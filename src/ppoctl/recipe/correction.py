@@ -54,7 +54,9 @@ class NoCorrection(ImportanceTable):
 
 class ImportanceWeights(ImportanceTable):
     """Keys that all kinds of importance weights share: the division of the weights by their mean over the step. m
-    marks all tokens of the rollouts, k the tokens that are not rejected.
+    marks all tokens of the rollouts, k the tokens that are not rejected. Both include responses that are not trained
+    on (without a score, or filtered by `ppo.truncated`), as in verl, so the mean weight in the loss may differ from
+    1.
 
     Formula: w / mean; kept_tokens: mean = sum(k w) / sum(k); tokens: mean = sum(m w) / sum(m); sequences: mean =
         mean_i(sum_t(m w) / sum_t(m))

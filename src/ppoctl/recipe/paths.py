@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import MissingAssetError
-from ppoctl.model.folder import is_hub_id, is_url
+from ppoctl.model.folder import fetched, is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.slurm import is_image_file
@@ -69,6 +69,9 @@ class PathResolver:
     environ: Mapping[str, str]
     missing: Callable[[KeyPath, MissingAssetError], None]
     """Callback for a path whose environment variable is not set; it receives the key and the error."""
+    folders: tuple[Path, ...] = ()
+    """Folders of the recipe files. A text that has the form of a hub id, was not fetched, and begins with the name of
+    a folder in one of them, is taken for a path."""
 
     def resolve(self, data: dict[str, Any], stronger: Mapping[str, Any]) -> None:
         """Make every path in `data` absolute, and add the digest of each function's file if it is not written.
@@ -111,10 +114,17 @@ class PathResolver:
             except MissingAssetError as error:
                 self.missing(path, error)
                 return text
-        if may_be_hub and is_hub_id(text) and not (base / text.split("/")[0]).exists():
+        if may_be_hub and is_hub_id(text) and not self._is_below_a_folder(base, text):
             return text
         # `..` is removed, but links are not followed: a run keeps the path that the user wrote.
         return os.path.normpath((base / Path(text).expanduser()).absolute())
+
+    def _is_below_a_folder(self, base: Path, text: str) -> bool:
+        """Return whether a text begins with the name of an existing folder."""
+        first = text.split("/")[0]
+        if (base / first).exists():
+            return True
+        return any((folder / first).exists() for folder in self.folders) and fetched(text) is None
 
     def _resolve_function(self, path: KeyPath, table: dict[str, Any]) -> None:
         """Make the path of a function's file absolute, and add its digest if the layer does not have it."""

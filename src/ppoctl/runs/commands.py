@@ -14,7 +14,6 @@ from ppoctl.algorithm.stage_spec import ScoringParts, StageSpec
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import PpoctlError, RecipeError, RunExistsError, quoted
-from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.load import Loaded
 from ppoctl.loop.expectations import RunResult
 from ppoctl.loop.run import RunContext, inputs_of, run, running_step, start_point
@@ -31,6 +30,7 @@ from ppoctl.runs.new_run import (
     generates_or_scores,
     holds_only_rollouts,
     is_taken,
+    known_of,
     make_way,
     require_way,
 )
@@ -78,12 +78,12 @@ class Opening:
     recipe: Recipe
     gate: SignalGate
     screen: Screen
-    written: Mapping[str, str] = field(default_factory=dict)
-    """Paths of a new run as written in its recipe (`loading.as_written`)."""
+    known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Facts about a new run (`new_run.known_of`)."""
 
 
 def _new(paths: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
-    return Opening(paths, loaded.recipe, gate, screen, paths_as_written(loaded))
+    return Opening(paths, loaded.recipe, gate, screen, known_of(loaded))
 
 
 def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> RunResult:
@@ -91,7 +91,7 @@ def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> 
     components, digests = session.prepare(recipe, datetime.now().replace(microsecond=0))
     with engines.closed_if_it_fails(components):
         make_way(paths)
-        create(paths, recipe, digests, command=command, known={"rows": components.rows, "written": opening.written})
+        create(paths, recipe, digests, command=command, known={"rows": components.rows, **opening.known})
     plan = ResumePlan(start=0, items=())
     opened = OpenedRun(paths, {1: recipe}, components, plan, notes=clock_notes(digests))
     return session.attempt_run(opened, do, opening.gate, opening.screen)

@@ -3,11 +3,14 @@ import torch, because a login node creates the directory for a job that starts d
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from ppoctl.errors import RunExistsError, quoted
+from ppoctl.errors import RunExistsError, SlurmError, quoted
+from ppoctl.loading.as_written import paths_as_written
+from ppoctl.loading.load import Loaded
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.machine.versions import versions
 from ppoctl.model.folder import model_folder
@@ -41,8 +44,8 @@ def create(
     will delete the state.
 
     `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: additional facts for run.json (empty
-    facts are left out): `rows` of each table, and paths as written in the recipe files (`written`, see
-    `loading.as_written`). If a role starts from a saved state of a run, run.json records which (`ROLE_from`).
+    facts are left out), such as `rows` of each table, and those of `known_of`. If a role starts from a saved state of
+    a run, run.json records which (`ROLE_from`).
     """
     require_kept(recipe)
     starts = {f"{role}_from": saved_by(model_folder(table.path)) for role, table in own_models(recipe).items()}
@@ -59,6 +62,12 @@ def create(
             **{name: asdict(origin) for name, origin in starts.items() if origin is not None},
         },
     )
+
+
+def known_of(loaded: Loaded) -> dict[str, Mapping[str, Any]]:
+    """Return facts about a new run that only its start knows (see `create`): paths as written, and whether the user
+    starts it although memory or disk seem too small, so that a resume does not ask again."""
+    return {"written": paths_as_written(loaded), "forced": {"resources": True} if loaded.forced else {}}
 
 
 def make_way(paths: RunPaths) -> None:
@@ -100,8 +109,13 @@ def is_replaceable(paths: RunPaths) -> bool:
 
 
 def require_way(paths: RunPaths, *, or_resume: bool) -> None:
-    """Raise RunExistsError if `train` can neither start a run of this name nor continue it."""
-    if is_taken(paths) and not (or_resume or holds_only_rollouts(paths)):
+    """Raise RunExistsError if `train` can neither start a run of this name nor continue it, and RunAliveError while
+    another process or job is using this run."""
+    if not is_taken(paths):
+        return
+    with suppress(SlurmError):  # the start asks Slurm again
+        require_idle(paths)
+    if not (or_resume or holds_only_rollouts(paths)):
         raise exists(paths)
 
 

@@ -14,12 +14,11 @@ from ppoctl.batch.digest_cache import OnDigestProgress, kept_digest
 from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
 from ppoctl.finding import require_none
-from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.layers import path_of
 from ppoctl.loading.load import Loaded
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.new_run import create, make_way
+from ppoctl.runs.new_run import create, known_of, make_way
 from ppoctl.runs.staging import job_faults
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm, SlurmAwayError
@@ -105,7 +104,7 @@ def submit_new(
     slurm, recipe = outside(), loaded.recipe
     make_way(paths)
     digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **digests_of(recipe.data)}
-    create(paths, recipe, digests, command=command, on="slurm", known={"written": paths_as_written(loaded)})
+    create(paths, recipe, digests, command=command, on="slurm", known=known_of(loaded))
     try:
         return _submit_run(slurm, recipe, paths, command, options, links)
     except SlurmAwayError:

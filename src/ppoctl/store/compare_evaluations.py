@@ -138,7 +138,7 @@ def compare_evaluations(left: Sequence[SampleDict], right: Sequence[SampleDict])
         has = [", ".join(sorted({f"`{name}` ({mode})" for name, mode in side})) or "none" for side in scores]
         raise RecipeError(
             f"no prompt has a score in both evaluations; the first has sets {has[0]}, the second {has[1]}",
-            hint="evaluate both on the same rows: ppoctl eval RECIPE --ckpt CHECKPOINT --out samples.jsonl",
+            hint="ppoctl eval --help  # evaluate both checkpoints with the same recipe, each with its own --out",
         )
     return compared
 

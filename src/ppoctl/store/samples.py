@@ -185,8 +185,9 @@ def no_rollouts(paths: RunPaths, step: int) -> RecipeError:
     if not kept:
         return RecipeError(f"run `{paths.root}` has no rollouts yet", hint=f"ppoctl status {quoted(paths.root)}")
     nearest = min(kept, key=lambda other: abs(other - step))
+    deleted = "" if step > kept[-1] else "; a run keeps older ones only by `checkpoint.keep_rollouts_every_steps`"
     return RecipeError(
-        f"step {step} of `{paths.root}` has no rollouts; steps with rollouts: {spans(kept)}",
+        f"step {step} of `{paths.root}` has no rollouts; steps with rollouts: {spans(kept)}{deleted}",
         hint=f"ppoctl show {quoted(paths.root)} --step {nearest}",
     )
 

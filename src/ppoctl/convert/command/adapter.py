@@ -106,7 +106,7 @@ def open_adapter(
     if is_torch_dist(folder):
         raise RecipeError(
             f"the base of the adapters in `{source.folder}` is `{folder}`, a Megatron folder, which peft cannot load",
-            hint=f"ppoctl convert-ckpt {quoted(folder)} BASE --to hf  # then add --like BASE",
+            hint=f"ppoctl convert-ckpt {quoted(folder)} base --to hf  # then add --like base",
         )
     base = frozen.model if like is None else str(Path(like).absolute()) if Path(like).is_dir() else like
     assert model.adapters is not None

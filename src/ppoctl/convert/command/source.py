@@ -87,7 +87,7 @@ def _state_of_run(paths: RunPaths, like: str | None, role: str, step: int | None
     if roles and role not in roles:
         raise RecipeError(
             f"run `{paths.root}` has no saved state of role `{role}`; roles with saved states: {', '.join(roles)}",
-            hint=f"ppoctl convert-ckpt {quoted(paths.root)} OUT --to hf --role {quoted(roles[0])}",
+            hint=f"ppoctl convert-ckpt {quoted(paths.root)} trained --to hf --role {quoted(roles[0])}",
         )
     steps = paths.saved_steps(role)
     if not steps:
@@ -100,7 +100,7 @@ def _state_of_run(paths: RunPaths, like: str | None, role: str, step: int | None
         of_role = "" if role == POLICY else f" --role {role}"
         raise RecipeError(
             f"run `{paths.root}` has no saved state of the {role} at step {selected}; saved steps: {saved}",
-            hint=f"ppoctl convert-ckpt {quoted(paths.root)} OUT --to hf{of_role} --step {steps[-1]}",
+            hint=f"ppoctl convert-ckpt {quoted(paths.root)} trained --to hf{of_role} --step {steps[-1]}",
         )
     return _saved_state(paths, paths.state(role, selected), like, role)
 
@@ -140,7 +140,7 @@ def _torch_dist(folder: Path, like: str | None, role: str | None) -> FoundCheckp
     if like is None and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{folder}` has no config.json, so its model is unknown",
-            hint=f"name a folder of the same model: ppoctl convert-ckpt {quoted(folder)} OUT --to hf --like FOLDER",
+            hint=f"ppoctl convert-ckpt {quoted(folder)} trained --to hf --like FOLDER  # a folder of the same model",
         )
     output = TorchDist(folder).tensors.get("output_layer.weight")
     saved = role_with("value" if output is not None and output.size[0] == 1 else "token")

@@ -220,11 +220,11 @@ class RayCluster:
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         found = [int(node["Resources"].get(resource, 0)) for node in _alive()]
         if sum(found) < needed:
-            where, more = "this machine", "use a Ray cluster of several nodes (`--set cluster.ray_address=HOST:PORT`)"
+            where, more = "this machine", "use a Ray cluster of several nodes (`cluster.ray_address`)"
             if self.address is not None:
                 where, more = f"the Ray cluster at `{self.address}`", "start more nodes"
             if self.job_nodes is not None:
-                where, more = f"job {self.job_nodes.job}", "ask Slurm for more nodes (`--set slurm.nodes=...`)"
+                where, more = f"job {self.job_nodes.job}", "ask Slurm for more nodes (`slurm.nodes`)"
             layouts = ", ".join(f"`{role}.parallel`" for role in self.placement.sizes if role != "generator")
             raise EnvironmentProblemError(
                 f"the recipe needs {needed} {unit} ({self.placement.describe()}), but {where} has {sum(found)} "

@@ -29,7 +29,7 @@ def check_advantages_have_critic(recipe: Recipe) -> Iterator[Finding]:
         yield conflict(
             f"missing table [{CRITIC}], which the advantages train; it needs `{CRITIC}.optimizer.lr`",
             (_ADVANTAGES,),
-            f"--set {CRITIC}.optimizer.lr=LR",
+            f"--set {CRITIC}.optimizer.lr=1e-5",
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ppoctl.errors import holds_secret, quoted
 from ppoctl.finding import Finding, Level, conflict
+from ppoctl.loading.explain import as_toml
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import devices, nodes_of
 from ppoctl.recipe.schema import Recipe
@@ -64,11 +65,12 @@ def check_sbatch_options(recipe: Recipe) -> Iterator[Finding]:
             )
             yield conflict(message, (key,), "man sbatch")
         elif owned is not None:
-            yield conflict(f"`--{owned}` cannot be set here: {OWNED[owned]}", (key,), _instead(owned, value))
+            hint = _moved(recipe, name, "", _instead(owned, value))
+            yield conflict(f"`--{owned}` cannot be set here: {OWNED[owned]}", (key,), hint)
         elif name == "gres" and (gpus := re.findall(r"\bgpu\b[^,]*", value)):
-            yield conflict(
-                f"GPUs cannot be set here: {OWNED['gpus']}", (key,), _instead("gpus-per-node", ",".join(gpus))
-            )
+            kept = ",".join(part for part in value.split(",") if part not in gpus)
+            hint = _moved(recipe, name, kept, _instead("gpus-per-node", ",".join(gpus)))
+            yield conflict(f"GPUs cannot be set here: {OWNED['gpus']}", (key,), hint)
 
 
 def check_gpu_type(recipe: Recipe) -> Iterator[Finding]:
@@ -204,6 +206,13 @@ def check_mounts(recipe: Recipe) -> Iterator[Finding]:
 
 _SAME_VALUE = ("partition", "account", "qos", "nodes", "cpus-per-task", "mem", "time", "constraint")
 """Options of sbatch whose value has the same form as the value of the `[slurm]` key."""
+
+
+def _moved(recipe: Recipe, name: str, kept: str, instead: str | None) -> str | None:
+    """Return the settings that take an option out of `slurm.options`, except the part `kept`, and set `instead`."""
+    rest = {option: kept if option == name else value for option, value in recipe.slurm.options.items()}
+    text = as_toml({option: value for option, value in rest.items() if value or option != name})
+    return None if instead is None else f"--set {quoted(f'slurm.options={text}')} {instead}"
 
 
 def _instead(option: str, value: str) -> str | None:
