@@ -65,7 +65,9 @@ ARROWS: dict[str, set[str]] = {
         "convert", "activity", "machine", "weights", "engines.device_sharing", "engines.loopback", "ports", "batch",
         "recipe", "model", "units", "errors",
     },
-    "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
+    "engines.vllm": {
+        "data", "machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors",
+    },
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {
         "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine",

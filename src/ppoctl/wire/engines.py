@@ -12,8 +12,11 @@ import torch
 from ppoctl.activity import loading, preparing
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
-from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import environment_of
+from ppoctl.data.tokenizer import load_tokenizer
+from ppoctl.data.tokenizer_check import require_ids_as_stored
+from ppoctl.model.folder import local_folder
 from ppoctl.model.head import Head
 from ppoctl.ports import Dialogue, Environments, Generator, Scorer
 from ppoctl.recipe.origins import dotted
@@ -40,6 +43,9 @@ def read_prompts(recipe: Recipe) -> PromptSource:
     """Return the source of all prompts of the recipe, rendered and checked."""
     with loading("the tokenizer"):
         template = PromptTemplate(load_tokenizer(recipe.model.path))
+        folder = local_folder(recipe.model.path)
+        if folder is not None and (folder / "tokenizer.json").is_file():
+            require_ids_as_stored(folder, lambda text: template.token_ids([text])[0][len(template.opening) :])
     with preparing("reading data"):
         of_set = partial(environment_of, recipe)
         return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, environment_of=of_set)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.rows import DatasetRow
-from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template import PromptTemplate
+from ppoctl.data.tokenizer import light_tokenizer, load_tokenizer
 from ppoctl.recipe.schema import ColumnRows
 
 ROOT = Path(__file__).parents[2]
