@@ -11,11 +11,15 @@ from fakes.components import fake_components, fake_recipe
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.loop.expectations import RunResult
+from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run, session
 from ppoctl.runs.mlflow_extras import contract_of
+from ppoctl.runs.run_recipe import as_recorded, newest_recorded, recipe_of
 from ppoctl.runs.samples import ShownSample
+from ppoctl.store import run_dir
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 
@@ -89,6 +93,22 @@ def written(**keys: Any) -> Recipe:
         "data": {"train": rows, "eval": {"held": rows}},
     }
     return fake_recipe(reward={"kind": "gsm8k"}, **absolute, **keys)
+
+
+def test_run_of_an_earlier_version_still_drops_special_tokens(tmp_path: Path) -> None:
+    """A stage that an earlier version committed is reused, so the run must not switch to the new default."""
+    paths, new = RunPaths(tmp_path / "fake"), written()
+    recipe = new.model_copy(update={"rollout": new.rollout.model_copy(update={"special_tokens": "drop"})})
+    line, recorded = 'special_tokens = "drop"\n', as_recorded(recipe)
+    del recorded["rollout"]["special_tokens"]
+    run_dir.create(paths, recipe_toml=recipe_as_toml(recipe).replace(line, ""), resolved=recorded, facts={})
+    assert recipe_of(paths) == newest_recorded(paths) == recipe
+    assert recipe_of(paths, ["rollout.special_tokens=keep"]).rollout.special_tokens == "keep"
+    paths.recipe_toml.write_text(recipe_as_toml(recipe).replace(line, line.replace("drop", "keep")))
+    assert recipe_of(paths).rollout.special_tokens == "keep"
+    nothing = fingerprint(new, ["rollout.stop_strings"])
+    assert fingerprint(recipe, ["rollout.special_tokens"]) == nothing
+    assert fingerprint(new, ["rollout.special_tokens"]) != nothing
 
 
 def test_resume_of_a_finished_run_starts_no_attempt(tmp_path: Path, ask: RunCli) -> None:

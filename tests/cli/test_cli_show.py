@@ -214,13 +214,24 @@ def test_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.Ca
     two = replace(
         sample, tokens=[5, 6], pieces=["\u00e9", ""], advantages=None, values=None, kl=None, logprobs=[-1.0, -2.0]
     )
-    sample_screen.print_sample(two)
+    sample_screen.print_sample(replace(two, response="\u00e9"))
     assert capsys.readouterr().out.splitlines()[-5:] == [
         "\u00e9",
         "",
         "token             log-prob",
         '"\u00e9"               -1.000',
         "(same character)  -2.000",
+    ]
+    sample_screen.print_sample(replace(two, response="e", unknown=[False, True]))
+    assert capsys.readouterr().out.splitlines()[-8:] == [
+        "\u00e9",
+        "",
+        "response as scored",
+        "e",
+        "",
+        "token                     log-prob",
+        '"\u00e9"                       -1.000',
+        "6 (not in the tokenizer)  -2.000",
     ]
 
 

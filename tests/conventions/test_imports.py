@@ -69,7 +69,8 @@ ARROWS: dict[str, set[str]] = {
         "recipe", "model", "units", "errors",
     },
     "engines.vllm": {
-        "convert", "machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors",
+        "convert", "data", "machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe",
+        "errors",
     },
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {

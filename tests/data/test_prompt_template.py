@@ -8,7 +8,8 @@ import pytest
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.rows import DatasetRow
-from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template import PromptTemplate
+from ppoctl.data.tokenizer import load_tokenizer
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.schema import ColumnRows
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from ppoctl.data.response_text import ResponseText
 from ppoctl.data.rows import DatasetRow
-from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.engines.vllm.detokenizer import Detokenizer
+from ppoctl.data.template import PromptTemplate
+from ppoctl.data.tokenizer import load_tokenizer
 from ppoctl.errors import DataError
 from ppoctl.recipe.schema import ColumnRows
 
 
-@pytest.mark.parametrize("load", [load_tokenizer, lambda path: Detokenizer(path, [2]).tokenizer])
+@pytest.mark.parametrize("load", [load_tokenizer, lambda path: ResponseText(path, [2]).tokenizer])
 def test_tokenizer_code_is_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]
 ) -> None:

@@ -47,6 +47,9 @@ class FakeStream:
 class BigramGenerator:
     """Samples from the actor's table with one seed per request; finishes requests in reverse order."""
 
+    special: int | None = None
+    """Token that `special_tokens` drops."""
+
     def __init__(self, actor_at: Callable[[State], Actor]) -> None:
         self.actor_at = actor_at
         self.lineage = ""
@@ -88,7 +91,8 @@ class BigramGenerator:
             token = int(torch.multinomial(logs.exp(), 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
-            text = " ".join(map(str, tokens[1:]))
+            shown = [token for token in tokens[1:] if params.special_tokens == "keep" or token != self.special]
+            text = " ".join(map(str, shown))
             found = [text.index(stop) for stop in params.stop_strings if stop in text]
             stopped = (bool(found) and number >= minimum) or token in ends
             if stopped:

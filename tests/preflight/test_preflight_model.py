@@ -196,6 +196,21 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         3,
         "tokenizer.json` is not a tokenizer: it has no vocabulary",
     ),
+    "a token that only the configuration has": (
+        lambda base: edit(base / "tokenizer_config.json", added_tokens_decoder={"576": {"content": "<|turn|>"}}),
+        3,
+        "`{base}/tokenizer_config.json` has tokens up to 576, but the model's vocabulary ends at 575",
+    ),
+    "a token without an id": (
+        lambda base: edit(base / "tokenizer_config.json", pad_token="<|none|>"),
+        3,
+        "`{base}/tokenizer_config.json` has tokens up to 576, but the model's vocabulary ends at 575",
+    ),
+    "tokens of an earlier version": (
+        text("added_tokens.json", '{"<|turn|>": 576}'),
+        3,
+        "`{base}/added_tokens.json` has tokens up to 576, but the model's vocabulary ends at 575",
+    ),
     "a broken template": (
         text("chat_template.jinja", "\n{% if"),
         3,
@@ -265,6 +280,17 @@ def test_all_problems_are_reported_together(folder: Path, capsys: pytest.Capture
     lines = capsys.readouterr().err.splitlines()
     wanted = ("steps", "cannot be read", "is not JSON", "has no rows")
     assert [word in line for line, word in zip(lines, wanted, strict=False)] == [True] * 4
+
+
+def test_stop_that_no_response_contains_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "r.toml", "--set", "rollout.stop_token_ids=[3, 576]"]) == 2
+    err = capsys.readouterr().err
+    assert "`rollout.stop_token_ids` contains id 576, but the vocabulary of `" in err
+    assert "hint: --set 'rollout.stop_token_ids=[3]'" in err
+    special = ["--set", 'rollout.stop_strings=["x", "<|user|>:"]', "--set", "rollout.special_tokens=drop"]
+    assert run(["validate", "r.toml", *special]) == 2
+    assert "without `<|user|>`, the text never contains it, so it ends no response" in capsys.readouterr().err
+    assert run(["validate", "r.toml", *special[:2]]) == 0
 
 
 def test_supported_head_sizes_depend_on_device() -> None:

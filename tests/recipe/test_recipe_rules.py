@@ -448,6 +448,17 @@ CASES: list[tuple[str, list[str], str]] = [
         "--set: stop token ids must be unique and at least 0: `rollout.stop_token_ids` = `[-1]` (--set)",
     ),
     (
+        "check_stop_strings",
+        ['rollout.stop_strings=["", "Q:"]'],
+        '--set: an empty stop string would end every response at once: `rollout.stop_strings` = `["", "Q:"]` (--set)',
+    ),
+    (
+        "check_temperatures",
+        ["eval.temperature=2.5"],
+        "--set: vLLM does not support temperature `2.5`: it must be between 0.01 and 2.0: "
+        "`eval.temperature` = `2.5` (--set)",
+    ),
+    (
         "check_eval_sample_counts",
         ["eval.pass_at=[1, 8]", "eval.samples_per_prompt=4"],
         "--set: `eval.pass_at` needs 8 responses per prompt, but fewer are generated: `eval.pass_at` = `[1, 8]` "

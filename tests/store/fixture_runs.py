@@ -31,8 +31,11 @@ def recipe(*, steps: int = 3) -> Recipe:
         checkpoint={"every_steps": 2},
         generator={"compile": False},  # the default when these runs were made
         ppo={"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "critic_only_steps": 1},
-        rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 5},
-    )
+        rollout={
+            "prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 5,
+            "special_tokens": "drop",  # what versions without this key did
+        },
+    )  # fmt: skip
 
 
 def kept(name: str) -> Path:

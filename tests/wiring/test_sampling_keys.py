@@ -13,7 +13,7 @@ from tolerance import STEP
 from wiring.cases import holds
 from wiring.harness import STEP_NUMBER, open_harness, with_keys
 
-KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
+KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens", "special_tokens")
 
 
 @holds(*(f"rollout.{key}" for key in KEYS))
@@ -64,12 +64,33 @@ def test_window_limits_the_response_to_the_space_after_the_prompt(tmp_path: Path
 
 
 def test_evaluations_share_end_tokens_but_not_the_minimum_length(tmp_path: Path) -> None:
-    changes = {"rollout.stop_token_ids": [2, 5], "rollout.min_new_tokens": 4, "rollout.max_window_tokens": 7}
+    changes = {
+        "rollout.stop_token_ids": [2, 5],
+        "rollout.special_tokens": "drop",
+        "rollout.min_new_tokens": 4,
+        "rollout.max_window_tokens": 7,
+    }
     stage: Any = BuiltStages(open_harness(tmp_path / "a", with_keys(changes)).job, 2).eval
     sampled = stage.sampled
     assert (sampled.stop_token_ids, sampled.min_new_tokens, sampled.max_window_tokens) == ((2, 5), 0, 7)
+    assert sampled.special_tokens == "drop"
     fingerprints = set()
     for number, change in enumerate(({}, *({key: value} for key, value in changes.items()))):
         other: Any = BuiltStages(open_harness(tmp_path / str(number), with_keys(change)).job, 2).eval
         fingerprints.add(other.fingerprint)
-    assert len(fingerprints) == 3  # the minimum length changes nothing
+    assert len(fingerprints) == 4  # the minimum length changes nothing
+
+
+def test_special_tokens_are_in_the_text_of_rollouts_and_evaluations(tmp_path: Path) -> None:
+    texts = {}
+    for choice in ("keep", "drop"):
+        harness = open_harness(
+            tmp_path / choice, with_keys({"rollout.special_tokens": choice, "rollout.stop_strings": []})
+        )
+        harness.generator.special = 3
+        stages: Any = BuiltStages(harness.job, STEP_NUMBER)
+        rollouts = stages.rollout.run(harness.state("actor"), harness.prompt_source.prompts_for(STEP_NUMBER))
+        texts[choice] = [*rollouts.texts]
+        assert {params.special_tokens for _, params, _ in harness.generator.requests} == {choice}
+    without = [" ".join(word for word in text.split() if word != "3") for text in texts["keep"]]
+    assert texts["drop"] == without != texts["keep"]

@@ -23,7 +23,7 @@ class EvaluationSpec(StageSpec["Evaluation"]):
 
     kind: ClassVar[str] = "evaluation"
     keys: ClassVar[tuple[str, ...]] = (
-        "seed", "model", "eval", "reward", "rollout.stop_strings", "rollout.stop_token_ids",
+        "seed", "model", "eval", "reward", "rollout.stop_strings", "rollout.stop_token_ids", "rollout.special_tokens",
         "rollout.max_window_tokens", "environment",
     )  # fmt: skip
     role: str = "actor"

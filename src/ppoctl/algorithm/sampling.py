@@ -39,6 +39,7 @@ def plain_sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> "
         stop_strings=rollout.stop_strings,
         stop_token_ids=rollout.stop_token_ids,
         max_window_tokens=rollout.max_window_tokens,
+        special_tokens=rollout.special_tokens,
     )
 
 

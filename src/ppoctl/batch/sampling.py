@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from ppoctl.batch.episodes import Episode, ToolCall
 from ppoctl.batch.prompts import Prompt
@@ -24,6 +24,8 @@ class SamplingParams:
     """Minimum number of response tokens. Before that number, end tokens are masked and stop strings are ignored."""
     max_window_tokens: int | None = None
     """Maximum length of prompt and response together; None: the window of the engine."""
+    special_tokens: Literal["keep", "drop"] = "keep"
+    """Whether the text of a response contains special tokens. End tokens and padding are always removed."""
 
     def new_tokens(self, prompt_tokens: int) -> int:
         """Return the maximum number of response tokens after a prompt of this length."""
@@ -68,7 +70,8 @@ class Sample:
     terminated: bool
     """Whether the model ended the response; False: the length limit truncated it."""
     text: str
-    """Decoded text, without special tokens and without the stop string."""
+    """Decoded text, without the token or string that ended the response, and without padding. It contains the other
+    special tokens, unless `SamplingParams.special_tokens` drops them."""
     stamp: str
     """`State.stamp` of the actor whose weights generated the response."""
     sends: int = 1

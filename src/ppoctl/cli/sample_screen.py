@@ -59,6 +59,10 @@ def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
         render.line()
         render.heading("response")
         render.line(render.weighted([render.printable(piece) for piece in found.pieces], weights))
+        if found.differs_from_tokens:
+            render.line()
+            render.heading("response as scored")
+            render.line(render.printable(found.response))
     else:
         from ppoctl.runs.episode_parts import recorded_parts
 
@@ -133,7 +137,11 @@ def _print_tokens(found: "ShownSample") -> None:
     shown = {name: values for name, values in columns.items() if values is not None}
     form = {"log-prob": "{:.3f}", "kl": "{:+z.4f}"}
     cells = [[form.get(name, "{:+z.3f}").format(value) for value in values] for name, values in shown.items()]
-    tokens = [_token(piece) for piece in found.pieces]
+    unknown = found.unknown or [False] * len(found.tokens)
+    tokens = [
+        f"{id} (not in the tokenizer)" if is_unknown else _token(piece)
+        for id, piece, is_unknown in zip(found.tokens, found.pieces, unknown, strict=True)
+    ]
     if found.mask is not None:
         cells = [
             [cell if is_generated else "-" for cell, is_generated in zip(column, found.mask, strict=True)]

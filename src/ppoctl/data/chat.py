@@ -27,6 +27,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ppoctl.batch.prompts import Message
+from ppoctl.data.tokenizer import special_tokens
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.model.folder import NAMED_TEMPLATES, read_json_object
 
@@ -73,7 +74,7 @@ class ChatTemplate:
         """
         config = read_json_object(folder / _CONFIG)
         written = _written(folder, config)
-        return cls(written, _special(folder, config), clock=clock, where=f"`{folder}`")
+        return cls(written, special_tokens(folder), clock=clock, where=f"`{folder}`")
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> "ChatTemplate":
@@ -183,28 +184,6 @@ def _require_default(texts: Mapping[str, str], folder: Path, hint: str) -> None:
         raise EnvironmentProblemError(
             f"the model in `{folder}` has the chat templates {names}, but none with the name `{_DEFAULT}`", hint=hint
         )
-
-
-def _special(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that templates can read, by name. As in transformers, special_tokens_map.json counts
-    only if tokenizer_config.json does not list the added tokens, and then it counts more than tokenizer_config.json.
-    """
-    found = dict(config)
-    if "added_tokens_decoder" not in config:
-        found |= read_json_object(folder / "special_tokens_map.json")
-    extra = found.get("extra_special_tokens")
-    own = {name: token for name, token in found.items() if name.endswith("_token") and _is_token(token)}
-    named = {**own, **(extra if isinstance(extra, Mapping) else {})}
-    return {name: _token(token) for name, token in named.items() if _is_token(token)}
-
-
-def _is_token(written: object) -> bool:
-    return isinstance(written, str) or (isinstance(written, Mapping) and "content" in written)
-
-
-def _token(written: Any) -> str:
-    """Return the text of a special token. The files contain the token as text, or as an object with `content`."""
-    return str(written["content"]) if isinstance(written, Mapping) else str(written)
 
 
 def _to_json(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.template import load_tokenizer
+from ppoctl.data.tokenizer import load_tokenizer
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.model.folder import read_config
 

@@ -3,10 +3,6 @@
 With a chat template: the messages of `framing`, then the generation prompt that opens the assistant's turn.
 Without a chat template (base models): the messages as plain text with a blank line between them, after the
 beginning-of-sequence token if the tokenizer adds one. No other token is added.
-
-If the model has `tokenizer.json`, that file is used. `AutoTokenizer` could instead rebuild the tokenizer from the
-vocabulary and the architecture in `config.json`. Such a tokenizer may split text differently than the tokenizer that
-the model was trained with.
 """
 
 import hashlib
@@ -14,14 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
 from ppoctl.data.rows import DatasetRow
-from ppoctl.errors import DataError, EnvironmentProblemError
+from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
 
 BLANK_LINE = "\n\n"
@@ -37,42 +32,11 @@ class Rendered:
     token_ids: tuple[int, ...]
 
 
-def load_tokenizer(path: str, key: str = "model.path") -> Any:
-    """Return the tokenizer of a model folder, or of a hub model in the local cache. Downloads nothing.
-
-    `key` is the recipe key that names the folder. Raises EnvironmentProblemError if there is no tokenizer.
-    """
-    try:
-        # AutoTokenizer imports every architecture, which takes seconds.
-        if _has_tokenizer_json(path):
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-        from transformers import AutoTokenizer
-
-        # Without `trust_remote_code=False`, AutoTokenizer would ask on a terminal whether to run code of the folder.
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library `tokenizers` raises plain Exception for a file that it cannot read
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise EnvironmentProblemError(
-            f"`{key}` is `{path}`, but no tokenizer can be loaded from it: {first}",
-            hint="name a folder with `tokenizer.json`; a hub model is fetched first, with `hf download MODEL`",
-        ) from error
-
-
-def _has_tokenizer_json(path: str) -> bool:
-    if Path(path).is_dir():
-        return (Path(path) / "tokenizer.json").is_file()
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(path, "tokenizer.json"), str)
-
-
 class PromptTemplate:
     """Renderer of rows to token ids.
 
-    `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`. `template` has the chat templates of its model;
-    None: those of the object `tokenizer`.
+    `tokenizer` is from `data.tokenizer`. `template` has the chat templates of its model; None: those of the object
+    `tokenizer`.
     """
 
     def __init__(self, tokenizer: Any, template: ChatTemplate | None = None) -> None:

@@ -1,19 +1,13 @@
-"""Token ids as text, for display.
+"""Token ids as text, for display. transformers, which takes seconds to import, is imported only if necessary."""
 
-If the model has `tokenizer.json`, transformers is not imported, because that would take seconds.
-"""
+from collections.abc import Sequence
 
-from collections.abc import Callable, Sequence
-
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.model.folder import local_folder
+from ppoctl.data.tokenizer import decode, is_known, quick_tokenizer
 
 _BROKEN = "\ufffd"
 """Replacement character that a tokenizer returns for bytes that are not a complete character."""
 _LONGEST = 4
 """Number of bytes of the longest character in UTF-8. A character is split into at most this many tokens."""
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class TokenText:
@@ -24,11 +18,15 @@ class TokenText:
 
         `key` is the recipe key that names the folder. Raises EnvironmentProblemError if there is no tokenizer.
         """
-        self._decode = _decoder(path, key)
+        self._tokenizer = quick_tokenizer(path, key)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of all tokens."""
-        return self._decode(ids)
+        return decode(self._tokenizer, ids)
+
+    def unknown(self, ids: Sequence[int]) -> list[bool]:
+        """Return whether the tokenizer lacks each id, shape [tokens]. Such a token has no text."""
+        return [not is_known(self._tokenizer, id) for id in ids]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text that each token adds, shape [tokens].
@@ -39,29 +37,10 @@ class TokenText:
         pieces = [""] * len(ids)
         known = start = 0  # decoding with the previous tokens keeps the leading space of a word
         while start < len(ids):
-            known_chars = len(self._decode(ids[known:start]))
+            known_chars = len(self.text(ids[known:start]))
             ends = range(start + 1, min(start + _LONGEST, len(ids)) + 1)
-            texts = ((end, self._decode(ids[known:end])[known_chars:]) for end in ends)
+            texts = ((end, self.text(ids[known:end])[known_chars:]) for end in ends)
             end = next((end for end, text in texts if _BROKEN not in text), start + 1)
-            pieces[start] = self._decode(ids[known:end])[known_chars:]
-            known, start = start, end
+            pieces[start] = self.text(ids[known:end])[known_chars:]
+            known, start = (start if pieces[start] else known), end
         return pieces
-
-
-def _decoder(path: str, key: str) -> Decode:
-    folder = local_folder(path)
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        from ppoctl.data.template import load_tokenizer
-
-        decode: Decode = load_tokenizer(path, key).decode
-        return decode
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises plain Exception
-        raise EnvironmentProblemError(
-            f"`{key}` is `{path}`, but its `tokenizer.json` cannot be read: {error}",
-            hint="fetch the model again",
-        ) from error
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

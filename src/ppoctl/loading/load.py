@@ -25,6 +25,7 @@ from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.run_length import put_steps_for_epochs
 from ppoctl.model.bundled_configs import recipes_folder
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.fingerprint import with_earlier_values
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
@@ -105,12 +106,13 @@ def examine(
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
-    """Return the recipe whose `Loaded.resolved` is `resolved`; it equals the original recipe.
+    """Return the recipe whose `Loaded.resolved` is `resolved`; it equals the original recipe. A key that the version
+    of ppoctl that wrote it did not know has the value that means "as before".
 
     Raises RecipeError if this version of ppoctl does not know one of the keys.
     """
     try:
-        return Recipe.model_validate(resolved)
+        return Recipe.model_validate(with_earlier_values(resolved))
     except ValidationError as error:
         layers = Layers((Path("recipe.resolved.json"),), (), {}, written=dict(resolved))
         hint = "resume it with the version of ppoctl that wrote it (run.json names it)"

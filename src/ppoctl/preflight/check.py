@@ -8,7 +8,7 @@ from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
-from ppoctl.errors import PpoctlError
+from ppoctl.errors import EnvironmentProblemError, PpoctlError
 from ppoctl.finding import Finding, from_error, note, once, problem, require_none
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.model.bundled_configs import carried_folder, source_of
@@ -17,6 +17,7 @@ from ppoctl.model.shape_reader import read_shape, shape_if_known
 from ppoctl.preflight.conversations import conversation_notes
 from ppoctl.preflight.model import find_model, model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
+from ppoctl.preflight.tokenizer import stop_errors
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -103,6 +104,7 @@ def _models(recipe: Recipe, path: str, place: OriginOf, device: str | None) -> I
             yield from _window(recipe, own, name, place)
     yield from _lora_starts(recipe, place)
     yield from _call_format(recipe, path, place)
+    yield from _stops(recipe, path, place)
     yield from _window(recipe, path, "model", place)
 
 
@@ -185,6 +187,18 @@ def _call_format(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Finding
         tables = [table for table in (recipe.environment, recipe.eval.environment) if table is not None]
         if all(map(_has_all_keys, tables)):
             yield from _tried("environment", place(("environment",)), partial(call_format_of, recipe, folder))
+
+
+def _stops(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Finding]:
+    """Check stop tokens and stop strings, if all keys of the rollout are right."""
+    rollout, shape = getattr(recipe, "rollout", None), shape_if_known(path)
+    if rollout is not None and _has_all_keys(rollout):
+        size = None if shape is None else shape.vocab_size
+        try:
+            for error in stop_errors(rollout, path, local_folder(path), size):
+                yield from_error(error, place(("rollout", "stop_strings")), kind="recipe")
+        except EnvironmentProblemError:
+            pass  # the check of the model reports a tokenizer that cannot be read
 
 
 def _carried(path: str) -> Iterator[str]:

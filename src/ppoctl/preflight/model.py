@@ -18,12 +18,13 @@ from ppoctl.data.chat import ChatTemplate
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.model.bundled_configs import carried_folder
 from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.folder import hub_cache, is_hub_id, is_url, local_folder, read_config, read_json_object
+from ppoctl.model.folder import hub_cache, is_hub_id, is_url, local_folder, read_config
 from ppoctl.model.head import Head
 from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.critic_state import tokenizer_folder
+from ppoctl.preflight.tokenizer import require_tokenizer, tokens_of
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
 from ppoctl.recipe.roles import REFERENCE, head_of_model
 from ppoctl.rewards.model import ModelScorer
@@ -74,7 +75,7 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
     checks: tuple[Callable[[Path, ModelShape], None], ...]
     generator = partial(_require_generator, device=device)
     try:
-        folder, checks = find_model(path, "model.path"), (_require_weights, _require_end_tokens, _require_tokenizer)
+        folder, checks = find_model(path, "model.path"), (_require_weights, _require_end_tokens, require_tokenizer)
     except PpoctlError as error:
         yield error
         if (carried := carried_folder(path)) is None:
@@ -142,7 +143,7 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
             f"{shape.max_positions} positions",
             hint=f"--set {key}.max_tokens={shape.max_positions}",
         )
-    _require_tokenizer(folder, shape, f"{key}.path")
+    require_tokenizer(folder, shape, f"{key}.path")
     if table.template == "own" and ChatTemplate.of_folder(folder).text is None:
         raise EnvironmentProblemError(
             f"the reward model in `{folder}` has no chat template",
@@ -163,8 +164,8 @@ def _require_same_tokens(name: str, path: str, folder: Path, shape: ModelShape, 
     ours, its = (model / "tokenizer.json" for model in (base, folder))
     if not (ours.is_file() and its.is_file()) or ours.read_bytes() == its.read_bytes():
         return
-    known = _tokens(its)
-    for token, id in _tokens(ours).items():
+    known = tokens_of(its)
+    for token, id in tokens_of(ours).items():
         if known.get(token) != id:
             raise RecipeError(
                 f"`{key}` is `{path}`, whose tokenizer maps `{token}` to `{known.get(token, 'absent')}`, but the "
@@ -250,34 +251,3 @@ def _require_end_tokens(folder: Path, shape: ModelShape) -> None:
                 f"`eos_token_id = {token}` of `{folder}` is not in the vocabulary of {shape.vocab_size} tokens",
                 hint="fetch the model again",
             )
-
-
-def _require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path") -> None:
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}")
-    read_json_object(folder / "tokenizer_config.json")
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return  # another kind of tokenizer, which only transformers can read
-    last = max(_tokens(file).values(), default=-1)
-    if last >= shape.vocab_size:
-        raise EnvironmentProblemError(
-            f"`{file}` has tokens up to {last}, but the model's vocabulary ends at {shape.vocab_size - 1} "
-            "(`vocab_size` in config.json)",
-            hint="put the model's own tokenizer into the folder",
-        )
-
-
-def _tokens(file: Path) -> dict[str, int]:
-    """Return the ids of all tokens that the tokenizer can produce."""
-    written = read_json_object(file)
-    try:
-        vocabulary = written["model"]["vocab"]
-        if isinstance(vocabulary, list):  # pairs of token and score, in id order
-            vocabulary = {str(entry[0]): id for id, entry in enumerate(vocabulary)}
-        added = {str(token["content"]): int(token["id"]) for token in written.get("added_tokens") or ()}
-        return {**{str(token): int(id) for token, id in vocabulary.items()}, **added}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EnvironmentProblemError(
-            f"`{file}` is not a tokenizer: it has no vocabulary of tokens and ids", hint="fetch the model again"
-        ) from error

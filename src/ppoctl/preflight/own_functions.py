@@ -11,9 +11,9 @@ from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.batch.scores import Finish
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import read_set
-from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.rows import single_tables
 from ppoctl.data.template import PromptTemplate
+from ppoctl.data.tokenizer import light_tokenizer
 from ppoctl.model.folder import local_folder
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.environment import AsOneTurn
@@ -53,11 +53,10 @@ def _word_ids(text: str, finish: Finish) -> tuple[int, ...]:
 def _first_prompts(recipe: Recipe) -> list[Prompt]:
     """Return the prompts of the first training rows; none if the model has no `tokenizer.json`."""
     folder = local_folder(recipe.model.path)
-    template = None if folder is None else ChatTemplate(folder)
-    tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
-    if tokenizer is None:
+    tokenizer = None if folder is None else light_tokenizer(folder)
+    if folder is None or tokenizer is None:
         return []
-    renderer, prompts = PromptTemplate(tokenizer), list[Prompt]()
+    renderer, prompts = PromptTemplate(tokenizer, ChatTemplate.of_folder(folder)), list[Prompt]()
     for source, (name, table) in single_tables(recipe.data.train, name="train").items():
         rows = list(islice(read_set(table, name=name, source=source).first_rows(), _ROWS))
         rendered = renderer.render(rows, table, name=name)

@@ -11,11 +11,11 @@ from typing import Any
 from ppoctl.batch.prompts import Json, Message, Prompt
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted, read_set
-from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.prompt_set import PromptSet
 from ppoctl.data.rows import single_tables, tables_of
-from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import environment_of
+from ppoctl.data.tokenizer import decode, is_known, light_tokenizer, load_tokenizer
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import model_folder
@@ -79,7 +79,7 @@ def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = 
         raise RecipeError(f"the recipe has no set `{set_name}`; it has {sets}", hint="--set-name train")
     folder = model_folder(recipe.model.path)
     template = ChatTemplate.of_folder(folder)
-    tokenizer: Any = light_tokenizer(folder, template) or load_tokenizer(recipe.model.path)
+    tokenizer: Any = light_tokenizer(folder) or load_tokenizer(recipe.model.path)
     most = recipe.rollout.max_prompt_tokens
     renderer, environment = PromptTemplate(tokenizer, template), environment_of(recipe, name)
     prompt_sets = [
@@ -116,8 +116,7 @@ def _row(prompts: PromptSet, prompt: Prompt, tokenizer: Any, most: int) -> Previ
 
 
 def _text_of(tokenizer: Any, id: int) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    return str(backend.decode([id], skip_special_tokens=False))
+    return decode(tokenizer, [id]) if is_known(tokenizer, id) else "(no such token)"
 
 
 def _stops(folder: Path, recipe: Recipe) -> tuple[int, ...]:

@@ -5,17 +5,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ppoctl.batch.prompts import Json, Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
 from ppoctl.data.index import Counted, RowSet, scan_set
-from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.prompt_set import PromptSet
 from ppoctl.data.row_faults import RowFaults
 from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, single_tables
 from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.data.template_arguments import TemplateArguments
+from ppoctl.data.tokenizer import light_tokenizer, load_tokenizer
 from ppoctl.errors import DataError, EnvironmentProblemError, PpoctlError
 from ppoctl.recipe.row_files import in_an_epoch
 from ppoctl.recipe.rows import ColumnRows
@@ -37,7 +38,7 @@ class RowChecks:
         rows that were read.
         """
         self._template, self._max_tokens, self._counted = template, max_tokens, counted
-        tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
+        tokenizer = None if folder is None or template is None else _tokenizer(folder)
         self._renderer = None if tokenizer is None else PromptTemplate(tokenizer, template)
 
     def examine(
@@ -141,6 +142,17 @@ def _raised(check: Callable[[], None]) -> Iterator[PpoctlError]:
         check()
     except PpoctlError as error:
         yield error
+
+
+def _tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of the model; None: the folder has none, or the check of the model reports why it cannot
+    be read."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    try:
+        return light_tokenizer(folder) or load_tokenizer(str(folder))
+    except EnvironmentProblemError:
+        return None
 
 
 def _column_hint(table: AnyRows, name: str) -> str:

@@ -68,11 +68,13 @@ def _format_of_family(folder: Path) -> str | None:
 
 def _has_token(folder: Path, form: str) -> bool:
     """Whether the tokenizer has the token of a format. The files are searched as text, because parsing a vocabulary
-    takes longer; a quoted token occurs only in a vocabulary or a list of added tokens."""
+    takes longer; a quoted token occurs only in a vocabulary or a list of added tokens. `tokenizer.model` has no
+    quotes."""
     token = CALL_TOKENS.get(form)
     if token is None:
         return True
     quoted = [json.dumps(token, ensure_ascii=ascii).encode() for ascii in (True, False)]
-    files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
-    contents = [file.read_bytes() for file in files if file.is_file()]
-    return any(text in content for text in quoted for content in contents)
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    wanted = {**dict.fromkeys(names, quoted), "tokenizer.model": [token.encode()]}
+    found = {name: (folder / name).read_bytes() for name in wanted if (folder / name).is_file()}
+    return any(text in content for name, content in found.items() for text in wanted[name])

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppoctl.recipe import schema_tree as tree
@@ -14,12 +14,17 @@ _KNOWN_AS = {"model.critic.path": "model.critic"}
 """Keys that keep an earlier name in fingerprints, so that runs from before the rename can still be resumed."""
 
 
+AS_BEFORE: dict[KeyPath, str] = {("rollout", "special_tokens"): "drop"}
+"""Values of keys that mean what versions without these keys did, if the default has another meaning. They are not
+hashed, and a run that an earlier version created keeps them."""
+
+
 def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] = ()) -> str:
     """Return the sha256 (hex) of the keys at or below `paths`, except those at or below `without`.
 
-    Only keys that affect results and differ from their default are hashed, so that a new key with a default does not
-    change existing fingerprints. The hashed text is canonical JSON: neither the order of tables nor the spelling of a
-    number in TOML matters.
+    Only keys that affect results and differ from their default are hashed, so that a new key with a default that
+    means "as before" does not change existing fingerprints. The hashed text is canonical JSON: neither the order of
+    tables nor the spelling of a number in TOML matters.
 
     Raises ValueError if a path is not in the schema: otherwise a misspelled path would hide a change of the key, and
     the stage would be reused.
@@ -30,13 +35,21 @@ def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] 
     chosen = {
         _KNOWN_AS.get(dotted(entry.path), dotted(entry.path)): entry.value
         for entry in tree.values(recipe)
-        if entry.value != entry.usual
+        if entry.value != AS_BEFORE.get(entry.path, entry.usual)
         and entry.key.effect is Effect.RESULTS
         and _is_below(entry.path, paths)
         and not _is_below(entry.path, without)
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_earlier_values(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded recipe with the values of `AS_BEFORE` that it lacks."""
+    complete = dict(resolved)
+    for (table, key), value in AS_BEFORE.items():
+        complete[table] = {key: value, **complete.get(table, {})}
+    return complete
 
 
 def _is_below(path: KeyPath, tops: Sequence[str]) -> bool:

@@ -8,6 +8,10 @@ HEAD_SIZES = {"cpu": (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)}
 """Head sizes that vLLM's attention supports, by device. On a GPU every usual size is supported, so none is rejected.
 tests/engines/vllm/test_head_sizes.py compares this list with vLLM's kernels."""
 
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+"""vLLM silently changes temperatures between 0 and the first value to the first value, and rejects temperatures above
+the second value."""
+
 
 def device_of_the_build() -> str | None:
     """Return the device that the installed vLLM was built for, `cpu` or `gpu`; None if vLLM is not installed."""

@@ -114,6 +114,10 @@ class RolloutTable(Table):
     stop_token_ids: Annotated[tuple[int, ...], RESULTS, Array] = ()
     """Token ids that end a response, in addition to the model's end-of-sequence tokens. The text of the response
     contains neither kind of token."""
+    special_tokens: Annotated[Literal["keep", "drop"], RESULTS] = "keep"
+    """Special tokens in the text of a response, which rewards, environments, evaluations and screens receive. keep:
+    the text contains them (`<answer>`), except end tokens and padding; drop: it contains none, and a stop string
+    cannot contain one. Parsers of tool calls always receive them."""
     min_new_tokens: Annotated[int, RESULTS, NotNegative] = 0
     """Minimum number of response tokens (vLLM's `min_tokens`). Before this number is reached, generator and trainer
     mask token ids that end a response, and stop strings are ignored. Evaluations do not use this key."""

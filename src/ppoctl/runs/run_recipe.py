@@ -1,14 +1,16 @@
 """Recipe of a run: `recipe.toml`, which a person may edit, or the recorded recipe if that file is missing. This
 module does not import torch."""
 
+import tomllib
 from collections.abc import Sequence
 from typing import Any
 
 from ppoctl.algorithm.choose import StepFunctionAt, outlines, step_function_at, trace_at
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.errors import PpoctlError, RecipeError, quoted
 from ppoctl.loading.load import Loaded, examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.model.head import SharedValueHead
+from ppoctl.recipe.fingerprint import AS_BEFORE, with_earlier_values
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.run_dir import STORIES
@@ -30,17 +32,32 @@ def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
     if not file.exists():
         artifact.write_atomically(file, recipe_as_toml(newest_recorded(paths)).encode("utf-8"))
     try:
-        return load([file], sets, environ={})
+        return load([file], (*_kept(paths), *sets), environ={})
     except RecipeError as error:
         if sets and _is_right(paths):
             # The hint of a rule must not lead to a recipe that the run refuses.
-            asked, _ = examine([file], sets, {}, judges=())
+            asked, _ = examine([file], (*_kept(paths), *sets), {}, judges=())
             if asked is not None:
                 require_same_roles(recipe_of(paths), asked.recipe)
             raise
         renamed = file.with_name(f"{file.name}.wrong")
         command = f"mv {quoted(file)} {quoted(renamed)} && ppoctl resume {quoted(paths.root)}"
         raise RecipeError(error.message, hint=f"edit it, or continue with the recorded recipe: {command}") from error
+
+
+def _kept(paths: RunPaths) -> list[str]:
+    """Return the settings of keys that the recipe file lacks because an earlier version wrote it. Their defaults have
+    another meaning, so the run keeps its values."""
+    try:
+        written = tomllib.loads(paths.recipe_toml.read_text("utf-8-sig"))
+        recorded = with_earlier_values(run_dir.newest_recipe(paths))
+    except (OSError, ValueError, PpoctlError):
+        return []  # reading the recipe reports the error
+    return [
+        f"{table}.{key}={recorded[table][key]}"
+        for table, key in AS_BEFORE
+        if key not in written.get(table, {key: ""})
+    ]
 
 
 def require_same_roles(recorded: Recipe, recipe: Recipe) -> None:
@@ -104,7 +121,7 @@ def is_edited(paths: RunPaths) -> bool:
 def _is_right(paths: RunPaths) -> bool:
     """Whether the recipe file alone is valid. If it is valid, the settings on the command line are wrong."""
     try:
-        load([paths.recipe_toml], environ={})
+        load([paths.recipe_toml], _kept(paths), environ={})
     except RecipeError:
         return False
     return True

@@ -40,8 +40,15 @@ class ShownSample:
     """KL from the reference, of each token; None: the reference was not used."""
     mask: list[bool] | None = None
     """Tokens that the actor generated, shape [tokens]; None: all."""
+    unknown: list[bool] | None = None
+    """Tokens that the tokenizer lacks, shape [tokens]; None: it has all of them. Such a token has no text."""
     episode: Episode | None = None
     """Turns of the response; None: it has one turn and no environment."""
+
+    @property
+    def differs_from_tokens(self) -> bool:
+        """Whether the scorer saw another text than that of the tokens, with or without the last one."""
+        return self.response not in ("".join(self.pieces), "".join(self.pieces[:-1]))
 
     @property
     def turns(self) -> int | None:
@@ -54,9 +61,9 @@ class ShownSample:
         return None if self.episode is None else self.episode.end
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values. `mask` and `episode` are absent if they are None."""
-        only_if = {"mask": self.mask is not None, "episode": self.episode is not None}
-        fields = {name: value for name, value in vars(self).items() if only_if.get(name, True)}
+        """Return the fields as JSON values. `mask`, `unknown` and `episode` are absent if they are None."""
+        optional = ("mask", "unknown", "episode")
+        fields = {name: value for name, value in vars(self).items() if value is not None or name not in optional}
         return fields if self.episode is None else {**fields, "episode": self.episode.as_json()}
 
 
@@ -84,6 +91,7 @@ def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
     tokens: list[int] = rollouts.value("tokens", row)[: sample.tokens].tolist()
     mask: list[bool] = rollouts.value("mask", row)[: sample.tokens].tolist()
     episode = rollouts.value("episodes", row)
+    unknown = text.unknown(tokens)
     return ShownSample(
         step=records.step,
         row=row,
@@ -103,5 +111,6 @@ def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
         advantages=records.per_token(records.advantages, "advantages", row),
         kl=records.kl(row),
         mask=None if all(mask) else mask,
+        unknown=unknown if any(unknown) else None,
         episode=None if episode is None else Episode.from_json(episode),
     )

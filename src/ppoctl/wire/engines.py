@@ -15,8 +15,11 @@ from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.batch.scores import Finish
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.source import PromptSource
-from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import environment_of
+from ppoctl.data.tokenizer import load_tokenizer
+from ppoctl.data.tokenizer_check import require_ids_as_stored
+from ppoctl.model.folder import model_folder
 from ppoctl.model.head import Head
 from ppoctl.ports import Dialogue, Environments, Generator, Scorer
 from ppoctl.recipe.origins import dotted
@@ -42,14 +45,15 @@ def read_prompts(recipe: Recipe, clock: datetime | None = None) -> PromptSource:
     """Return the source of all prompts of the recipe, rendered and checked. `clock` is the local time that chat
     templates of the run read; None: now."""
     template = _template(recipe, clock)
+    folder = model_folder(recipe.model.path)
+    if (folder / "tokenizer.json").is_file():
+        require_ids_as_stored(folder, lambda text: template.token_ids([text])[0][len(template.opening) :])
     with preparing("reading data"):
         of_set = partial(environment_of, recipe)
         return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, environment_of=of_set)
 
 
 def _template(recipe: Recipe, clock: datetime | None) -> PromptTemplate:
-    from ppoctl.model.folder import model_folder
-
     with loading("the tokenizer"):
         tokenizer = load_tokenizer(recipe.model.path)
         return PromptTemplate(tokenizer, ChatTemplate.of_folder(model_folder(recipe.model.path), clock))

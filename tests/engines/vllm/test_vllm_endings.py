@@ -19,9 +19,7 @@ def test_only_end_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
         assert sample.tokens[-1] == END
         assert END not in sample.tokens[:-1]
         assert len(sample.logprobs) == len(sample.tokens)
-        assert sample.text == tied.generator._detokenizer.tokenizer.decode(
-            sample.tokens[:-1], skip_special_tokens=True
-        )
+        assert sample.text == tied.generator._text.tokenizer.decode(sample.tokens[:-1], skip_special_tokens=True)
     for sample in samples.values():
         if not sample.terminated:
             assert len(sample.tokens) == len(sample.logprobs) == 48
@@ -46,7 +44,7 @@ def test_stop_string_ends_response_and_is_cut_from_text(tied: Bench) -> None:
             assert sample.text == whole.text[: whole.text.index(stop)]
             # One byte per token here: the tokens end with the one that completes the stop string.
             assert len(sample.tokens) < len(whole.tokens)
-            before_last = tied.generator._detokenizer.text(sample.tokens[:-1], params)
+            before_last = tied.generator._text.text(sample.tokens[:-1], params)
             assert stop not in before_last
         else:
             assert sample == whole
@@ -66,7 +64,7 @@ def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -
         for sample in samples.values():
             assert not ends & {*sample.tokens[:-1]}
             assert sample.terminated == (len(sample.tokens) < 40 or sample.tokens[-1] in ends) or stop_strings
-            text = tied.generator._detokenizer.text(sample.tokens[:12], SamplingParams(1.0, 1))
+            text = tied.generator._text.text(sample.tokens[:12], SamplingParams(1.0, 1))
             assert sample.text.startswith(text[:-1])
         assert tied.worst_gap(prompts(16), with_minimum) < 1e-3
         whole = dataclasses.replace(with_minimum, min_new_tokens=0)
@@ -93,7 +91,7 @@ def test_stop_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
             assert sample == free[key]
             continue
         assert (sample.terminated, sample.tokens) == (True, free[key].tokens[: place + 1])
-        assert sample.text == tied.generator._detokenizer.text(sample.tokens[:-1], params)
+        assert sample.text == tied.generator._text.text(sample.tokens[:-1], params)
     with pytest.raises(RecipeError, match=r"`rollout.stop_token_ids` contains id 99999"):
         tied.generate(prompts(1), dataclasses.replace(params, stop_token_ids=(99999,)))
 

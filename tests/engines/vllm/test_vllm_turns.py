@@ -122,7 +122,7 @@ def test_calls_of_turn_are_those_of_its_text_with_special_tokens(
     tied: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tied.generate(prompts(1), SAMPLING)
-    engine, tokenizer = tied.engine, tied.generator._detokenizer.tokenizer
+    engine, tokenizer = tied.engine, tied.generator._text.tokenizer
     monkeypatch.setattr(engine, "_tool_calls", VllmToolCalls("hermes", tokenizer, "model"))
 
     def parsed(text: str) -> ParsedCalls:

@@ -10,7 +10,6 @@ engine_factories   how processes create engines
 own_process        how a driver without Ray reaches its engine
 fleet              engines that share one request queue
 generator          the `Generator` port
-detokenizer        token ids to text
 tool_calls         tool calls in a response
 log                vLLM's log files
 """

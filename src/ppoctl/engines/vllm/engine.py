@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.arguments import engine_arguments
-from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import log_location, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -75,7 +75,7 @@ class Engine(ReceivingEngine):
         random weights, which the first transfer replaces. Raises RecipeError, EnvironmentProblemError or
         OutOfMemoryError."""
         self._settings = settings
-        self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
+        self._text = ResponseText(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
         self._is_asleep = False
@@ -83,7 +83,7 @@ class Engine(ReceivingEngine):
         self._has_weights = self._source is not None
         self._llm = started(settings, load_format="dummy") if self._source is None else self._start_from(self._source)
         form = settings.call_format
-        self._tool_calls = None if form is None else VllmToolCalls(form, self._detokenizer.tokenizer, settings.model)
+        self._tool_calls = None if form is None else VllmToolCalls(form, self._text.tokenizer, settings.model)
 
     def write_log_into(self, folder: Path | None) -> None:
         """Write the log into a folder. The folder was not known when the engine was created (see
@@ -168,7 +168,7 @@ class Engine(ReceivingEngine):
         """Return the output with its tool calls."""
         if self._tool_calls is None:
             return output
-        text = self._detokenizer.marked_text(output.tokens, params)
+        text = self._text.marked_text(output.tokens, params)
         return replace(output, parsed=parsed_calls(self._tool_calls, text))
 
     def _add(self, request: GenerationRequest, params: SamplingParams) -> None:
@@ -178,7 +178,7 @@ class Engine(ReceivingEngine):
         params = params.limited(request.max_new_tokens, is_continued=request.is_continued)
         # Only stop strings require text inside the engine. vLLM's incremental detokenizer finds the stop strings.
         stops = list(params.stop_strings)
-        self._llm.output_processor.tokenizer = self._detokenizer.tokenizer if stops else None
+        self._llm.output_processor.tokenizer = self._text.tokenizer if stops else None
         sampling = VllmParams(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -194,6 +194,7 @@ class Engine(ReceivingEngine):
             ignore_eos=True,
             logprobs=0,
             detokenize=bool(stops),
+            skip_special_tokens=params.special_tokens == "drop",
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self._queue(request.id, request.prompt, sampling)

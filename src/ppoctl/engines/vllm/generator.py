@@ -4,18 +4,15 @@ import math
 from collections.abc import Callable, Sequence
 
 from ppoctl.batch.records import State
-from ppoctl.engines.vllm.detokenizer import Detokenizer
+from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.recipe.generator_limits import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync, TrainerAt
-
-_COLDEST, _HOTTEST = 0.01, 2.0
-"""vLLM silently changes temperatures between 0 and the first value to the first value, and rejects temperatures above
-the second value."""
 
 
 class VllmGenerator:
@@ -25,7 +22,7 @@ class VllmGenerator:
         self, settings: VllmSettings, trainer_at: TrainerAt, side: EngineSide, notify: Callable[[str], None]
     ) -> None:
         self._settings = settings
-        self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
+        self._text = ResponseText(settings.model, settings.eos_token_ids)
         canary = Canary.of(settings.dtype, settings.max_model_len, settings.table.canary_tolerance)
         self._fleet = Fleet(side, Sync(trainer_at, side, canary), settings.table.max_concurrent_seqs, notify)
         self._stamp = ""
@@ -41,10 +38,10 @@ class VllmGenerator:
         """See `ports.Generator`. Greedy samples report the log-probs at temperature 1. Raises RecipeError for a
         temperature that vLLM would change or reject."""
         self._require_no_stream()
-        if params.temperature != 0 and not _COLDEST <= params.temperature <= _HOTTEST:
+        if params.temperature != 0 and not LOWEST_TEMPERATURE <= params.temperature <= HIGHEST_TEMPERATURE:
             raise RecipeError(
                 f"vLLM does not support temperature `{params.temperature}`",
-                hint=f"set it between {_COLDEST} and {_HOTTEST}, or to 0 (greedy)",
+                hint=f"set it between {LOWEST_TEMPERATURE} and {HIGHEST_TEMPERATURE}, or to 0 (greedy)",
             )
         vocab_size = self._fleet.vocab_size() if params.stop_token_ids else 0
         if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab_size]:
@@ -53,7 +50,7 @@ class VllmGenerator:
                 hint=f"use ids below {vocab_size}",
             )
         self._fleet.open(params)
-        self._stream = VllmStream(self._fleet, self._detokenizer, params, self._stamp, self._settings.max_model_len)
+        self._stream = VllmStream(self._fleet, self._text, params, self._stamp, self._settings.max_model_len)
         return self._stream
 
     def close(self) -> None:
@@ -70,11 +67,9 @@ class VllmGenerator:
 class VllmStream:
     """A `ports.Stream` on the engines of a fleet."""
 
-    def __init__(
-        self, fleet: Fleet, detokenizer: Detokenizer, params: SamplingParams, stamp: str, window: int
-    ) -> None:
+    def __init__(self, fleet: Fleet, text: ResponseText, params: SamplingParams, stamp: str, window: int) -> None:
         self._fleet = fleet
-        self._detokenizer = detokenizer
+        self._text = text
         self._params = params
         self._stamp = stamp
         self._window = window
@@ -157,7 +152,7 @@ class VllmStream:
             tokens=finished.tokens,
             logprobs=finished.logprobs,
             terminated=finished.reason == "stop",
-            text=self._detokenizer.text(finished.tokens, self._params_of[finished.id]),
+            text=self._text.text(finished.tokens, self._params_of[finished.id]),
             stamp=self._stamp,
             sends=completed.sends,
             calls=finished.parsed.calls,

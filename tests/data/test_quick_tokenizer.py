@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.rows import DatasetRow
-from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.data.template import PromptTemplate
+from ppoctl.data.tokenizer import light_tokenizer, load_tokenizer
 from ppoctl.recipe.schema import ColumnRows
 
 ROOT = Path(__file__).parents[2]
@@ -24,9 +24,9 @@ TABLE = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a", sys
 
 
 def light(folder: Path) -> PromptTemplate:
-    tokenizer = light_tokenizer(folder, ChatTemplate.of_folder(folder))
+    tokenizer = light_tokenizer(folder)
     assert tokenizer is not None
-    return PromptTemplate(tokenizer)
+    return PromptTemplate(tokenizer, ChatTemplate.of_folder(folder))
 
 
 @pytest.mark.parametrize("keys", [{}, {"chat_template": None}, {"chat_template": None, "adds": "<bos> $A <eos>"}])
@@ -47,7 +47,7 @@ def test_text_is_neither_truncated_nor_padded(make_tokenizer: Callable[..., Any]
     tokenizer.save_pretrained(tmp_path / "whole")
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / "whole" / name).rename(tmp_path / name)
-    light_one = light_tokenizer(tmp_path, ChatTemplate.of_folder(tmp_path))
+    light_one = light_tokenizer(tmp_path)
     assert light_one is not None
     assert light_one(["one", "one two three"], add_special_tokens=False) == {"input_ids": [[8], [8, 9, 10]]}
     assert light_one("one two three", add_special_tokens=False) == {"input_ids": [8, 9, 10]}
@@ -76,9 +76,9 @@ def test_tokenizer_that_may_add_tokens_has_no_bound(byte_level: Any, tmp_path: P
 
 def test_folder_without_a_readable_tokenizer_file_has_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert light_tokenizer(tmp_path, ChatTemplate.of_folder(tmp_path)) is None
+    assert light_tokenizer(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text("{")
-    assert light_tokenizer(tmp_path, ChatTemplate.of_folder(tmp_path)) is None
+    assert light_tokenizer(tmp_path) is None
 
 
 def test_preview_imports_no_transformers(tmp_path: Path) -> None:
