@@ -39,7 +39,7 @@ RUNS ?= runs
 PORT ?= 5000
 
 ui: setup ## Serve MLflow's pages of RUNS (runs) on PORT (5000) of this machine; Ctrl-C stops them
-	@exec $(BIN)/python -m ppoctl.tracking.mlflow_pages "$(RUNS)" "$(PORT)"
+	@exec $(BIN)/python -m ppoctl.cli.mlflow_pages "$(RUNS)" "$(PORT)"
 
 # Six parts, two at a time, the longest first. If `make` cannot separate their output, they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)

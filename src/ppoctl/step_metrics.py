@@ -10,26 +10,26 @@ from typing import Any
 
 from ppoctl import metric_registry
 
-Line = Mapping[str, Any]
+StageLine = Mapping[str, Any]
 
 
-def _of_generation(name: str, rounds: Sequence[Line]) -> float:
+def _of_generation(name: str, rounds: Sequence[StageLine]) -> float:
     """Return the mean, weighted by the seconds in which each round generated its tokens."""
     rate, tokens = metric_registry.THROUGHPUT_GENERATED.name, metric_registry.ROLLOUT_TOKENS.name
-    seconds = [line["figures"].get(tokens, 1.0) / line["clocked"][rate] for line in rounds]
-    return sum(s * line["clocked"][name] for s, line in zip(seconds, rounds, strict=True)) / sum(seconds)
+    seconds = [float(line["figures"].get(tokens, 1.0)) / float(line["clocked"][rate]) for line in rounds]
+    return sum(s * float(line["clocked"][name]) for s, line in zip(seconds, rounds, strict=True)) / sum(seconds)
 
 
-def _mean(name: str, rounds: Sequence[Line]) -> float:
+def _mean(name: str, rounds: Sequence[StageLine]) -> float:
     """Return the mean; rounds have equal numbers of responses."""
     return sum(float(line["clocked"][name]) for line in rounds) / len(rounds)
 
 
-def _largest(name: str, rounds: Sequence[Line]) -> float:
+def _largest(name: str, rounds: Sequence[StageLine]) -> float:
     return max(float(line["clocked"][name]) for line in rounds)
 
 
-OVER_ROUNDS: dict[str, Callable[[str, Sequence[Line]], float]] = {
+OVER_ROUNDS: dict[str, Callable[[str, Sequence[StageLine]], float]] = {
     metric_registry.THROUGHPUT_GENERATED.name: _of_generation,
     metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name: _of_generation,
     metric_registry.REWARD_SECONDS_MEAN.name: _mean,
@@ -38,7 +38,7 @@ OVER_ROUNDS: dict[str, Callable[[str, Sequence[Line]], float]] = {
 """Measured metrics of a step with several rounds -> their value over the rounds that measured them."""
 
 
-def reported(line: Line) -> dict[str, float]:
+def reported(line: StageLine) -> dict[str, float]:
     """Return all metrics of a journal line: the values of the record and the measured times. The line of an event has
     none. The time of a later round is that of all rounds so far."""
     if "stage" not in line:
@@ -47,12 +47,12 @@ def reported(line: Line) -> dict[str, float]:
     return {**line.get("figures", {}), **line.get("clocked", {}), **seconds}
 
 
-def of_step(lines: Iterable[Line]) -> dict[str, float]:
+def of_step(lines: Iterable[StageLine]) -> dict[str, float]:
     """Return the value of each metric of a step. `lines` are journal lines of this step, oldest first.
 
     A later line of a stage replaces the earlier one, and further rounds of an earlier run of the step are left out.
     """
-    rounds: dict[str, dict[int, Line]] = {}
+    rounds: dict[str, dict[int, StageLine]] = {}
     for line in lines:
         name, _, number = line.get("stage", "").partition(".")
         earlier = {each: old for each, old in rounds.pop(name, {}).items() if each < int(number or 1)}

@@ -132,6 +132,7 @@ def test_attempt_ends_in_the_stage_that_ran() -> None:
     [
         ({}, "PPO"),
         ({"advantages": {"kind": "grpo"}}, "GRPO"),
+        ({"advantages": {"kind": "python", "function": "own.py:estimate"}}, "PPO"),
         ({"advantages": {"kind": "reinforce_plus_plus"}}, "REINFORCE++"),
         ({"advantages": {"kind": "gae"}, "resample": {"kind": "pow"}}, "PF-PPO"),
     ],

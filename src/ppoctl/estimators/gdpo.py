@@ -36,7 +36,7 @@ class GdpoAdvantages(GroupTable):
     whiten: ClassVar[bool] = True
     """Whether advantages are whitened over all unmasked tokens of the step."""
 
-    called: ClassVar[str] = "GDPO"
+    algorithm: ClassVar[str] = "GDPO"
 
     kind: Annotated[Literal["gdpo"], RESULTS]
     """Weighted sum of the components of the reward, each normalized among the responses to the same prompt, without a

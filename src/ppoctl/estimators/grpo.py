@@ -25,7 +25,7 @@ class GrpoAdvantages(GroupTable):
     Equal scores: 0
     """
 
-    called: ClassVar[str] = "GRPO"
+    algorithm: ClassVar[str] = "GRPO"
 
     kind: Annotated[Literal["grpo"], RESULTS]
     """Score relative to the other responses to the same prompt, without a critic."""

@@ -23,7 +23,7 @@ class GrpoPasskAdvantages(GroupTable):
     Equal scores: 0
     """
 
-    called: ClassVar[str] = "GRPO pass@k"
+    algorithm: ClassVar[str] = "GRPO pass@k"
 
     kind: Annotated[Literal["grpo_passk"], RESULTS]
     """Lead of the best response over the second best, without a critic."""

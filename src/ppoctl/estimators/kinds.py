@@ -39,9 +39,11 @@ AdvantagesTable = Annotated[
 ESTIMATORS: tuple[type[EstimatorTable], ...] = get_args(get_args(AdvantagesTable)[0])
 
 
-def called(kind: str) -> str:
+def algorithm_of(kind: str) -> str:
     """Return the name of an algorithm with the estimator of this kind; "PPO" for an unknown kind."""
-    return next((each.called for each in ESTIMATORS if kind in get_args(each.model_fields["kind"].annotation)), "PPO")
+    return next(
+        (each.algorithm for each in ESTIMATORS if kind in get_args(each.model_fields["kind"].annotation)), "PPO"
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class OpoAdvantages(GroupTable):
     Equal scores: 0
     """
 
-    called: ClassVar[str] = "OPO"
+    algorithm: ClassVar[str] = "OPO"
 
     kind: Annotated[Literal["opo"], RESULTS]
     """Score relative to the length-weighted mean of the responses to the same prompt, without a critic."""

@@ -25,7 +25,7 @@ class RawRewardAdvantages(EstimatorTable):
 
     trains_critic: ClassVar[bool] = False
     reads_values: ClassVar[bool] = False
-    called: ClassVar[str] = "REINFORCE"
+    algorithm: ClassVar[str] = "REINFORCE"
 
     kind: Annotated[Literal["raw_reward"], RESULTS]
     """Discounted sum of rewards, without a critic."""

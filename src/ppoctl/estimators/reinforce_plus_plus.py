@@ -28,7 +28,7 @@ class ReinforcePlusPlusAdvantages(EstimatorTable):
     whiten: ClassVar[bool] = True
     """Whether advantages are whitened: the mean of the step is the baseline."""
 
-    called: ClassVar[str] = "REINFORCE++"
+    algorithm: ClassVar[str] = "REINFORCE++"
 
     kind: Annotated[Literal["reinforce_plus_plus"], RESULTS]
     """Discounted sum of rewards, whitened over the step, without a critic."""

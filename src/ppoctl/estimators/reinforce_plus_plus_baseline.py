@@ -25,7 +25,7 @@ class ReinforcePlusPlusBaselineAdvantages(GroupTable):
     whiten: ClassVar[bool] = True
     """Whether advantages are whitened over all unmasked tokens of the step."""
 
-    called: ClassVar[str] = "REINFORCE++ baseline"
+    algorithm: ClassVar[str] = "REINFORCE++ baseline"
 
     kind: Annotated[Literal["reinforce_plus_plus_baseline"], RESULTS]
     """Score relative to the other responses to the same prompt, whitened over the step, without a critic."""

@@ -35,7 +35,7 @@ class RemaxAdvantages(EstimatorTable):
     whiten: ClassVar[bool] = False
     """Whether advantages are whitened: the baseline already reduces their variance, and whitening would move it."""
 
-    called: ClassVar[str] = "ReMax"
+    algorithm: ClassVar[str] = "ReMax"
 
     kind: Annotated[Literal["remax"], RESULTS]
     """Score relative to the greedy response to the same prompt, without a critic."""

@@ -22,7 +22,7 @@ class RlooAdvantages(GroupTable):
     Equal scores: 0
     """
 
-    called: ClassVar[str] = "RLOO"
+    algorithm: ClassVar[str] = "RLOO"
 
     kind: Annotated[Literal["rloo"], RESULTS]
     """Score relative to the mean of the other responses to the same prompt, without a critic."""

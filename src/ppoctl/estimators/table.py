@@ -28,7 +28,7 @@ class EstimatorTable(Table):
     def reads_values(self) -> bool:
         """Whether the estimator reads the critic's values."""
 
-    called: ClassVar[str] = "PPO"
+    algorithm: ClassVar[str] = "PPO"
     """Name of an algorithm with this estimator, on screens."""
     compares_groups: ClassVar[bool] = False
     """Whether the advantage of a response depends only on its score and the scores of the other responses to its

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ppoctl.estimators.gae import GaeAdvantages
-from ppoctl.estimators.kinds import AdvantagesTable, called
+from ppoctl.estimators.kinds import AdvantagesTable, algorithm_of
 from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def algorithm_name(ppo: Mapping[str, Any]) -> str:
     """Return the name of the algorithm of a recorded table `[ppo]`."""
     resamples = ppo.get("resample", {}).get("kind", "none") != "none"
-    return "PF-PPO" if resamples else called(ppo.get("advantages", {}).get("kind", "gae"))
+    return "PF-PPO" if resamples else algorithm_of(ppo.get("advantages", {}).get("kind", "gae"))
 
 
 class CriticOnlyUntil(Table):

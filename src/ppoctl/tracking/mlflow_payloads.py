@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from ppoctl.step_metrics import Line, of_step
+from ppoctl.step_metrics import StageLine, of_step
 
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
@@ -106,7 +106,7 @@ class Ending:
         return self.word in ("finished", "unmet")
 
 
-def batches(parts: Iterable[Sequence[Line]], *, after: int) -> Iterator[JournalBatch]:
+def batches(parts: Iterable[Sequence[StageLine]], *, after: int) -> Iterator[JournalBatch]:
     """Yield batches of the parts whose last line is numbered above `after`, as few as MLflow's limit allows.
 
     A part is one line, or the lines of all rounds of a step. Parts are in the order of the journal.
@@ -133,20 +133,20 @@ def batches(parts: Iterable[Sequence[Line]], *, after: int) -> Iterator[JournalB
         yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
 
 
-def points_of(part: Sequence[Line]) -> list[MetricPoint]:
+def points_of(part: Sequence[StageLine]) -> list[MetricPoint]:
     """Return the points of the metrics and seconds of a stage or of all rounds of a step; an event has no points.
 
     Values that are not finite are omitted (see `notes_of`).
     """
-    at_ms, step = _milliseconds(part[-1]), part[0].get("step")
+    at_ms = _milliseconds(part[-1])
     return [
-        MetricPoint(metric_name(name), float(value), at_ms, step)
+        MetricPoint(metric_name(name), float(value), at_ms, part[0]["step"])
         for name, value in of_step(part).items()
         if math.isfinite(value)
     ]
 
 
-def notes_of(part: Sequence[Line]) -> dict[str, str]:
+def notes_of(part: Sequence[StageLine]) -> dict[str, str]:
     """Return tags for metrics that are not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
     return {
         f"nonfinite/{metric_name(name)}": f"{value} at step {part[0]['step']}"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from ppoctl.errors import PpoctlError, quoted, without_secrets
 from ppoctl.tracking.mlflow_run import Address
@@ -33,8 +34,8 @@ def _readonly(address: Address, _: Path) -> str:
 
 
 def _unknown_address(_: Address, run: Path) -> str:
-    default = quoted(f"tracking.uri=sqlite:///{run.resolve().parent / 'mlflow.db'}")
-    return f"to use the default database: ppoctl track {quoted(run)} --set {default}"
+    default = f"tracking.uri=sqlite:///{run.resolve().parent / 'mlflow.db'}"
+    return f"to use the default database: ppoctl track {quoted(run)} --set {quoted(default)}"
 
 
 def _schema(address: Address, _: Path) -> str:
@@ -53,7 +54,8 @@ def _is_newer(address: Address) -> bool:
 
     with sqlalchemy.create_engine(address.uri).connect() as connection:
         found = connection.execute(sqlalchemy.text("SELECT version_num FROM alembic_version")).scalar()
-    known = ScriptDirectory.from_config(database._get_alembic_config(db_url=""))
+    configuration: Callable[..., Any] = database._get_alembic_config
+    known = ScriptDirectory.from_config(configuration(db_url=""))
     return found not in {revision.revision for revision in known.walk_revisions()}
 
 
