@@ -173,6 +173,7 @@ def test_last_chars_limits_math_response(rule: partial[object]) -> None:
         (r"\$32\%", "32"),
         ("90^{\\circ}", "90"),
         (r"5 \text{ cm}", "5"),
+        (r"440\text{ cm}^2", "440"),
         (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as text
     ],
 )
@@ -182,7 +183,15 @@ def test_equivalent_math_spellings_are_the_same(text: str, same: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "other"), [("abc=7", "7"), ("x/2", r"\frac{x}{2}"), (r"1\frac", "1"), (r"\sqrt", "")]
+    ("text", "other"),
+    [
+        (r"19 \text{ and }43", "19"),
+        (r"2, 3, \text{ and } 4", r"2, 3, \text{ and } 5"),
+        ("abc=7", "7"),
+        ("x/2", r"\frac{x}{2}"),
+        (r"1\frac", "1"),
+        (r"\sqrt", ""),
+    ],
 )
 def test_non_equivalent_math_texts_differ(text: str, other: str) -> None:
     assert not boxed.is_same(text, other)

@@ -8,6 +8,9 @@ so it imports only the standard library.
 
 The rule is from Hendrycks et al. 2021 (arXiv:2103.03874, `math_equivalence.py`). verl scores MATH by this rule. Equal
 values in different notation are different answers: `0.25` is not `\frac{1}{4}`.
+
+One difference: an answer that continues after `\text{ ` is compared as a whole. verl reads `19 \text{ and }43`, a
+ground truth of MATH, as 19.
 """
 
 import re
@@ -24,6 +27,7 @@ _WRAPPING = re.compile(r"(?<!\\)\$|\\[()\[\]]")
 _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
 """Text between two boxes that are one answer."""
 _NESTED = re.compile(r"\{[^{}]*\}|\\begin.*?\\end", re.DOTALL)
+_POWER = re.compile(r"\^\s*\{?[23]\}?")
 _REPLACED = (
     ("\n", ""),
     ("\\!", ""),
@@ -140,7 +144,7 @@ def is_same(answer: str, truth: str) -> bool:
 
 
 def normal_form(text: str) -> str:
-    """Return the normal form of a LaTeX answer. Raises ValueError if it has several units, or a root or fraction
+    """Return the normal form of a LaTeX answer. Raises ValueError if it has more than one unit, or a root or fraction
     without an argument."""
     for before, after in _REPLACED:
         text = text.replace(before, after)
@@ -160,10 +164,11 @@ def normal_form(text: str) -> str:
 
 
 def _without_units(text: str) -> str:
-    r"""Return the text before `\text{ `, which begins only units in MATH."""
+    r"""Return the text before `\text{ `, which begins units in MATH. Raises ValueError if more of the answer follows,
+    as in `19 \text{ and } 43`."""
     value, *units = text.split("\\text{ ")
-    if len(units) > 1:
-        raise ValueError("two units")
+    if len(units) > 1 or (units and re.search("[0-9]", _POWER.sub("", units[0]))):
+        raise ValueError("more than one unit")
     return value
 
 
