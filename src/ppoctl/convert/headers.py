@@ -74,11 +74,10 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 f"`{file.relative_to(folder)}` is missing from model folder `{folder}`", hint="fetch the model again"
             )
     if (folder / _ADAPTER).is_file() and (folder / "adapter_config.json").is_file():
-        apart = quoted(folder / "adapter")
         raise EnvironmentProblemError(
             f"`{folder}` has two sets of weights: `{files[0].name}`, and the adapter `{_ADAPTER}`, for which "
             "transformers reads the base model that adapter_config.json names",
-            hint=f"mkdir {apart} && mv {quoted(folder)}/adapter_* {apart}",
+            hint=f"mkdir {quoted(folder / 'adapter')} && mv {quoted(folder)}/adapter_* {quoted(folder / 'adapter')}",
         )
     return files
 
