@@ -18,8 +18,8 @@ ANY_FILE = (FILE, "tokenizer_config.json", "tokenizer.model")
 
 
 def require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path") -> None:
-    """Raise an error if a model has no tokenizer, if an id of its tokenizer is not in the vocabulary of the model, or
-    if rewards would see another text than `tokenizer.json` stores. `key` is the recipe key of the folder."""
+    """Raise an error if a model has no tokenizer, or if an id of its tokenizer is not in the vocabulary of the model.
+    Rewards must see the text that `tokenizer.json` stores. `key` is the recipe key of the folder."""
     if not any((folder / name).is_file() for name in ANY_FILE):
         raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}")
     for token in named_tokens(folder):
@@ -53,7 +53,7 @@ def _require_id(id: int, file: Path, shape: ModelShape) -> None:
 
 
 def tokens_of(file: Path) -> dict[str, int]:
-    """Return the ids of all tokens of a `tokenizer.json`. Raises EnvironmentProblemError if it is no tokenizer."""
+    """Return the ids of all tokens of a `tokenizer.json`. Raises EnvironmentProblemError for other content."""
     written = read_json_object(file)
     try:
         vocabulary = written["model"]["vocab"]
