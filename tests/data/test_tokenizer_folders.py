@@ -270,3 +270,26 @@ def test_malformed_configuration_is_named(tmp_path: Path, name: str, content: An
     Case(byte_level, config={name: content}).write(tmp_path)
     with pytest.raises(EnvironmentProblemError, match=r"tokenizer_config.json` does not have the form"):
         light_tokenizer(tmp_path)
+
+
+def test_model_with_sentencepiece_only_has_one_text(tmp_path: Path) -> None:
+    import sentencepiece
+
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(f"It 's {n} and {n + 1} .\nWhat is {n} ?" for n in range(200)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(lines), model_prefix=str(tmp_path / "tokenizer"), vocab_size=330, model_type="bpe",
+        byte_fallback=True, minloglevel=2,
+    )  # fmt: skip
+    config = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "clean_up_tokenization_spaces": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    judge = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    [ids] = PromptTemplate(load_tokenizer(str(tmp_path))).token_ids(["It 's 15 and 16 ."])
+    end = judge.eos_id()
+    assert ids[-1] != end
+    own = [id for id in ids if id != judge.bos_id()]
+    assert own == judge.encode("It 's 15 and 16 .")
+    assert ResponseText(str(tmp_path), [end]).text([*own, end], PLAIN) == judge.decode(own) == "It 's 15 and 16 ."
+    assert TokenText(str(tmp_path)).text(own) == judge.decode(own)
+    assert TokenText(str(tmp_path)).unknown([0, 329, 330]) == [False, False, True]

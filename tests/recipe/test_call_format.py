@@ -66,3 +66,14 @@ def test_evaluations_have_the_same_format_as_training(tmp_path: Path) -> None:
     assert "--set 'eval.environment.call_format=\"hermes\"'" in str(caught.value.hint)
     with pytest.raises(RecipeError, match=r"`eval\.environment` has tools, but"):
         format_of(folder, f"eval.{TOOLS}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("added_tokens.json", b'{"[TOOL_CALLS]": 5}'), ("tokenizer.model", b"\n\x13\n\x0c[TOOL_CALLS]\x15\x00\x00")],
+)
+def test_token_may_be_in_another_file_of_the_tokenizer(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = model(tmp_path, "mistral")
+    assert format_of(folder, PYTHON) is None
+    (folder / name).write_bytes(content)
+    assert format_of(folder, PYTHON) == "mistral"

@@ -49,17 +49,21 @@ _TEXTS = (
 
 
 def require_text_as_stored(
-    folder: Path, text_of: Callable[[Sequence[int]], str], silent: Collection[int] = (), key: str = "model.path"
+    folder: Path,
+    text_of: Callable[[Sequence[int]], str],
+    silent: Collection[int] = (),
+    key: str = "model.path",
+    stored: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise EnvironmentProblemError if `text_of` returns another text for token ids than `tokenizer.json` in `folder`
-    stores. `silent` are ids that may have no text. `key` is the recipe key of the folder.
+    stores. `silent` are ids that may have no text. `key` is the recipe key of the folder. `stored` is the content of
+    the file, if it has been read.
 
     `text_of` has to know the tokens of `added_tokens_decoder` in `tokenizer_config.json` too.
     """
     from tokenizers import Tokenizer
 
-    file = folder / "tokenizer.json"
-    stored = read_json_object(file)
+    stored = read_json_object(folder / "tokenizer.json") if stored is None else stored
     added = {int(token["id"]): str(token["content"]) for token in stored.get("added_tokens") or ()}
     vocabulary = {id: token for token, id in _pairs(stored["model"]["vocab"])} | added
     probed = _probed(vocabulary, [*added], silent)

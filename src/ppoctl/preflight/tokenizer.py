@@ -1,7 +1,8 @@
 """Checks of a model's tokenizer: its ids fit the model, everyone reads the same text, and stop tokens exist."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ppoctl.batch.sampling import SamplingParams
 from ppoctl.data.response_text import ResponseText
@@ -18,16 +19,17 @@ ANY_FILE = (FILE, "tokenizer_config.json", "tokenizer.model")
 
 
 def require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path") -> None:
-    """Raise an error if a model has no tokenizer, if an id of its tokenizer is not in the vocabulary of the model, or
-    if rewards would see another text than `tokenizer.json` stores. `key` is the recipe key of the folder."""
+    """Raise an error if a model has no tokenizer, or if an id of its tokenizer is not in the vocabulary of the model.
+    Rewards must see the text that `tokenizer.json` stores. `key` is the recipe key of the folder."""
     if not any((folder / name).is_file() for name in ANY_FILE):
         raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}")
     for token in named_tokens(folder):
         if token.id is not None:
             _require_id(token.id, token.file, shape)
     file = folder / FILE
+    stored = read_json_object(file)
     if file.is_file():
-        _require_id(max(tokens_of(file).values(), default=-1), file, shape)
+        _require_id(max(_tokens_in(stored, file).values(), default=-1), file, shape)
     elif not (folder / "tokenizer.model").is_file():
         return  # another kind of tokenizer, which the start of a run reads
     backend = getattr(quick_tokenizer(str(folder), key), "backend_tokenizer", None)
@@ -40,7 +42,7 @@ def require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path") 
     except PpoctlError:  # reported by the check of end tokens
         ends = ()
     text, params = ResponseText(str(folder), ends), SamplingParams(1.0, 1)
-    require_text_as_stored(folder, lambda ids: text.text(ids, params), text.silent, key)
+    require_text_as_stored(folder, lambda ids: text.text(ids, params), text.silent, key, stored)
 
 
 def _require_id(id: int, file: Path, shape: ModelShape) -> None:
@@ -53,8 +55,11 @@ def _require_id(id: int, file: Path, shape: ModelShape) -> None:
 
 
 def tokens_of(file: Path) -> dict[str, int]:
-    """Return the ids of all tokens of a `tokenizer.json`. Raises EnvironmentProblemError if it is no tokenizer."""
-    written = read_json_object(file)
+    """Return the ids of all tokens of a `tokenizer.json`. Raises EnvironmentProblemError for other content."""
+    return _tokens_in(read_json_object(file), file)
+
+
+def _tokens_in(written: Mapping[str, Any], file: Path) -> dict[str, int]:
     try:
         vocabulary = written["model"]["vocab"]
         if isinstance(vocabulary, list):  # pairs of token and score, in id order

@@ -50,6 +50,21 @@ def test_stop_string_ends_response_and_is_cut_from_text(tied: Bench) -> None:
             assert sample == whole
 
 
+def test_special_token_is_in_text_and_ends_response_as_stop_string(tied: Bench) -> None:
+    """`<bos>` is special; it neither ends a response of this bench nor is it padding."""
+    params = SamplingParams(temperature=2.0, max_new_tokens=48)
+    kept = tied.generate(prompts(32), params)
+    dropped = tied.generate(prompts(32), dataclasses.replace(params, special_tokens="drop"))
+    stopped = tied.generate(prompts(32), dataclasses.replace(params, stop_strings=("<bos>",)))
+    having = {key for key, sample in kept.items() if "<bos>" in sample.text}
+    assert 0 < len(having) < 32
+    for key, sample in kept.items():
+        assert dropped[key].tokens == sample.tokens
+        assert dropped[key].text == sample.text.replace("<bos>", "")
+        assert stopped[key].text == sample.text.partition("<bos>")[0]
+        assert stopped[key].terminated or key not in having
+
+
 def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -> None:
     """Neither ids nor stop strings end a response early; log-probs belong to the distribution without end tokens."""
     params = SamplingParams(temperature=2.0, max_new_tokens=40, stop_token_ids=(FOLDER_EOS, 45, 46, 47, 48))
