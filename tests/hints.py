@@ -17,7 +17,7 @@ NAMES = "|".join(COMMANDS.commands)  # type: ignore[attr-defined]
 _COMMAND = re.compile(rf"(?<![\w'/.-])ppoctl (?=(?:{NAMES})\b(?![\w./-]))")
 _SET = re.compile(r"--set (?=['\w])")
 PLACEHOLDER = re.compile(r"=\.\.\.|<\w+>|\b(?:RUN|RECIPE|NAME|STEP|OUT|BASE|CHECKPOINT|LR)\b")
-"""Words that ppoctl could have replaced. FILE, FOLDER, COLUMN and HOST stand for what only the reader knows."""
+"""Words that ppoctl could have replaced. Not FILE, FOLDER, COLUMN and HOST, which only the reader knows."""
 
 
 def faults(hint: str) -> list[str]:

@@ -202,7 +202,7 @@ def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journa
     shutil.copytree("runs/q1", "elsewhere/q2")
     Path("elsewhere/q2/run.json").touch()
     assert ask("logs", "q2", "--list").err == f"{says}ppoctl logs elsewhere/q2\n"
-    assert ask("logs", "q2", "--list", "--runs", "elsewhere").code == 0
+    assert ask("logs", "q2", "--runs", "elsewhere").err.startswith("error: `elsewhere/q2/run.json` is corrupt")
     assert ask("status", "q3", "--runs", "elsewhere").err.endswith("ppoctl runs elsewhere\n")
 
 
@@ -281,7 +281,8 @@ def test_rm_without_a_terminal_requires_yes(make: Callable[..., Journal], ask: R
     )
     parsed = json.loads(ask("rm", "q1", "--yes", "--json").out)
     assert [(each["run"], each["mlflow"]) for each in parsed["deleted"]] == [("runs/q1", [])]
-    assert ask("rm", "q1", "--yes").err.splitlines()[0] == "error: `q1` is not a run directory"
+    says = "error: `q1` is not a run directory, and there is no such run in `runs`"
+    assert ask("rm", "q1", "--yes").err.splitlines()[0] == says
 
 
 def test_rm_refuses_running_runs_and_then_deletes_nothing(

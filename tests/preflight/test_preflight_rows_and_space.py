@@ -346,16 +346,27 @@ def test_disk_with_too_little_space_is_found(small: Recipe, tmp_path: Path, monk
     found = disk(small, run)
     assert found.error is StorageError
     assert re.search(r"the disk of `.*` has 79 MiB free, and the run needs 79 MiB", found.what)
-    assert (found.hint or "").startswith("free space (df -h ")  # `keep_last` is 2 already, and a save every step
-    more = small.model_copy(update={"checkpoint": small.checkpoint.model_copy(update={"keep_last": 3})})
-    setting = (disk(more, run).hint or "").partition("  #")[0]
-    assert setting == "--set checkpoint.keep_last=2"
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, needed))
-    assert disk(more, run).level != Level.OK
-    assert disk(small, run).level == Level.OK
+    assert (found.hint or "").startswith("free space (df -h ")  # no setting helps
     run.mkdir(parents=True)
     (run / "state").write_bytes(b"x")  # files that the run already has need no additional space
     assert disk(small, run).level == Level.OK
+
+
+def test_hint_about_a_full_disk_is_a_setting_with_which_the_run_fits(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeping(count: int, every: int) -> Recipe:
+        table = small.checkpoint.model_copy(update={"keep_last": count, "every_steps": every})
+        return small.model_copy(update={"steps": 40, "checkpoint": table})
+
+    usage = type(shutil.disk_usage(tmp_path))
+    for now, enough, setting in (((3, 1), (2, 1), "keep_last=2"), ((2, 8), (2, 4), "every_steps=4")):
+        stored = resources.storage_of(keeping(*enough))
+        free = (stored.states_bytes or 0) + stored.records_kept_bytes
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: usage(2**40, 0, free))
+        found = disk(keeping(*now), tmp_path / "runs/small")
+        assert found.is_error
+        assert (found.hint or "").startswith(f"--set checkpoint.{setting}  # the run then fits")
 
 
 def test_train_checks_disk_and_memory_unless_forced(
@@ -376,7 +387,7 @@ def test_train_checks_disk_and_memory_unless_forced(
     assert run(["train", "r.toml"]) == 7
     assert "stage `" in capsys.readouterr().err
     loaded = preflight.startable([Path("r.toml")], [], Path("runs"), force=True)
-    assert loaded.recipe.name == "small"
+    assert (loaded.recipe.name, loaded.forced) == ("small", True)
     assert not Path("runs").exists()
 
 

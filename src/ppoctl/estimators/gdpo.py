@@ -17,8 +17,8 @@ class GdpoAdvantages(GroupTable):
     `grpo`, a component with small differences counts as much as one with large differences. There is no critic.
     Reward shaping is refused, because it applies to the sum. Responses without a score are left out; truncated
     responses that `ppo.truncated` filters are in mean and std, but not in the whitening. An episode with the score of
-    `environment.on_failure` has no components: it is left out of theirs, and its D is its score among all scores of
-    the group, normalized as in `grpo`, times the sum of the sizes of the weights. verl whitens over tokens
+    `environment.on_failure` has no components and is left out of theirs. Its D is its score, normalized as in `grpo`
+    among all scores of the group, times the sum of |weight_k|. verl whitens over tokens
     too. The paper, NeMo-RL and TRL whiten over responses: a long response counts as much as a short one. NeMo-RL
     leaves the response itself out of mean and std by default.
 

@@ -259,7 +259,7 @@ _PROMPT_TOKENS: KeyPath = ("rollout", "max_prompt_tokens")
 _NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 _SECRET_URI = (
     "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (of a server), or export the complete URI as a "
-    'variable NAME and write `tracking.uri = "$NAME"`'
+    'variable, such as TRACKING_URI, and write `tracking.uri = "$TRACKING_URI"`'
 )
 
 
