@@ -55,7 +55,9 @@ def test_steps_that_were_undone_are_not_judged(tmp_path: Path) -> None:
     assert read(paths.root).of(REWARD_SCORE_MEAN)[-1][0] == 2
 
 
-def test_run_without_a_finished_step_has_no_cause(tmp_path: Path, ask: RunCli) -> None:
+def test_step_without_scores_is_judged_by_its_responses(tmp_path: Path, ask: RunCli) -> None:
     stop_at(tmp_path / "fake", "1 reward starts")
     result = ask("diagnose", tmp_path / "fake")
-    assert (result.code, result.out) == (0, "note: `0` steps are too few to judge trends\n")
+    first, *_, last = result.out.splitlines()
+    assert (result.code, last) == (0, "note: `0` steps are too few to judge trends")
+    assert first.startswith("warning: step 1: responses are truncated")
