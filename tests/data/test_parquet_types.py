@@ -34,7 +34,7 @@ def of(type: pyarrow.DataType, value: Any, field: Any, answer: Any = None) -> tu
 
 
 MISSING = object()
-"""The value is not JSON: it is no field, and a note says it."""
+"""The value is not JSON: the fields lack it, and a note says so."""
 TYPES: dict[str, tuple[pyarrow.Array, str | None, Any]] = {
     **{
         str(type): of(type, "6", "6", "6")
@@ -104,7 +104,7 @@ def parquet(folder: Path, column: pyarrow.Array, prompt: str = "one") -> str:
 def test_column_of_every_type_is_read_or_refused_by_its_name(tmp_path: Path, name: str) -> None:
     column, answer, field = TYPES[name]
     path = parquet(tmp_path, column)
-    rows = scan_set(VerlRows(format="verl", path=path), name="train")  # all columns, named by nobody
+    rows = scan_set(VerlRows(format="verl", path=path), name="train")  # all columns
     fields = rows.row(0).fields
     assert fields.get("x", MISSING) == field
     assert dict(rows.left_out).keys() == ({"x"} if field is MISSING else {"x.b"} if name == "struct" else set())

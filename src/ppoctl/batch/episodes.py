@@ -308,7 +308,7 @@ def messages_from(values: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 def as_plain(value: "EnvironmentRow | Observation") -> dict[str, Any]:
     """Return a row or an observation as JSON, for the process of an environment."""
-    return {**asdict(value), "messages": [message.as_json() for message in value.messages]}
+    return {**asdict(value), "messages": tuple(message.as_json() for message in value.messages)}
 
 
 def _turn_as_json(turn: EpisodeTurn) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class ParsedRow:
 
 
 @dataclass(frozen=True)
-class Source:
+class RowOrigin:
     """Place of a row and the table that reads it. `key` is the dotted key of the table."""
 
     place: Place
@@ -71,7 +71,7 @@ def columns_read(table: SingleTable) -> tuple[str, ...] | None:
     return (columns.prompt, *([columns.answer] if columns.answer else []), *table.fields)
 
 
-def parse_row(raw: Mapping[str, Any], source: Source) -> ParsedRow:
+def parse_row(raw: Mapping[str, Any], source: RowOrigin) -> ParsedRow:
     """Return question, ground truth and further fields of a raw row.
 
     Raises DataError if a column is missing, or if a value is not a question, an answer or JSON.
@@ -104,7 +104,7 @@ def _columns(table: SingleTable) -> _Columns:
     return _Columns(table.prompt, table.answer)
 
 
-def _truth(raw: Mapping[str, Any], columns: _Columns, source: Source) -> str | None:
+def _truth(raw: Mapping[str, Any], columns: _Columns, source: RowOrigin) -> str | None:
     if columns.answer is None:
         return None
     try:
@@ -119,7 +119,7 @@ def _truth(raw: Mapping[str, Any], columns: _Columns, source: Source) -> str | N
 
 
 def _fields(
-    raw: Mapping[str, Any], source: Source, used: tuple[str, ...]
+    raw: Mapping[str, Any], source: RowOrigin, used: tuple[str, ...]
 ) -> tuple[dict[str, Json], Mapping[str, str]]:
     """Return the fields, and the columns that are left out because they are not JSON."""
     named, left_out = source.table.fields, dict[str, str]()
@@ -141,7 +141,7 @@ def _without(raw: Mapping[str, Any], column: str) -> dict[str, Any]:
     return kept
 
 
-def _value(raw: Mapping[str, Any], column: str, source: Source) -> Any:
+def _value(raw: Mapping[str, Any], column: str, source: RowOrigin) -> Any:
     try:
         return lookup(raw, column)
     except KeyError:
@@ -152,7 +152,7 @@ def _value(raw: Mapping[str, Any], column: str, source: Source) -> Any:
         ) from None
 
 
-def _column_hint(raw: Mapping[str, Any], column: str, source: Source) -> str:
+def _column_hint(raw: Mapping[str, Any], column: str, source: RowOrigin) -> str:
     if column in (source.table.fields or ()):
         return f"correct `{source.key}.fields`, which names `{column}`"
     if {"prompt", "reward_model"} <= raw.keys() and not isinstance(source.table, VerlRows):
@@ -160,7 +160,7 @@ def _column_hint(raw: Mapping[str, Any], column: str, source: Source) -> str:
     return f'map them in [{source.key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`'
 
 
-def _question(value: Any, column: str, source: Source) -> Question:
+def _question(value: Any, column: str, source: RowOrigin) -> Question:
     place = source.place
     if isinstance(value, str):
         return text_of(value, f"{place}: `{column}`")
@@ -184,7 +184,7 @@ def _question(value: Any, column: str, source: Source) -> Question:
     return messages
 
 
-def _dialogue(raw: Mapping[str, Any], source: Source) -> tuple[Question, dict[str, Json]]:
+def _dialogue(raw: Mapping[str, Any], source: RowOrigin) -> tuple[Question, dict[str, Json]]:
     """Return the common beginning of two dialogues, up to the last turn of the user, and the answer of each."""
     place = source.place
     turns = {column: _turns(_value(raw, column, source), column, source) for column in ("chosen", "rejected")}
@@ -221,7 +221,7 @@ def _dialogue(raw: Mapping[str, Any], source: Source) -> tuple[Question, dict[st
     return tuple(chat), responses
 
 
-def _turns(value: Any, column: str, source: Source) -> list[Message]:
+def _turns(value: Any, column: str, source: RowOrigin) -> list[Message]:
     """Return the turns of a dialogue. An assistant turn may be empty, as in HH-RLHF."""
     place = source.place
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
@@ -247,7 +247,7 @@ def _turns(value: Any, column: str, source: Source) -> list[Message]:
     )
 
 
-def _answer(value: Any, column: str, source: Source) -> str:
+def _answer(value: Any, column: str, source: RowOrigin) -> str:
     # bool is a subclass of int, but not a plausible ground truth. A float is rejected, because its text is ambiguous.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -276,7 +276,7 @@ def _answer_hint(value: Any) -> str:
     return "store it as text, with pandas: `.astype(str)`"
 
 
-def _field(value: Any, column: str, source: Source) -> Json:
+def _field(value: Any, column: str, source: RowOrigin) -> Json:
     try:
         found: Json = _as_json(value, column)
     except _NotJsonError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ppoctl.batch.prompts import Json, Message, as_lists
 from ppoctl.data import loaders
-from ppoctl.data.formats import Question, Source, columns_read, parse_row
+from ppoctl.data.formats import Question, RowOrigin, columns_read, parse_row
 from ppoctl.data.row_blocks import Block, Place, read_jsonl, read_parquet
 from ppoctl.data.row_faults import RowFaults
 from ppoctl.errors import DataError, RecipeError
@@ -123,7 +123,7 @@ def stream_contents(table: SingleTable, faults: RowFaults, *, name: str) -> Iter
             try:
                 if isinstance(raw, DataError):
                     raise raw
-                parsed = parse_row(raw, Source(place, table, key, block.null_is_absent))
+                parsed = parse_row(raw, RowOrigin(place, table, key, block.null_is_absent))
                 contents.append(Content(parsed.question, parsed.answer, parsed.fields, place, parsed.left_out))
             except DataError as error:
                 contents.append(error)
