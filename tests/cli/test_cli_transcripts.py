@@ -246,9 +246,11 @@ def test_coming_from_prints_the_keys_of_another_system(ask: RunCli) -> None:
     recipe = ask("recipes", "coming-from", "verl", "--defaults", "--algorithm", "grpo").out
     assert "\nppo.policy_loss.dual_clip = 3.0\n" in recipe
     assert json.loads(ask("recipes", "coming-from", "verl", "--defaults", "--json").out)["algorithm"] == "ppo"
-    assert ask("recipes", "coming-from", "--defaults").err == (
-        "error: `--defaults` requires a system\n\nhint: ppoctl recipes coming-from verl --defaults\n"
-    )
+    for system in ((), ("peft",)):
+        assert ask("recipes", "coming-from", *system, "--defaults").err == (
+            "error: `--defaults` requires one of the systems whose defaults are listed: `NeMo-RL`, `verl`, `TRL`\n\n"
+            "hint: ppoctl recipes coming-from verl --defaults\n"
+        )
 
 
 def test_missing_command_prints_the_help(ask: RunCli) -> None:

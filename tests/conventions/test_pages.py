@@ -215,7 +215,7 @@ def is_there(ours: str) -> bool:
 
 def test_every_key_mapping_has_key_or_note() -> None:
     for system, key, row in written():
-        assert set(row) <= {"is", "note"}, (system, key)
+        assert set(row) <= {"is", "note", "values"}, (system, key)
         assert row.get("is") or row.get("note"), (system, key)
         assert str(row).isascii(), (system, key)
 
@@ -239,7 +239,7 @@ def test_every_key_of_other_systems_finds_its_mapping() -> None:
     ]
     for row, their, ours in rows:
         answers = key_mappings.find(tuple(their.removesuffix(".*").split(".")))
-        own = key_mappings.KeyAnswer(row.system, their, ours, row.note)
+        own = key_mappings.KeyAnswer(row.system, their, ours, row.note, row.values)
         assert own in answers, their
         # A key that several systems share maps to the same key of ppoctl.
         assert {answer.ours for answer in answers if answer.ours} <= {ours}, their

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ppoctl.errors import RecipeError
 from ppoctl.loading.load import Loaded, load
 from ppoctl.manual.algorithm_pages import defaults_of
 from ppoctl.recipe import schema_tree as tree
@@ -122,12 +121,6 @@ def test_every_line_of_defaults_has_its_source() -> None:
         "# actor_rollout_ref.actor.optim.weight_decay: 0.01 (verl/trainer/config/optim/fsdp.yaml)"
     )
     assert not [line for line in lines if line.startswith("critic.")]  # GRPO has no critic
-
-
-def test_system_without_listed_defaults_raises() -> None:
-    with pytest.raises(RecipeError, match="defaults of `peft` are not listed, only those of `NeMo-RL`") as caught:
-        defaults_of(SYSTEMS["peft"], "ppo")
-    assert caught.value.hint == "ppoctl recipes coming-from NeMo-RL --defaults"
 
 
 def test_recipe_is_valid_toml_that_names_its_command(tmp_path: Path) -> None:

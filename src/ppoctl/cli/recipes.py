@@ -259,9 +259,11 @@ def coming_from(
     if not chosen:
         message = f"there is no key table for `{system}`{similar(system, [each.name for each in systems()])}"
         raise RecipeError(message, hint="ppoctl recipes coming-from")
-    if defaults and not system:
-        raise RecipeError("`--defaults` requires a system", hint="ppoctl recipes coming-from verl --defaults")
     if defaults:
+        if not system or chosen[0].defaults is None:
+            listed = ", ".join(f"`{each.name}`" for each in systems() if each.defaults)
+            message = f"`--defaults` requires one of the systems whose defaults are listed: {listed}"
+            raise RecipeError(message, hint="ppoctl recipes coming-from verl --defaults")
         text = defaults_of(chosen[0], algorithm)
         if json:
             render.json({"system": chosen[0].name, "algorithm": algorithm, "toml": text})

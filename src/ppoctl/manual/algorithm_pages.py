@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
-from ppoctl.errors import RecipeError
 from ppoctl.manual.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.manual.keys import REQUIRED, KeyLine
 from ppoctl.recipe.docstring_fields import DocstringFields
@@ -196,12 +195,9 @@ def coming_from(names: Sequence[str] = ()) -> str:
 def defaults_of(system: System, algorithm: str) -> str:
     """Return a recipe with the defaults of another system that differ from ppoctl's, to put before one's own recipe.
 
-    `algorithm` is `ppo` or `grpo`. Raises RecipeError if the defaults of the system are not listed.
+    `algorithm` is `ppo` or `grpo`. The defaults of the system must be listed.
     """
-    if system.defaults is None:
-        listed = [each.name for each in systems() if each.defaults]
-        message = f"the defaults of `{system.name}` are not listed, only those of {coded(listed)}"
-        raise RecipeError(message, hint=f"ppoctl recipes coming-from {listed[0]} --defaults")
+    assert system.defaults is not None
     name = system.name.lower()
     lines = [
         f"# Defaults of {system.name} ({algorithm.upper()}) that differ from ppoctl's: those that change results, or",
