@@ -90,8 +90,9 @@ def not_set(setting: str) -> str | None:
 
 
 def _refused(key: tree.RecipeKey, value: Any) -> str | None:
+    annotated: Any = Annotated
     try:
-        TypeAdapter(Annotated[(key.field.annotation, None, *key.field.metadata)]).validate_python(value)
+        TypeAdapter(annotated[(key.field.annotation, None, *key.field.metadata)]).validate_python(value)
     except ValidationError as error:
         missing = all(each["type"] == "missing" for each in error.errors())
         return None if missing else error.errors()[0]["msg"]

@@ -178,7 +178,7 @@ def _named(hint: str | None, words: Sequence[str]) -> str | None:
     recipes = recipes or ([] if run is None else [str(run / "recipe.toml")])
     for name, value in (("RUN", run and quoted(run)), ("RECIPE", " ".join(map(quoted, recipes)))):
         if hint and value:
-            hint = re.sub(rf"\b{name}\b", lambda _, value=value: value, hint)
+            hint = value.join(re.split(rf"\b{name}\b", hint))
     return hint
 
 
