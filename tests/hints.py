@@ -14,7 +14,7 @@ from ppoctl.recipe import schema_tree as tree
 
 COMMANDS = typer.main.get_command(app)
 NAMES = "|".join(COMMANDS.commands)  # type: ignore[attr-defined]
-_COMMAND = re.compile(rf"(?<![\w'/.-])ppoctl (?=(?:{NAMES})\b(?![\w./-]))")
+_COMMAND = re.compile(rf"(?<=`)ppoctl (?=[a-z])|(?<![\w'/.-])ppoctl (?=(?:{NAMES})\b(?![\w./-]))")
 _SET = re.compile(r"--set (?=['\w])")
 PLACEHOLDER = re.compile(r"=\.\.\.|<\w+>|\b(?:RUN|RECIPE|NAME|STEP|OUT|BASE|CHECKPOINT|LR)\b")
 """Words that ppoctl could have replaced. Not FILE, FOLDER, COLUMN and HOST, which only the reader knows."""

@@ -78,4 +78,4 @@ def test_faults_of_hints_are_found() -> None:
     ]
     assert faults("--set ppo.trunc=terminal") == ["`--set ppo.trunc=terminal`: no such key"]
     assert faults("ls RUN") == ["`RUN` is a placeholder"]
-    assert len(faults("--set steps=many")) == len(faults("ppoctl resum x")) == 1
+    assert len(faults("--set steps=many")) == len(faults("`ppoctl resum x`")) == 1

@@ -113,8 +113,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object,
 
 
 def typed_run(context: typer.Context, path: Path) -> Path:
-    """Return the run directory of an argument RUN, as `found_run` does, in the folder of `--runs`. Raises RecipeError
-    if nothing has this path or name."""
+    """Return the run directory of an argument RUN, as `found_run` does, in the folder of `--runs`. If nothing has
+    this path or name, the command raises RecipeError (`takes_run`)."""
     folder = context.params.get(_FOLDER, RUNS)
     found = found_run(path, folder)
     if found.exists() or path.is_absolute():
@@ -125,7 +125,9 @@ def typed_run(context: typer.Context, path: Path) -> Path:
         hint = "ppoctl runs" if folder == RUNS else f"ppoctl runs {quoted(folder)}"
     if elsewhere:
         hint = f"{context.command_path} {quoted(elsewhere[0])}"
-    raise RecipeError(f"`{path}` is not a run directory, and there is no such run in `{folder}`", hint=hint)
+    message = f"`{path}` is not a run directory, and there is no such run in `{folder}`"
+    context.meta.setdefault(_MISSING, RecipeError(message, hint=hint))
+    return found
 
 
 def typed_runs(context: typer.Context, paths: list[Path]) -> list[Path]:
@@ -155,7 +157,7 @@ Wait = Annotated[
     float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer. Default: 0.5.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of run directories.")]
-_FOLDER = "folder_of_runs"
+_FOLDER, _CONTEXT, _MISSING = "folder_of_runs", "context", "ppoctl.missing_run"
 
 
 def takes_run(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -163,15 +165,21 @@ def takes_run(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(command)
     def run(**values: Any) -> Result:
-        return command(**{name: value for name, value in values.items() if name != _FOLDER})
+        if (missing := values.pop(_CONTEXT).meta.get(_MISSING)) is not None:
+            raise missing
+        del values[_FOLDER]
+        return command(**values)
 
     option = Annotated[
         Path, typer.Option("--runs", metavar="FOLDER", help="Folder in which RUN is looked up.", is_eager=True)
     ]
     known = signature(command)
-    added = Parameter(_FOLDER, Parameter.KEYWORD_ONLY, default=RUNS, annotation=option)
-    run.__signature__ = known.replace(parameters=[*known.parameters.values(), added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**command.__annotations__, _FOLDER: option}
+    added = (
+        Parameter(_FOLDER, Parameter.KEYWORD_ONLY, default=RUNS, annotation=option),
+        Parameter(_CONTEXT, Parameter.KEYWORD_ONLY, annotation=typer.Context),
+    )
+    run.__signature__ = known.replace(parameters=[*known.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, _FOLDER: option, _CONTEXT: typer.Context}
     return run
 
 
