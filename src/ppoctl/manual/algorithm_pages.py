@@ -199,11 +199,12 @@ def defaults_of(system: System, algorithm: str) -> str:
     """
     assert system.defaults is not None
     name = system.name.lower()
+    command = " ".join(("ppoctl recipes coming-from", name, "--defaults --algorithm", algorithm))
     lines = [
         f"# Defaults of {system.name} ({algorithm.upper()}) that differ from ppoctl's: those that change results, or",
         f"# what an evaluation does. Read from commit {system.defaults.commit}. Your own recipe replaces them:",
         "#",
-        f"#     ppoctl recipes coming-from {name} --defaults --algorithm {algorithm} > {name}.toml",
+        f"#     {command} > {name}.toml",
         f"#     ppoctl train {name}.toml my.toml",
         "#",
         *wrap(f"Not here: {system.defaults.left_out}.", 118, initial_indent="# ", subsequent_indent="# "),
