@@ -128,7 +128,7 @@ def test_missing_metric_is_named(ask: RunCli, words: tuple[str, ...], says: str,
 def test_invalid_plot_requests_are_refused(ask: RunCli, tmp_path: Path) -> None:
     assert ask("a", "--out", "a.pdf").err == "error: `a.pdf` does not end with .svg or .png\n\nhint: --out a.svg\n"
     assert ask("a", "--out", "none/a.svg").code == 8
-    assert ask("none").err.startswith("error: `none` is not a run directory\n")
+    assert ask("none").err.startswith("error: `none` is not a run directory, and there is no such run in `runs`\n")
     write(tmp_path / "empty", [event("attempt_started", 1)])
     assert ask("empty").err == "error: run `empty` has no metrics yet\n\nhint: ppoctl status empty\n"
     write(tmp_path / "nan", [stage(1, "reward", {REWARD: float("nan")})])

@@ -110,6 +110,7 @@ Options:
   -n, --lines COUNT  Start with the last COUNT lines.
   --list             List the log files with their sizes.
   --json             Print one JSON object, also for an error.
+  --runs FOLDER      Folder in which RUN is looked up.  [default: runs]
   -h, --help         Show this message and exit.
 
   Examples:

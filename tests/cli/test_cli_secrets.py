@@ -103,7 +103,7 @@ def test_refused_secret_hint_names_the_alternatives(folder, capsys):
         in printed
     )
     assert "MLFLOW_TRACKING_PASSWORD" in printed
-    assert '`tracking.uri = "$NAME"`' in printed
+    assert '`tracking.uri = "$TRACKING_URI"`' in printed
 
 
 def test_variable_reference_is_written_by_name(folder, monkeypatch, capsys):

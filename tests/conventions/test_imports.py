@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
         "finding", "algorithm", "convert", "environments", "recipe", "rewards", "recipe_table", "model",
         "metric_registry", "errors",
     },
-    "manual": {"errors", "loading", "recipe", "recipe_table", "metric_registry"},
+    "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "algorithm": {
         "batch", "convert", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors",
     },

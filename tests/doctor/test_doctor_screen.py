@@ -149,5 +149,4 @@ def test_version_is_that_of_the_package_which_python_imports(tmp_path: Path, mon
         metadata.parent.mkdir(parents=True)
         metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second")])
-    monkeypatch.setattr(sys, "meta_path", [PathFinder])
     assert this_machine().versions == {"torch": "2.13.0"}

@@ -37,7 +37,7 @@ def test_cost_table_equals_output_of_plan(
     monkeypatch.setenv("PPOCTL_DATA", "/data")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    (layout,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    layout = re.findall(r"```toml\n(\[model\].*?)```", PAGE, re.DOTALL)[0]
     (tmp_path / "7b.toml").write_text(layout, "utf-8")
     columns = []
     for command in re.findall(r"^ppoctl (plan .*)$", PAGE, re.MULTILINE):

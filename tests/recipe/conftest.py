@@ -48,7 +48,7 @@ def refusal(files: Sequence[Path], sets: Sequence[str] = (), *environ: Any) -> R
     if (cure := settings_of(hint)) and not re.search(r"\b(FILE|COLUMN|HOST)\b", hint):
         first = re.sub(r": `[^`]*` = .*", "", caught.value.message.splitlines()[0])
         # A hint may be the correct form of a word that was typed as a file, or of a setting without a value.
-        typed = [file for file in files if file.exists()], [text for text in sets if "=" in text]
+        typed = [file for file in files if file.exists()], [text for text in sets if text not in first]
         _, after = examine(typed[0], [*typed[1], *cure], *environ)
         assert [str(finding) for finding in after if finding.is_error and first in str(finding)] == [], hint
     return caught.value

@@ -1,6 +1,7 @@
 """A recipe may require a capability that ppoctl lacks: it can be validated and planned, and trained only with
 `without`."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ MISSING = 'requires = ["critic-free", "async"]\n' + SMALLEST.replace('path = "ba
 
 @pytest.fixture
 def with_missing(write: Write) -> Path:
-    """Write a recipe whose model and rows are not on this machine; required capabilities are checked anyway."""
+    """Write a recipe whose model is not on this machine; required capabilities are checked anyway."""
+    write("".join(f'{{"question": "{n}?", "answer": "#### {n}"}}\n' for n in range(4)), "train.jsonl")
     return write(MISSING)
 
 
@@ -37,7 +39,7 @@ def test_training_requires_all_missing_capabilities_accepted(with_missing: Path)
     recipe = load([with_missing], ['without=["async"]']).recipe
     assert wanting(recipe) == ("critic-free",)
     with pytest.raises(RecipeError, match="`critic-free`") as error:
-        prepare(recipe)
+        prepare(recipe, datetime(2026, 1, 2))
     assert error.value.hint == "--without critic-free  # accepts that the run deviates"
     require_capable(load([with_missing], with_accepted(None, ["async", "critic-free"])).recipe)
 

@@ -155,7 +155,7 @@ def test_key_gets_no_suggestion_by_a_name_that_every_system_has(key: str) -> Non
         ("actor.lr_scheduler_type", "lr_scheduler_type"),
     ],
 )
-def test_key_gets_suggestion_by_telling_name_or_same_word_in_table(
+def test_key_gets_suggestion_by_uncommon_name_or_same_word_in_table(
     smallest: Path, write: Write, key: str, theirs: str
 ) -> None:
     says = told(write, [key], smallest)[key]

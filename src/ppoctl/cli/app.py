@@ -172,14 +172,14 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
 
 def _named(hint: str | None, words: Sequence[str]) -> str | None:
     """Return the hint with the run and the recipes of the command line in place of RUN and RECIPE, which packages
-    write that know neither."""
+    write that know neither. Without a run, only the setting of a resume is left."""
     run = next((found_run(Path(word)) for word in words[1:] if is_run(found_run(Path(word)))), None)
     recipes = [word for word in words[1:] if word.endswith(".toml")]
     recipes = recipes or ([] if run is None else [str(run / "recipe.toml")])
     for name, value in (("RUN", run and quoted(run)), ("RECIPE", " ".join(map(quoted, recipes)))):
         if hint and value:
             hint = value.join(re.split(rf"\b{name}\b", hint))
-    return hint
+    return hint and hint.replace("ppoctl resume RUN --set", "--set")
 
 
 class _Failure:

@@ -69,7 +69,7 @@ EXAMPLES: dict[str, str] = {
     "recipes algorithms": "ppoctl recipes algorithms > algorithms.md",
     "recipes coming-from": """
         ppoctl recipes coming-from verl
-        ppoctl recipes coming-from verl --defaults > verl.toml  # then: ppoctl train verl.toml my.toml""",
+        ppoctl recipes coming-from verl --defaults > verl.toml""",
 }
 """Command -> examples that are printed below the help of the command."""
 

@@ -117,7 +117,8 @@ def typed_run(context: typer.Context, path: Path) -> Path:
     this path or name, the command raises RecipeError (`takes_run`)."""
     folder = context.params.get(_FOLDER, RUNS)
     found = found_run(path, folder)
-    if found.exists() or path.is_absolute():
+    # `compare --eval` also reads files of `eval --out`.
+    if found.exists() or path.is_absolute() or path.suffix == ".jsonl":
         return found
     elsewhere = sorted(below / path for below in _subfolders(Path()) if is_run(below / path))
     hint = "ppoctl recipes list  # no run has been created here" if folder == RUNS else f"ls {quoted(folder.parent)}"

@@ -128,8 +128,8 @@ def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int, run: s
         found.append(f"tokens after the first {samples.MOST_TOKENS} in {is_cut} samples")
     if total > shown:
         found.append(
-            f"{total - shown} of {total} samples (all of a step: `ppoctl show {quoted(run)} --list --step N`; of an "
-            "evaluation: also `--eval`)"
+            f"{total - shown} of {total} samples (`ppoctl show {quoted(run)} --list` prints all of a step, with "
+            "`--eval` all of an evaluation)"
         )
     if is_thinned:
         found.append(f"points between extremes of {is_thinned} long curves")

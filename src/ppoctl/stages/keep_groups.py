@@ -19,7 +19,7 @@ NumberOf = Callable[[Rollouts, Rewards], Tensor]
 
 
 def is_mixed(numbers: Float[Tensor, " n"] | Float[Tensor, "n K"]) -> bool:
-    """Whether any column has two different numbers; NaN is no number."""
+    """Whether any column has two different numbers. NaN does not count."""
     columns = numbers[:, None] if numbers.ndim == 1 else numbers
     return any(len(set(column[~column.isnan()].tolist())) > 1 for column in columns.T)
 

@@ -78,7 +78,7 @@ class RewardStage:
         fix, command = "the rollouts are saved: fix the reward", self._resume
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
-            command = "ppoctl resume RUN --back-to " + str(step - 1)
+            command = f"ppoctl resume RUN --back-to {step - 1}"
         if all(score.value is None or (self.are_trained and _has_no_turn(episode)) for score, _, episode in rows):
             lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(

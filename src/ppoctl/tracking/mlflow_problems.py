@@ -60,7 +60,7 @@ def _is_newer(address: Address) -> bool:
 
 
 def _credentials(_: Address, run: Path) -> str:
-    return f"MLFLOW_TRACKING_TOKEN=... ppoctl track {quoted(run)}"
+    return f"ppoctl track {quoted(run)}  # after you have exported MLFLOW_TRACKING_TOKEN"
 
 
 def _server(address: Address, _: Path) -> str:

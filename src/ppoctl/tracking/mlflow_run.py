@@ -229,7 +229,7 @@ class MlflowRun:
         elif own.lifecycle_stage == "deleted":
             raise EnvironmentProblemError(
                 f"experiment `{own.name}` (id {own.experiment_id}) was deleted in MLflow at `{address.shown}`; "
-                "`--set tracking.experiment=NAME` uses another one",
+                f"`--set tracking.experiment={quoted(own.name + '-2')}` uses another one",
                 hint=f"MLFLOW_TRACKING_URI={quoted(address.shown)} mlflow experiments restore "
                 f"--experiment-id {own.experiment_id}",
             )
