@@ -223,7 +223,7 @@ class TrainingFunction:
         try:
             require_accepts(call, self.function, f"a `{type(argument).__name__}`")
             return call(argument)
-        except Exception as error:  # noqa: BLE001 - the code of a user may raise any error
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the code of a user may raise any error
             self.refuse(f"failed: {described(error, self.function, caller=__file__)}", error)
 
     @property
@@ -237,7 +237,7 @@ class TrainingFunction:
             self.function, self.digest, whose=f"`{self.key}`", setting=self._setting, changed=RecipeError
         )
 
-    def refuse(self, problem: str, cause: Exception | None = None) -> NoReturn:
+    def refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
         """Raise RecipeError about what the function did."""
         raise RecipeError(f"`{self.key}.function` is `{self.function}`: it {problem}", hint=VALIDATE) from cause
 
@@ -252,7 +252,7 @@ def _callable(key: str, function: str, digest: str) -> Callable[..., Any]:
     TrainingFunction(key, function, {}, digest).require_there()
     try:
         return imported(function)
-    except Exception as error:  # the code of a user may raise any error
+    except (Exception, SystemExit) as error:  # the code of a user may raise any error
         raise RecipeError(
             f"`{key}.function` is `{function}`: it cannot be imported: {described(error, function, caller=__file__)}",
             hint=import_command(function),

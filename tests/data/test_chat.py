@@ -161,6 +161,11 @@ def test_special_tokens_are_those_of_transformers(
     assert template.render(MESSAGES, {"eos_token": "written"}) == theirs(tmp_path, eos_token="written")
 
 
+def test_template_with_another_text_each_time_is_refused() -> None:
+    with pytest.raises(Exception, match="filter `random` would make another prompt each time"):
+        ChatTemplate("{{ ['A', 'B'] | random }}", {}).render(MESSAGES)
+
+
 def test_template_cannot_escape_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}", "utf-8")
     with pytest.raises(Exception, match="unsafe"):

@@ -66,6 +66,8 @@ def test_digest_of_function_rows_includes_its_file(python: Any) -> None:
         ("def rows(n):\n    return []\n", DataError, "failed after 0 rows: TypeError: rows() missing 1 required"),
         ("def rows():\n    return []\n", DataError, "[data.train] has no rows"),
         ("other = 1\n", RecipeError, "loader.py` has no `rows`; it defines nothing"),
+        ("def rows():\n    raise SystemExit(3)\n    yield\n", DataError, "failed after 0 rows: SystemExit: 3"),
+        ("import sys; sys.exit()\n", RecipeError, "cannot be imported: SystemExit"),
         ("import nothing_of_this_name\n", RecipeError, "cannot be imported: ModuleNotFoundError: No module named"),
     ],
 )

@@ -293,3 +293,35 @@ def test_model_with_sentencepiece_only_has_one_text(tmp_path: Path) -> None:
     assert ResponseText(str(tmp_path), [end]).text([*own, end], PLAIN) == judge.decode(own) == "It 's 15 and 16 ."
     assert TokenText(str(tmp_path)).text(own) == judge.decode(own)
     assert TokenText(str(tmp_path)).unknown([0, 329, 330]) == [False, False, True]
+
+
+def test_ordinary_token_named_as_padding_is_text(tmp_path: Path) -> None:
+    Case(byte_level, config={"pad_token": "!"}).write(tmp_path)
+    stored = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = stored.encode("25! 4!", add_special_tokens=False).ids
+    assert ResponseText(str(tmp_path), [0]).text([*ids, 0], PLAIN) == "25! 4!"
+
+
+@pytest.mark.parametrize("vocabulary", ["absent", "empty"])
+def test_tokenizer_without_a_vocabulary_is_refused(tmp_path: Path, vocabulary: str) -> None:
+    Case(byte_level, config={"tokenizer_class": "Qwen2Tokenizer", "pad_token": "<pad>"}).write(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    file = tmp_path / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    file.unlink()
+    if vocabulary == "empty":
+        file.write_text(json.dumps({**stored, "model": {**stored["model"], "vocab": {}, "merges": []}}))
+    with pytest.raises(EnvironmentProblemError, match="no vocabulary"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_dropout_of_the_tokenizer_is_off(tmp_path: Path) -> None:
+    Case(byte_level).write(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    text = "What is 12 + 3? The answer is 15."
+    ids = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
+    file.write_text(json.dumps({**stored, "model": {**stored["model"], "dropout": 0.9}}))
+    for tokenizer in (load_tokenizer(str(tmp_path)), light_tokenizer(tmp_path)):
+        assert tokenizer is not None
+        assert [tokenizer(text, add_special_tokens=False)["input_ids"] for _ in range(5)] == [ids] * 5

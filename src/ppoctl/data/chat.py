@@ -113,6 +113,7 @@ class ChatTemplate:
     def _compile(self, text: str) -> jinja2.Template:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS)
         environment.filters["tojson"] = _to_json
+        environment.filters["random"] = _random
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = self._now
         try:
@@ -194,6 +195,10 @@ def _to_json(
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _random(_: object) -> None:
+    raise jinja2.TemplateError("its filter `random` would make another prompt each time")
 
 
 def _raise(message: str) -> None:

@@ -82,7 +82,7 @@ def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Bl
             yield Block(((place, _plain(row)),), (0,))
     except PpoctlError:
         raise
-    except Exception as error:  # user code may raise any error
+    except (Exception, SystemExit) as error:  # user code may raise any error
         raise DataError(
             f"`{key}.function` is `{table.function}`, which failed after {number} rows: "
             f"{described(error, table.function, caller=__file__)}",
@@ -123,7 +123,7 @@ def _function(table: PythonRows, key: str) -> Callable[..., Any]:
     function = table.function
     try:
         return imported(function)
-    except Exception as error:  # user code may raise any error
+    except (Exception, SystemExit) as error:  # user code may raise any error
         raise RecipeError(
             f"`{key}.function` is `{function}`: it cannot be imported: {described(error, function, caller=__file__)}",
             hint=import_command(function),

@@ -68,7 +68,7 @@ class ResponseText:
     @cached_property
     def silent(self) -> frozenset[int]:
         """Ids that are never part of the text: those that end a response, and padding."""
-        return silent_ids(self._reader, self._eos_token_ids)
+        return silent_ids(self._model, self._reader, self._eos_token_ids)
 
     @cached_property
     def _before(self) -> list[int]:

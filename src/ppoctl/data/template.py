@@ -16,7 +16,7 @@ from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
 from ppoctl.data.rows import DatasetRow
-from ppoctl.errors import DataError
+from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.rows import SingleTable
 
 BLANK_LINE = "\n\n"
@@ -97,10 +97,17 @@ class PromptTemplate:
         return self._template
 
     def token_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the token ids of texts that `text` returned."""
+        """Return the token ids of texts that `text` returned. Raises EnvironmentProblemError if the tokenizer
+        fails."""
         # The template writes the special tokens; the tokenizer must not add a second beginning-of-sequence token.
         # `prompt_set` checks the lengths, so warnings of the tokenizer are off.
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # the library `tokenizers` raises plain Exception
+            raise EnvironmentProblemError(
+                f"the model's tokenizer cannot read a prompt: {error}",
+                hint="put the model's own tokenizer into its folder",
+            ) from error
         return [(*self.opening, *ids) for ids in encoded]
 
     def most_tokens(self, text: str) -> int | None:

@@ -32,9 +32,7 @@ class LightTokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Read the tokenizer. Raises any error of the library `tokenizers` if the file cannot be read."""
-        file = folder / FILE
-        state = file.stat()
-        self.backend_tokenizer = _read(str(file), state.st_mtime_ns, state.st_size)
+        self.backend_tokenizer = _read(folder / FILE)
         self.special_tokens_map = special_tokens(folder)
 
     @property
@@ -66,14 +64,26 @@ class LightTokenizer:
         return {"input_ids": [encoding.ids for encoding in encoded]}
 
 
+def _read(file: Path) -> Any:
+    state = file.stat()
+    return _read_once(str(file), state.st_mtime_ns, state.st_size)
+
+
 @lru_cache(2)  # a large vocabulary takes half a second
-def _read(file: str, _modified: int, _bytes: int) -> Any:
+def _read_once(file: str, _modified: int, _bytes: int) -> Any:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _stop_dropout(tokenizer)
     return tokenizer
+
+
+def _stop_dropout(backend: Any) -> None:
+    """Let a text always have the same ids. Some files store the dropout with which the tokenizer was trained."""
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
 
 
 def light_tokenizer(folder: Path) -> LightTokenizer | None:
@@ -127,7 +137,13 @@ def load_tokenizer(path: str, key: str = "model.path") -> Any:
             f"`{key}` is `{path}`, but no tokenizer can be loaded from it: {first}",
             hint=f"name a folder with `{FILE}`; a hub model is fetched first, with `hf download MODEL`",
         ) from error
+    if set(tokenizer.get_vocab()) <= {str(token) for token in tokenizer.added_tokens_decoder.values()}:
+        raise EnvironmentProblemError(
+            f"`{key}` is `{path}`, whose tokenizer has no vocabulary: only its added tokens would have ids",
+            hint=f"fetch the model again, with its `{FILE}`",
+        )
     if folder is not None and has_file:
+        _stop_dropout(tokenizer.backend_tokenizer)
         _require_stated_ids(folder, tokenizer.backend_tokenizer)
     return tokenizer
 
@@ -158,10 +174,16 @@ def is_known(tokenizer: Any, id: int) -> bool:
     return 0 <= id < len(tokenizer) if backend is None else backend.id_to_token(id) is not None
 
 
-def silent_ids(tokenizer: Any, end_token_ids: Iterable[int]) -> frozenset[int]:
-    """Return the ids that are never part of the text of a response: those that end it, and padding."""
-    own = (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return frozenset((*end_token_ids, *(id for id in own if id is not None)))
+def silent_ids(path: str, tokenizer: Any, end_token_ids: Iterable[int]) -> frozenset[int]:
+    """Return the ids that are never part of the text of a response: those that end it, and padding. If the folder
+    names an ordinary token of `tokenizer.json` as its padding, such as `!`, that token is text."""
+    own = {id for id in (*end_token_ids, tokenizer.eos_token_id, tokenizer.pad_token_id) if id is not None}
+    folder = local_folder(path)
+    if folder is None or not (folder / FILE).is_file():
+        return frozenset(own)
+    stored = _read(folder / FILE)
+    added = stored.get_added_tokens_decoder()
+    return frozenset(id for id in own if id in added or stored.id_to_token(id) is None)
 
 
 @dataclass(frozen=True)

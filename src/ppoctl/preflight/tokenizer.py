@@ -30,8 +30,6 @@ def require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path") 
     stored = read_json_object(file)
     if file.is_file():
         _require_id(max(_tokens_in(stored, file).values(), default=-1), file, shape)
-    elif not (folder / "tokenizer.model").is_file():
-        return  # another kind of tokenizer, which the start of a run reads
     backend = getattr(quick_tokenizer(str(folder), key), "backend_tokenizer", None)
     if backend is not None:
         _require_id(max(backend.get_added_tokens_decoder(), default=-1), folder / "tokenizer_config.json", shape)
