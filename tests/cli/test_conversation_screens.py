@@ -187,7 +187,10 @@ def test_ends_of_episodes_all_have_a_text() -> None:
 def test_lists_have_the_turns_and_the_end(ask: RunCli) -> None:
     lines = ask("--list").out.splitlines()
     assert [line.split() for line in lines[:3]] == [
-        [*"row prompt sample score outcome tokens finish turns end advantage truth response".split()],
+        [
+            *("row", "prompt", "sample", "score", "outcome", "tokens", "finish", "turns", "end"),
+            *("advantage", "truth", "response"),
+        ],
         ["0", "q0", "0", "1.5", "ok", "19", "terminated", "2", "done", "+6.800", "84", "84"],
         ["1", "q1", "0", "-", "error", "2", "terminated", "1", "died", "-", "3"],
     ]
