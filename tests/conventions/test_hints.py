@@ -12,10 +12,10 @@ COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
 """Text in which a command has begun, so that the next inserted value is part of it."""
 
 PLAIN = {
-    "name", "role", "step", "row", "of_role", "steps[-1]", "recorded.step", "path[0]", "version_of('ppoctl')", "step - 1",
+    "name", "role", "step", "row", "of_role", "steps[-1]", "recorded.step", "path[0]", "version_of('ppoctl')",
     "PARENT", "2 * steps", "2 * report['steps_planned']", "healthy[-1]", "FORMAT", "done", "max(most // 2, 1)", "key",
     "nearest", "VISIBLE", "TEMPORARY", "','.join(map(str, usable))", "math.ceil(fraction * 100) / 100",
-    "' '.join(map(quoted, redo))",
+    "' '.join(map(quoted, redo))", "step - 1",
 }  # fmt: skip
 """Values that need no quoting: Python names, numbers and ppoctl's own words."""
 

@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.minutes(4)
 @pytest.mark.one_each_time
 def test_every_part_of_the_dry_run_is_ok(
