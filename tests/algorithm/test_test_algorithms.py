@@ -300,7 +300,7 @@ def test_carry_and_metrics_of_a_step_are_those_of_all_rows(runs: dict[str, RunPa
         if name != "resampled rows":
             assert stages[step, "whitening"] == {}
             whitened = committed(paths, step, "whitening")
-            assert (whitened.carry_out, whitened.penalty_coef) == ({}, 0.05)
+            assert (whitened.carry_out, whitened.penalty_coef) == (advantages.carry_out, 0.05)
     _, carry = saved_state(paths, "actor", 3)
     assert (carry.trained_seqs, carry.kl_coef) == (12, 0.05)
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,11 +61,10 @@ GSM8K = {"kind": "gsm8k"}
 
 def test_metric_function_is_checked_before_engines_start() -> None:
     function = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
+    no_rows: Any = SimpleNamespace(rows={})
     must_not_be_called: Any = None
     with pytest.raises(RewardError, match="has no `missing`"):
-        engines.open_scorer(
-            fake_recipe(eval={"metrics": f"{function}:missing"}), must_not_be_called, must_not_be_called
-        )
+        engines.open_scorer(fake_recipe(eval={"metrics": f"{function}:missing"}), no_rows, must_not_be_called)
 
 
 class TwoSets(CountingPrompts):

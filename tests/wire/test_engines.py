@@ -100,7 +100,7 @@ def test_scorer_extra_with_a_reserved_name_is_refused(name: str, other: str, mon
     def opened_with(*extras: str) -> object:
         tried = ProbeRow("a", None, {"short": ""}, {"short": Score(1.0, "ok", extras=dict.fromkeys(extras, 1.0))})
         monkeypatch.setattr(engines, "opened_and_probed", lambda *_: nullcontext(("scorer", [tried])))
-        return engines.open_scorer(fake_recipe(), Mock(), Mock())
+        return engines.open_scorer(fake_recipe(), Mock(rows={}), Mock())
 
     with pytest.raises(RewardError, match=f"returns a metric `{name}` in addition to its score") as caught:
         opened_with(name)

@@ -448,7 +448,10 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
             continue
         found[f"{role} table"] = played.tables[role]
         found[f"{role} updates"] = update.updates
-        found |= {f"{prefix} minibatches {name}": column for name, column in update.per_minibatch.items()}
+        found |= {
+            f"{prefix} minibatches {name}": [value for value in column if value is not None]
+            for name, column in update.per_minibatch.items()
+        }
         found |= update.metrics()
     return {name: np.asarray(value, dtype=float) for name, value in found.items()}
 
