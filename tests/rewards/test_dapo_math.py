@@ -67,11 +67,31 @@ def test_dapo_truth_without_content_raises(truth: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "truth", ["6*7=42\n#### 42", "x = 3, y = 5", "2x + 3 = 7", "a = b = 5", "$3$ or $5$", "so it is\n42"]
+    "truth",
+    [
+        *("6*7=42\n#### 42", "x = 3, y = 5", "2x + 3 = 7", "a = b = 5", "$3$ or $5$", "so it is\n42"),
+        *("$5$ or seven", "-$5$", "$1.5$ million", "0.\\overline{3}"),
+    ],
 )
 def test_dapo_truth_of_which_a_part_would_be_lost_raises(truth: str) -> None:
     with pytest.raises(RewardError, match=r"only a part of the ground truth `.*` would be read"):
         DapoMathScorer(kind="dapo_math").candidates(truth)
+
+
+@pytest.mark.parametrize(
+    "truth", ["5 feet 3 inches", "10 units 5", "2,3", "3 1/2", "1,\\text{and}2", "10 cm^2", "5 degrees 30 minutes"]
+)
+def test_dapo_truth_whose_numbers_would_be_joined_raises(truth: str) -> None:
+    with pytest.raises(RewardError, match=r"the numbers of the ground truth `.*` would be read as `.*`"):
+        DapoMathScorer(kind="dapo_math").candidates(truth)
+
+
+@pytest.mark.parametrize(
+    "truth", ["1,234", "12{,}345", "1,\\!000", "1,234 dollars", "5\\text{ m}^2", "\\frac12", "30^\\circ"]
+)
+def test_dapo_truth_of_one_number_is_read(truth: str) -> None:
+    tried = DapoMathScorer(kind="dapo_math").candidates(truth)
+    assert [dapo_math.score(request(text, truth)).value for text in (tried.gold, tried.wrong)] == [1, 0]
 
 
 @pytest.mark.parametrize("truth", ["x = 42", "f(x) = x^2", "$42$", "$42$ dollars", "\\theta = 42", "$x_1 = 42$"])

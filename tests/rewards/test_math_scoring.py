@@ -100,6 +100,15 @@ def test_math_answer_is_extracted_and_compared_by_rule(
         ("#### \u22125", "-5", "5"),
         ("#### \uff11\uff12", "12", "1"),
         ("#### 1.5\u00d710\u00b3", "1500", "1.5"),
+        (r"1\,000", "1000", "0"),
+        (r"#### 10\,000\text{ m}", "10000", "0"),
+        (r"1\ 000", "1000", "0"),
+        (r"12\!\,345", "12345", "357"),
+        (r"1{,}000.5", "1000.5", "0.5"),
+        (r"11,\! 111,\! 100", "11111100", "100"),
+        (r"\[x = \boxed{90}^{\circ}\]", "90", "9"),
+        (r"**\boxed{5}**", "5", "25"),
+        (r"so - $\$\boxed{5}$, 7", "5", "57"),
     ],
 )
 def test_math_truth_is_read_to_its_end(truth: str, right: str, wrong: str) -> None:
@@ -119,6 +128,21 @@ def test_math_truth_is_read_to_its_end(truth: str, right: str, wrong: str) -> No
         r"\boxed{\frac{1}{2}",
         r"#### \boxed{3}/4",
         r"the roots are \boxed{3} and $\boxed{5}$",
+        r"-\boxed{5}",
+        r"-$\boxed{5}$",
+        r"$x = - \boxed{5}$",
+        r"\boxed{5}/7",
+        r"2\boxed{5}",
+        r"3 \cdot \boxed{5}",
+        r"\frac{\boxed{5}}{7}",
+        r"\boxed{5}^2",
+        r"\boxed{5} - 1",
+        r"\boxed{5}\pi",
+        r"\boxed5",
+        r"so \boxed{3}, no: \boxed",
+        r"1.5 \text{ million}",
+        r"\boxed{\$1.5\text{ million}}",
+        "#### \n72",
     ],
 )
 def test_math_truth_of_which_a_part_would_be_lost_raises(truth: str) -> None:
@@ -130,13 +154,28 @@ def test_math_truth_of_which_a_part_would_be_lost_raises(truth: str) -> None:
             rule(request(r"\boxed{3}", truth))
 
 
+@pytest.mark.parametrize("truth", ["1.000.000", "1.000,5", "0x1F", "2024-01-05", "192.168.1.1", r"3\,4", r"2\ 1/2"])
+def test_truth_that_math_verify_reads_as_several_numbers_raises(truth: str) -> None:
+    for rule in ("math_verify", "last_box"):
+        with pytest.raises(RewardError, match="would be read as several numbers"):
+            MathScorer(kind="math", rule=rule).candidates(truth)
+        with pytest.raises(ValueError, match="would be read as several numbers"):
+            RULES[rule](request(r"\boxed{0}", truth))
+    assert AS_TEXT(request(rf"\boxed{{{truth}}}", truth)).value == 1
+
+
+def test_empty_line_after_mark_is_named() -> None:
+    with pytest.raises(RewardError, match="the line after the last `####` of the ground truth is empty"):
+        MathScorer(kind="math").candidates("#### \n72")
+
+
 def test_truth_of_which_math_verify_reads_a_part_raises() -> None:
     with pytest.raises(ValueError, match="math-verify reads only `1` of the ground truth"):
         ANYWHERE(request(r"\boxed{1}", r"1 \text{ m } 2 \text{ cm}"))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("truth", ["", "  ", r"\boxed{}", "####", "#### \n72"])
+@pytest.mark.parametrize("truth", ["", "  ", r"\boxed{}", "####"])
 def test_empty_math_truth_raises(rule: partial[object], truth: str) -> None:
     with pytest.raises(ValueError, match="ground truth is empty"):
         rule(request(r"\boxed{}", truth))

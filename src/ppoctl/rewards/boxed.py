@@ -28,6 +28,19 @@ _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
 """Text between two boxes that are one answer."""
 _NESTED = re.compile(r"\{[^{}]*\}|\\begin.*?\\end", re.DOTALL)
 _POWER = re.compile(r"\^\s*\{?[23]\}?")
+_SIGN = r"\\(?:cdot|times|div|pm|mp|[dt]?frac|sqrt|pi)(?![A-Za-z])|[\u00d7\u00f7]"
+_BEFORE_BOX = re.compile(
+    rf"(?:[0-9]|(?<!-)[-\u2212]|(?:=\s*|[$(\[])-\s*|[0-9]\*+|[0-9)}}]\s+\*\s*|(?:[+/^]|{_SIGN})\s*(?:\{{[^{{}}]*\}})?\{{?)$"
+)
+_AFTER_BOX = re.compile(
+    r"[.,:]?[0-9]|\s*\^(?!\s*\{?\s*(?:\\(?:circ|text|mathrm|prime)|(?:st|nd|rd|th)\b))|\s*[+/]\s*[0-9(\\{]"
+    rf"|\s*(?:{_SIGN})|[-\u2212](?:[0-9(\\]|[A-Za-z]\b)|\s+[-\u2212]\s*[0-9]|\*+[0-9(]|\s+\*\s+[0-9(\\]"
+)
+r"""Text next to a box that makes the answer another number: `-\boxed{5}`, `\boxed{5}/7`."""
+_ANY_BOX = re.compile(r"\\boxed(?![A-Za-z])")
+_MAGNITUDE = re.compile(
+    r"(?i)[0-9][0-9.,]*\s*[$}]*\s*(?:\\(?:text|mbox|mathrm)\w*\s*\{[^{}A-Za-z]*)?(?:hundred|thousand|[mbtr]+illion|dozen)s?\b"
+)
 _REPLACED = (
     ("\n", ""),
     ("\\!", ""),
@@ -64,9 +77,15 @@ def stated(truth: str) -> str:
     comes last. Return the whole text if it has neither. Raises ValueError if the answer is empty, or if a part of the
     text would be lost."""
     boxes = list(_BOX.finditer(truth))
+    unread = [box.start() for box in _ANY_BOX.finditer(truth) if not _BOX.match(truth, box.start())]
+    if unread and unread[-1] > max(truth.rfind(MARK), *(box.start() for box in boxes), -1):
+        shown = _on_one_line(truth[unread[-1] :])[:80]
+        raise ValueError(f"the last `\\boxed` of the ground truth has no braces: `{shown}`")
     if boxes and boxes[-1].start() > truth.rfind(MARK):
         answer = _boxed(truth, boxes)
     elif (marked := marked_answer(truth)) is not None:
+        if not marked and truth.rpartition(MARK)[2].strip():
+            raise ValueError(f"the line after the last `{MARK}` of the ground truth is empty, but more text follows")
         answer = _WRAPPING.sub("", marked).strip(" *").removesuffix(".").strip(" *")
     else:
         answer = truth
@@ -75,6 +94,10 @@ def stated(truth: str) -> str:
             raise ValueError(f"the ground truth `{shown}` has several lines, and neither `\\boxed` nor `{MARK}`")
     if not answer.strip():
         raise ValueError("the ground truth is empty")
+    if found := _MAGNITUDE.search(answer):
+        raise ValueError(
+            f"`{found.group()}` of the ground truth `{_on_one_line(answer)[:80]}` is not a number in digits"
+        )
     return answer.strip()
 
 
@@ -96,6 +119,10 @@ def _boxed(truth: str, boxes: list[re.Match[str]]) -> str:
     if MARK in before and _WRAPPING.sub("", before.rpartition(MARK)[2] + after).strip(" \r*."):
         line = before[before.rindex(MARK) :] + truth[last.start() :].partition("\n")[0]
         raise ValueError(f"the line `{line[:80]}` of the ground truth has more than its box")
+    outside = before if before[-1:].isdigit() else before.rstrip("$\\")
+    if _BEFORE_BOX.search(outside) or _AFTER_BOX.match(after.removeprefix("$")):
+        shown = f"{before[-40:]}{truth[last.start() : last.end() + len(answer) + 1]}{after[:40]}"
+        raise ValueError(f"the answer of the ground truth is more than its box: `{_on_one_line(shown)[:80]}`")
     return answer
 
 

@@ -21,11 +21,18 @@ from ppoctl.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
 from ppoctl.rewards.table import Candidates, ProcessScorer
 from ppoctl.rewards.verbatim import other_answer, verbatim_answer
+from ppoctl.rewards.written_numbers import joined
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 _FORMULA = re.compile(r"(?<!\\)\$")
+_UNIT_POWER = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}\s*\^\s*\{?[23]\}?")
+_OTHER_ANSWER = re.compile(
+    r"(?i)\b(?:or|and|minus|negative|hundred|thousand|[mbtr]+illion|dozen)\b|[0-9\\$*/^+\u2212-]"
+)
+"""Text next to a formula that changes the answer. The rule drops this text."""
 _NAME = re.compile(r"[\s$]*\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z]\))?\s*")
 """The name before the `=` of an answer such as `x = 42`."""
+_RAISED = re.compile(r"[0-9]\s*\^")
 _REPLACED = (
     *((word, "") for word in ("an ", "a ")),
     (".$", "$"),
@@ -107,12 +114,19 @@ def normal_form(answer: str) -> str:
     for command in ("text", "textbf", "overline"):
         answer = re.sub(rf"\\{command}\{{(.*?)\}}", r"\1", answer)
     answer = re.sub(r"\\boxed\{(.*)\}", r"\1", answer)
-    answer = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", answer)
-    answer = re.sub(r"sqrt([^{])", r"sqrt{\1}", answer)
-    answer = answer.replace("$", "")
+    answer = _braced(answer).replace("$", "")
     if answer.replace(",", "").isdigit():
         answer = answer.replace(",", "")
     return answer.strip()
+
+
+def _braced(answer: str) -> str:
+    return re.sub(r"sqrt([^{])", r"sqrt{\1}", re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", answer))
+
+
+def _numbers(answer: str) -> list[str]:
+    """Return the digits of each number in an answer, in order, without separators of thousands."""
+    return re.findall("[0-9]+", re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", joined(_braced(answer))))
 
 
 def _gold(truth: str) -> str:
@@ -125,11 +139,17 @@ def _gold(truth: str) -> str:
     if (
         "\n" in re.sub(r"\{[^{}]*\}", "", text)
         or "####" in text
-        or (formulas[1:] and re.search(r"[0-9\\$]", outside))
+        or (formulas[1:] and _OTHER_ANSWER.search(outside))
+        or re.search(r"\\overline\s*\{?[^{}]*[0-9]", text)
         or (equals and (text.count("=") > 1 or not _NAME.fullmatch(name)))
     ):
         raise ValueError(f"only a part of the ground truth `{' '.join(text.split())[-80:]}` would be read")
     gold = normal_form(truth)
+    # A name before `=` is not an answer, and a removed power of a unit is not a part of it.
+    read = text.rpartition("=")[2]
+    numbers = (_numbers(read), _numbers(_UNIT_POWER.sub("", read)))
+    if _numbers(gold) not in numbers or len(_RAISED.findall(gold)) > len(_RAISED.findall(read)):
+        raise ValueError(f"the numbers of the ground truth `{text[:80]}` would be read as `{gold[:80]}`")
     if not gold:
         raise ValueError(f"the ground truth `{text[:80]}` is empty after it is normalized")
     return gold

@@ -35,9 +35,12 @@ from ppoctl.rewards.written_numbers import in_ascii
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _LENIENT = re.compile(r"-?(?:\\?\$)?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 _BEFORE_A_PART = re.compile(
-    r"(?:[\^\u221a]|\*\*|[0-9)}]\s?[/:]|[0-9.][eE][+-]?|\\[dt]?frac(?:\{[^{}]*\})?|\\sqrt(?:\[[^\]]*\])?)[{(]?$"
+    r"(?:[\^\u221a]|\*\*|[0-9)}]\s?:|[0-9)}]\s*(?:[/\u00f7\u2044\u2215]|//|\\div)\s*|[0-9.][eE][+-]?|\}\s*\{"
+    r"|\\[dt]?frac\s*(?:\{[^{}]*\}|[0-9]\b)?\s*|\\sqrt(?:\[[^\]]*\])?\s*|\b0[xXbBoO][0-9A-Fa-f]*)[{(]?$"
 )
 """Text before a number that is only a part of the number that is written: an exponent, a denominator, a root."""
+_WORDS = re.compile(r"[A-Za-z]{2,}:?\s+(?:\\?\$)?$")
+"""Text before a number of a sentence. A `!` after this number ends the sentence, and is no factorial."""
 _SEEN_CHARS = 40
 _GOLD = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 """A whole number or decimal number, with or without commas between groups of digits."""
@@ -126,7 +129,12 @@ def lenient_number(text: str) -> str | None:
     number = None
     for number in _LENIENT.finditer(read):  # noqa: B007 - only the last match is used
         pass
-    if number is None or _BEFORE_A_PART.search(read[max(number.start() - _SEEN_CHARS, 0) : number.start()]):
+    if number is None:
+        return None
+    before, after = read[max(number.start() - _SEEN_CHARS, 0) : number.start()], read[number.end() :]
+    is_second_group = number.group().startswith(".") and before[-1:].isdigit()
+    is_factorial = after.startswith("!") and (not _WORDS.search(before) or after[1:2] not in ("", *" \n!*\"'"))
+    if is_second_group or is_factorial or _BEFORE_A_PART.search(before):
         return None
     return _digits(number.group())
 

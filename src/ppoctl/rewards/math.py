@@ -23,6 +23,7 @@ from ppoctl.rewards.boxed import stated
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import Candidates, ProcessScorer
 from ppoctl.rewards.verbatim import other_answer, verbatim_answer
+from ppoctl.rewards.written_numbers import require_numbers
 
 
 class MathScorer(ProcessScorer):
@@ -59,7 +60,9 @@ class MathScorer(ProcessScorer):
 
     def require_truth(self, truth: str) -> None:
         try:
-            stated(truth)
+            answer = stated(truth)
+            if self.rule != "hendrycks":  # compares texts, which have no numbers
+                require_numbers(answer)
         except ValueError as error:
             hint = "correct the row, or name a column that has only the answer"
             raise RewardError(str(error), hint=hint) from error

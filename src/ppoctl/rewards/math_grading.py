@@ -17,7 +17,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.boxed import last_boxed, stated
 from ppoctl.rewards.function import RewardValue, ending
-from ppoctl.rewards.written_numbers import in_ascii
+from ppoctl.rewards.written_numbers import in_ascii, require_numbers
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its timeouts are off
 
@@ -50,6 +50,7 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
 def _truth(text: str) -> list[Any]:
     """Return the expressions that math-verify parses from a ground truth. The result is cached, because a row has
     many responses."""
+    require_numbers(text)
     # math-verify reads `9:00` as a division by zero, which equals any other division by zero.
     expressions = [part for part in _parsed(text.removesuffix(".")) if str(part) not in ("zoo", "nan")]
     if not expressions:

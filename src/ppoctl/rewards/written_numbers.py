@@ -3,6 +3,7 @@ so it imports only the standard library.
 
     U+2212 5, U+FF0D 5, U+2013 5       -5             a minus sign; between two numbers, a blank follows it
     U+FF11 U+FF12, 1 U+202F 000        12, 1000       fullwidth digits; thousands separated by narrow blanks
+    1\,000, 1{,}000                    1000           thousands in LaTeX
     1e5, 1.5 U+00D7 10^3               100000, 1500   exponents, up to two digits
     3 1/2, 3 U+00BD                    7/2            mixed numbers
     10 U+00B2                          10^2           superscript digits
@@ -19,8 +20,18 @@ _CHARACTERS = str.maketrans(
     {chr(0xFEE0 + ord(sign)): sign for sign in "0123456789+.,%/()="} | {"\ufe63": "\u2212", "\uff0d": "\u2212"}
 )
 """Fullwidth characters, and other forms of the minus sign U+2212."""
-_GROUPS = re.compile("(?<![\\w.,])[0-9]{1,3}(?:[ \u2009\u202f\u00a0\u2007'\u2019][0-9]{3})+(?![0-9])")
-"""Groups of three digits, separated by blanks or apostrophes."""
+_TEX_BLANK = r"(?:(?:\\[,;:! ]|,\\!|\{\\?,\}|~) ?)+"
+_GROUPS = re.compile(
+    rf"(?<![\w.,])[0-9]{{1,3}}(?:(?:[ \u2009\u202f\u00a0\u2007'\u2019]|{_TEX_BLANK})[0-9]{{3}})+(?![0-9])"
+)
+"""Groups of three digits, separated by blanks or apostrophes, also in LaTeX."""
+_NOT_ONE = re.compile(
+    rf"[0-9]\s*{_TEX_BLANK}\s*\.?[0-9]"  # 3\,4
+    r"|[0-9]\.[0-9]+\.[0-9]|(?<![0-9.])[0-9]{1,3}\.[0-9]{3},[0-9]"  # 1.000.000 and 1.000,5
+    r"|(?<![\w.])0(?:[xX][0-9A-Fa-f]|[bBoO][0-9])"  # 0x1F
+    r"|(?<![0-9.])[0-9]+([-/])[0-9]+\1[0-9]+(?![0-9.])"  # 2024-01-05
+)
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}")
 _VULGAR = re.compile("([0-9]?)([\u00bc-\u00be\u2150-\u215e])")
 _SUPERSCRIPT = re.compile(f"(\u207b?)([{_SUPERSCRIPTS}]+)")
 _MINUS = re.compile(
@@ -42,9 +53,21 @@ def in_ascii(text: str) -> str:
     if not text.isascii():
         text = _VULGAR.sub(_as_fraction, text.translate(_CHARACTERS))
         text = _MINUS.sub(_as_hyphen, _SUPERSCRIPT.sub(_as_power, text))
-    text = _GROUPS.sub(_as_one_number, text)
+    text = joined(text)
     text = _TIMES_POWER.sub(_as_decimal, _SCIENTIFIC.sub(_as_decimal, text))
     return _MIXED.sub(_as_improper, text)
+
+
+def joined(text: str) -> str:
+    """Return the text with thousands in ASCII digits without separators, except commas."""
+    return _GROUPS.sub(_as_one_number, text)
+
+
+def require_numbers(text: str) -> None:
+    """Raise ValueError if an answer has digits that a parser of formulas would multiply or subtract, although they
+    may be one number, one date or one version."""
+    if _NOT_ONE.search(_TEXT.sub("", in_ascii(text))):
+        raise ValueError(f"the ground truth `{text[:80]}` would be read as several numbers")
 
 
 def _as_fraction(found: re.Match[str]) -> str:
@@ -72,8 +95,8 @@ def _as_hyphen(found: re.Match[str]) -> str:
 def _as_one_number(found: re.Match[str]) -> str:
     """Return the digits without separators. Blanks of full width separate thousands only if a group begins with 0, or
     if the text has nothing else: `1 234` may be two numbers."""
-    number = found.group()
-    is_alone = found.string.strip() == number
+    number = re.sub(_TEX_BLANK, "", found.group())
+    is_alone = found.string.strip() == found.group()
     return re.sub("[^0-9]", "", number) if " " not in number or " 0" in number or is_alone else number
 
 
