@@ -195,8 +195,8 @@ def _stops(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Finding]:
     if rollout is not None and _has_all_keys(rollout):
         size = None if shape is None else shape.vocab_size
         try:
-            for error in stop_errors(rollout, path, local_folder(path), size):
-                yield from_error(error, place(("rollout", "stop_strings")), kind="recipe")
+            for key, error in stop_errors(rollout, path, local_folder(path), size):
+                yield from_error(error, place(("rollout", key)), kind="recipe")
         except EnvironmentProblemError:
             pass  # the check of the model reports a tokenizer that cannot be read
 
