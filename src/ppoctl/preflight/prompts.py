@@ -74,8 +74,7 @@ class RowChecks:
                 yield error
                 continue
             yield from found.remarks()
-            takes = bool(single.template_args.keys() & {*TAKEN_ARGUMENTS})  # a rule says that it cannot be rendered
-            results = [*found.faults, *(() if takes else self._tried(found, single, environment))]
+            results = [*found.faults, *self._tried(found, single, environment)]
             yield from (result for result in results if isinstance(result, str))
             errors = [result for result in results if not isinstance(result, str)]
             # A rule says that a reward lacks the ground truth of the training rows.
@@ -85,7 +84,7 @@ class RowChecks:
                     scored.see(row.id, row.answer, row.fields, times)
             rows["read"] += len(found)
             used = len(found)
-            if not errors and not takes:
+            if not errors and not _is_never_rendered(single):
                 try:
                     if self._renderer is not None and self._max_tokens is not None:
                         prompts = PromptSet(found, single, self._renderer, self._max_tokens, environment)
@@ -112,6 +111,8 @@ class RowChecks:
         A chat template may reject some sequences of roles, and may omit some further keys of messages or arguments.
         """
         faults, tried, omitted, as_text = RowFaults(), set[object](), set[tuple[str, str]](), 0
+        if _is_never_rendered(table):
+            return
         arguments = TemplateArguments(table, environment, name=rows.name)
         try:
             framing = Framing(table, name=rows.name)
@@ -144,6 +145,11 @@ class RowChecks:
             )
         if table.template_args and self._template is not None and self._template.text is not None:
             yield from _unread(table.template_args, self._template.reads, f"data.{rows.name}.template_args")
+
+
+def _is_never_rendered(table: SingleTable) -> bool:
+    """Whether a rule refuses arguments of the chat template, which the template would refuse too."""
+    return not table.template_args.keys().isdisjoint(TAKEN_ARGUMENTS)
 
 
 def _of_scores(scored: RowCheck, table: AnyRows, name: str, read: int) -> Iterator[str | PpoctlError]:
