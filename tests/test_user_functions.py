@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.batch.prompts import Message
 from ppoctl.data.rows import read_rows
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import PythonRows
@@ -80,6 +81,16 @@ def test_numbers_of_numpy_in_rows_are_python_numbers(write: Write) -> None:
     assert [type(row.fields[name]) for name in ("level", "hard")] == [float, bool]
 
 
+def test_values_of_pyarrow_in_rows_are_python_values(write: Write) -> None:
+    code = (
+        "import pyarrow as pa\ndef rows():\n"
+        "    chat = pa.scalar([{'role': 'user', 'content': '2 + 3?'}])\n"
+        "    yield {'prompt': chat, 'answer': pa.scalar(5), 'level': {'of': pa.scalar('a')}}\n"
+    )
+    (row,) = read_rows(PythonRows(format="python", function=f"{write(mine=code)}/mine.py:rows"), name="train")
+    assert (row.question, row.answer, row.fields) == ((Message("user", "2 + 3?"),), "5", {"level": {"of": "a"}})
+
+
 def test_module_of_the_same_name_in_another_folder_is_refused_by_name(write: Write) -> None:
     write("a", helpers="WHO = 'a'\n", mine="from helpers import WHO\ndef who(): return WHO\n")
     write("b", helpers="WHO = 'b'\n", mine="from helpers import WHO\ndef who(): return WHO\n")
@@ -107,6 +118,23 @@ def test_digest_covers_imported_files_of_the_folder(write: Write) -> None:
     assert digest_of(function) != first
     with pytest.raises(RecipeError, match=r"mine.py`, or a file of its folder that it imports, differs"):
         require_function(function, first, whose="reward's", setting="reward.function=f", changed=RecipeError)
+
+
+def test_digest_covers_packages_without_init(write: Write) -> None:
+    folder = write(mine="from parts.inner import one\nimport pytest\ndef f(): return one\n")
+    write("pytest", inner="one = 0\n")  # an installed module of this name wins
+    write("parts", inner="one = 1\n")
+    function = f"{folder}/mine.py:f"
+    assert [path.name for path in siblings(folder / "mine.py")] == ["inner.py"]
+    assert imported(function)() == 1
+    before = digest_of(function)
+    write("parts", inner="one = 23\n")
+    assert (digest_of(function) != before, imported(function)()) == (True, 23)
+    other = write("b", mine="from parts.inner import one\ndef f(): return one\n") / "mine.py"
+    (other.parent / "parts").mkdir()
+    (other.parent / "parts" / "inner.py").write_text("one = 4\n")
+    with pytest.raises(ImportError, match=r"`parts` is `.*/parts` in this process, not `.*/b/parts`"):
+        imported(f"{other}:f")
 
 
 def test_digest_of_a_file_alone_is_that_of_older_runs(write: Write) -> None:

@@ -7,6 +7,7 @@ processes import this module, so it imports only the standard library.
 import ast
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -51,7 +52,7 @@ def _digest(file: Path) -> str:
 
 def siblings(file: Path) -> list[Path]:
     """Return the Python files in the folder of a file that it imports, also indirectly or inside of a function: a
-    module, or all files of a package. Imports with a computed name are not found."""
+    module, or all files of a package, with or without `__init__.py`. Imports with a computed name are not found."""
     found, todo = set[Path](), [file]
     while todo:
         reader = todo.pop()
@@ -76,7 +77,13 @@ def _files_of(folder: Path, name: str) -> list[Path]:
     module, package = folder / f"{name}.py", folder / name
     if (package / "__init__.py").is_file():
         return sorted(package.rglob("*.py"))
-    return [module] if module.is_file() else []
+    if module.is_file():
+        return [module]
+    if not package.is_dir():
+        return []
+    # Python imports a folder without `__init__.py` only if no folder of its search path has a module of that name.
+    found = importlib.machinery.PathFinder.find_spec(name)
+    return sorted(package.rglob("*.py")) if found is None or found.origin is None else []
 
 
 def require_function(function: str, digest: str, *, whose: str, setting: str, changed: type[PpoctlError]) -> None:
@@ -166,11 +173,21 @@ def _require_own(file: Path) -> None:
     for name in sorted(names):
         loaded = sys.modules.get(name)
         spec = importlib.util.find_spec(name) if loaded is None else loaded.__spec__
-        origin = Path(spec.origin) if spec is not None and spec.origin is not None else None
+        origin = _origin(spec)
         own = file.parent / name / "__init__.py"
-        own = own if own.is_file() else file.parent / f"{name}.py"
+        if not own.is_file():
+            module = file.parent / f"{name}.py"
+            own = module if module.is_file() else file.parent / name
         if origin is None or origin.resolve() != own.resolve():
             raise ImportError(f"`{name}` is `{origin}` in this process, not `{own}`: rename one of the two")
+
+
+def _origin(spec: importlib.machinery.ModuleSpec | None) -> Path | None:
+    """Return the file of a module, or the first folder of a package without `__init__.py`."""
+    if spec is None:
+        return None
+    files = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or ())
+    return Path(files[0]) if files else None
 
 
 def require_accepts(call: partial[Any], function: str, argument: str, *, count: int = 1) -> None:

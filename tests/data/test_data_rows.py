@@ -1,6 +1,7 @@
 """Reading of datasets, and the single clear error for each invalid dataset."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -221,6 +222,21 @@ def test_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
     table = parquet_table(tmp_path, {"q": "one", "a": "1"}, {"q": "two", "a": None})
     with pytest.raises(DataError, match=r"x.parquet` row 2: `a` is null"):
         read_rows(table, name="train")
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        ('"x": {"y": ["z\\ud800"]}', "`x.y`"),
+        ('"x": {"y\\ud800": 1}', "a key of `x`"),
+        ('"x": {"y": NaN, "z": "z\\ud800"}', "`x.z`"),
+        ('"x\\ud800": 1', "the name of a column"),
+    ],
+)
+def test_reward_field_with_half_a_character_is_an_error(jsonl: MakeTable, column: str, what: str) -> None:
+    says = f"line 1: {what} contains half a character at 1 (a lone surrogate)"
+    with pytest.raises(DataError, match=re.escape(says)):
+        read_rows(jsonl(f'{{"q": "one", "a": "1", {column}}}', fields="all"), name="train")
 
 
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])

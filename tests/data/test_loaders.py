@@ -126,6 +126,12 @@ def test_prompt_of_two_dialogues_is_their_common_prefix(tmp_path: Path) -> None:
     assert [(row.fields["chosen"], row.fields["rejected"]) for row in rows] == answers
 
 
+def test_turns_after_the_answers_of_dialogues_are_noted(tmp_path: Path) -> None:
+    more = f"{HH} Ha.\n\nHuman: More!\n\nAssistant: Ho."
+    rows = read_set(dialogues(tmp_path, (more, f"{HH} No."), (f"{HH} Yes.", f"{HH} No.")), name="train")
+    assert list(rows.remarks()) == ["`data.train`: the reward cannot read `chosen` of 1 row after the first answer"]
+
+
 @pytest.mark.parametrize(
     ("chosen", "rejected", "message"),
     [

@@ -127,6 +127,10 @@ PARTS: dict[str, tuple[dict[str, Any], str]] = {
         {"role": "user", "content": [{"type": "text", "text": "x"}] * 2},
         "message 1 in `q` has a `content` of 2 parts, and chat templates join parts in different ways",
     ),
+    "an image next to the text": (
+        {"role": "user", "content": [{"type": "text", "text": "How?", "none": None, "image": "f0.png"}]},
+        "message 1 in `q` has a text part with the key `image`, which would be lost",
+    ),
     "no content": ({"role": "user", "content": None, "name": "x"}, "message 1 in `q` must have a `role` and a"),
     "not JSON": ({**USER, "score": float("nan")}, "message 1 in `q`: `score` is not JSON: Out of range"),
     "half a character": ({**USER, "name": "\ud800"}, "message 1 in `q`: `name` is not JSON: 'utf-8' codec"),

@@ -54,6 +54,7 @@ TYPES: dict[str, tuple[pyarrow.Array, str | None, Any]] = {
     "NaN": of(pyarrow.float64(), float("nan"), MISSING),
     "bool": of(pyarrow.bool_(), True, True),
     "decimal128": of(pyarrow.decimal128(9, 2), Decimal("6.50"), "6.50"),
+    "decimal128 of a whole number": of(pyarrow.decimal128(10, 0), Decimal(42), "42", "42"),
     "decimal256": of(pyarrow.decimal256(40, 1), Decimal("6.5"), "6.5"),
     "date32": of(pyarrow.date32(), DAY, "2025-01-02"),
     "date64": of(pyarrow.date64(), DAY, "2025-01-02"),
@@ -82,11 +83,6 @@ TYPES: dict[str, tuple[pyarrow.Array, str | None, Any]] = {
     "null": (pyarrow.nulls(1), None, None),
     "uuid": of(pyarrow.uuid(), b"\0" * 16, "00000000-0000-0000-0000-000000000000"),
     "json": (pyarrow.array(["[1]"], pyarrow.json_()), "[1]", "[1]"),
-    "period of pandas": (
-        pyarrow.array(pandas.Series(pandas.period_range("2025-01", periods=1, freq="M"))),
-        "660",
-        660,
-    ),
     "messages": of(
         pyarrow.large_list(MESSAGE), [{"role": "user", "content": "x"}], [{"role": "user", "content": "x"}]
     ),
@@ -131,6 +127,35 @@ def test_column_of_every_type_is_read_or_refused_by_its_name(tmp_path: Path, nam
         else "store it as text"
     )
     assert says in str(caught.value.hint)
+
+
+LOST: dict[str, tuple[pyarrow.Table, str]] = {
+    "two columns of one name": (
+        pyarrow.table([["one"], ["1"], ["9"]], names=["prompt", "a", "a"]),
+        "has two columns with the name `a`",
+    ),
+    "two nested columns of one name": (
+        pyarrow.table(
+            {
+                "prompt": ["one"],
+                "x": pyarrow.array([[{}]], pyarrow.list_(pyarrow.struct([("a", pyarrow.int64())] * 2))),
+            }
+        ),
+        "has two columns with the name `x.a`",
+    ),
+    "period of pandas": (
+        pyarrow.table({"prompt": ["one"], "x": pandas.Series(pandas.period_range("2025-01", periods=1, freq="M"))}),
+        r"column `x` has the type `.*`: a period of pandas is stored as a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_column_whose_values_would_be_lost_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    table, says = LOST[name]
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=says):
+        scan_set(VerlRows(format="verl", path=str(tmp_path / "x.parquet")), name="train")
 
 
 @pytest.mark.parametrize(

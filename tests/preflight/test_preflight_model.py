@@ -285,7 +285,7 @@ def test_all_problems_are_reported_together(folder: Path, capsys: pytest.Capture
 def test_stop_that_no_response_contains_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["validate", "r.toml", "--set", "rollout.stop_token_ids=[3, 576]"]) == 2
     err = capsys.readouterr().err
-    assert "`rollout.stop_token_ids` contains id 576, but the vocabulary of `" in err
+    assert "error: --set: `rollout.stop_token_ids` contains id 576, but the vocabulary of `" in err
     assert "hint: --set 'rollout.stop_token_ids=[3]'" in err
     special = ["--set", 'rollout.stop_strings=["x", "<|user|>:"]', "--set", "rollout.special_tokens=drop"]
     assert run(["validate", "r.toml", *special]) == 2

@@ -36,7 +36,7 @@ from ppoctl.preflight.prompts import RowChecks
 from ppoctl.preflight.resources import disk, gpu_gib_here, shared_gpus
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.folders import require_new, require_writable
-from preflight.conftest import ROWS
+from preflight.conftest import ROWS, edit
 
 GOOD = "\n".join(ROWS) + "\n"
 CHAT = '{"question": [{"role": "%s", "content": "1 + 1?"}], "answer": "#### 2"}\n'
@@ -237,6 +237,98 @@ def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
     [error] = RowChecks(None, Template(), None, None).examine(table, "train", at_least=1)  # type: ignore[arg-type]
     assert re.search(r"rejects row `train/000002-.{8}` \(`.*` line 3\): no system here", str(error))
     assert Template.asked == [("user",), ("user",), ("system", "user")]
+
+
+NAMES = (
+    "{% for m in messages %}{{ m.role }}{{ m.name if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+    "{% if think is defined and think %}!{% endif %}"
+)
+ASKS = {"role": "user", "content": "1 + 1?"}
+SAYS = {"role": "assistant", "content": "3", "name": "Bo"}
+NOTED: dict[str, tuple[str, object, tuple[str, ...], str]] = {
+    "a name that only another role has": (
+        NAMES,
+        [{**ASKS, "name": "Ann"}, SAYS, ASKS],
+        (),
+        "`data.train`: messages of the role `user` have `name`, which the model's chat template does not always",
+    ),
+    "a key of earlier messages": (
+        NAMES.replace("m.role == 'assistant'", "loop.index > 2"),
+        [ASKS, SAYS, ASKS, SAYS, ASKS],
+        (),
+        "`data.train`: messages of the role `assistant` have `name`, which the model's chat template does not always",
+    ),
+    "an argument with another name": (
+        NAMES,
+        [ASKS],
+        ("data.train.template_args={thnk=false, think=true}",),
+        "`data.train.template_args` has `thnk`, which the model's chat template does not read (it reads `think`)",
+    ),
+    "JSON as text": (
+        NAMES,
+        json.dumps([ASKS]),
+        (),
+        "`data.train`: 5 different questions are chats as text, and each",
+    ),
+    "Python as text": (NAMES, str([ASKS]), (), "`data.train`: 5 different questions are chats as text, and each"),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_the_model_will_not_see_is_noted(folder: Path, case: str) -> None:
+    template, question, sets, says = NOTED[case]
+    (folder / "base" / "chat_template.jinja").write_text(template)
+    rows = [{"question": question, "answer": f"#### {number}"} for number in range(5)]
+    if isinstance(question, str):
+        rows = [{**row, "question": f"{question} {number}"} for number, row in enumerate(rows)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = check(load([Path("r.toml")], ["rollout.max_prompt_tokens=99", *sets]).recipe)
+    assert (found.level, found.what[: len(says)]) == (Level.NOTE, says)
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_characters_that_the_tokenizer_removes_are_noted(folder: Path, *, has_template: bool) -> None:
+    if not has_template:
+        (folder / "base" / "chat_template.jinja").unlink()
+    digits = {"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": ""}
+    edit(folder / "base" / "tokenizer.json", normalizer=digits)
+    found = [each.what for each in check(load([Path("r.toml")]).recipe) if each.kind == "data"]
+    says = "`data.train`: the tokens of the first prompt lack 2 characters of its text, such as `01`: the model's"
+    assert [what[: len(says)] for what in found] == [says]
+
+
+ONE_ERROR: dict[str, tuple[str, ...]] = {
+    "the argument `messages` of the chat template is set by ppoctl": ("data.train.template_args={messages='x'}",),
+    "the argument `add_generation_prompt` of the chat template is set by ppoctl": (
+        "data.train.template_args={add_generation_prompt=false}",
+    ),
+    "but [data.train] has none: its rows are dialogues": ("data.train={format='dialogues', path='both.jsonl'}",),
+}
+
+
+@pytest.mark.parametrize("says", ONE_ERROR)
+def test_rule_about_rows_is_the_only_error(folder: Path, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = {name: f"\n\nHuman: 1 + 1?\n\nAssistant: {name}" for name in ("chosen", "rejected")}
+    (folder / "both.jsonl").write_text(f"{json.dumps(turns)}\n" * 4)
+    run(["validate", "r.toml", *(part for each in ONE_ERROR[says] for part in ("--set", each))])
+    said = capsys.readouterr().err
+    assert (said.count("error: "), says in said) == (1, True), said
+
+
+@pytest.mark.parametrize(
+    ("template", "hint"),
+    [
+        ("{{ raise_exception('no') }}", "many templates reject system messages"),
+        ("{{ 1 / 0 }}", "the template fails: correct it, or the values of"),
+        ("{% include 'x' %}", "the template fails: correct it, or the values of"),
+        ("{{ messages[0].of.it }}", "the template fails: correct it, or the values of"),
+    ],
+)
+def test_hint_about_a_template_that_fails_is_not_that_of_a_refusal(folder: Path, template: str, hint: str) -> None:
+    (folder / "base" / "chat_template.jinja").write_text(template)
+    [found] = check(load([Path("r.toml")]).recipe)
+    assert found.hint is not None
+    assert found.hint.startswith(hint)
 
 
 def test_row_checks_report_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

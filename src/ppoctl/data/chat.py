@@ -87,10 +87,16 @@ class ChatTemplate:
         return self._texts.get(_DEFAULT)
 
     @cached_property
+    def reads(self) -> frozenset[str]:
+        """Names that a template can read: arguments, special tokens and functions."""
+        parse = jinja2.Environment(extensions=_EXTENSIONS).parse
+        names = (jinja2.meta.find_undeclared_variables(parse(text)) for text in self._texts.values())
+        return frozenset[str]().union(*names)
+
+    @property
     def reads_clock(self) -> bool:
         """Whether a template can read the time."""
-        parse = jinja2.Environment(extensions=_EXTENSIONS).parse
-        return any("strftime_now" in jinja2.meta.find_undeclared_variables(parse(t)) for t in self._texts.values())
+        return "strftime_now" in self.reads
 
     def render(self, chat: Sequence[Message], arguments: Mapping[str, object] = MappingProxyType({})) -> str:
         """Return the chat as text, ending with the generation prompt that opens the assistant's turn.

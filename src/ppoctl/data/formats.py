@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from ppoctl.batch.prompts import Json, Message
-from ppoctl.data.messages import message_of, text_of
+from ppoctl.data.messages import message_of, require_characters, text_of
 from ppoctl.data.row_blocks import Place, columns_of, lookup
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import ColumnRows, DialogueRows, Gsm8kRows, PythonRows, SingleTable, VerlRows
@@ -34,7 +34,8 @@ class ParsedRow:
     answer: str | None
     fields: Mapping[str, Json]
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Column whose value is not JSON -> its type. The recipe does not name the column, and the fields lack it."""
+    """Column -> what of its value the fields lack, as the end of a sentence: all, because it is not JSON, and the
+    recipe does not name the column; or all turns of a dialogue after an answer."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def parse_row(raw: Mapping[str, Any], source: RowOrigin) -> ParsedRow:
     """
     place, table, key = source.place, source.table, source.key
     if isinstance(table, DialogueRows):
-        chat, responses = _dialogue(raw, source)
+        chat, responses, later = _dialogue(raw, source)
         fields, left_out = _fields(raw, source, ("chosen", "rejected"))
-        return ParsedRow(chat, None, {**responses, **fields}, left_out)
+        return ParsedRow(chat, None, {**responses, **fields}, {**later, **left_out})
     columns = _columns(table)
     question = _question(_value(raw, columns.prompt, source), columns.prompt, source)
     answer = _truth(raw, columns, source)
@@ -123,12 +124,16 @@ def _fields(
 ) -> tuple[dict[str, Json], Mapping[str, str]]:
     """Return the fields, and the columns that are left out because they are not JSON."""
     named, left_out = source.table.fields, dict[str, str]()
-    if named is not None:
-        return {column: _field(_value(raw, column, source), column, source) for column in named}, left_out
-    rest: Mapping[str, Any] = raw
-    for column in used:
-        rest = _without(rest, column)
-    return _as_json(rest, "", left_out), left_out
+    try:
+        if named is not None:
+            return {column: _field(_value(raw, column, source), column, source) for column in named}, left_out
+        rest: Mapping[str, Any] = raw
+        for column in used:
+            rest = _without(rest, column)
+        return _as_json(rest, "", left_out), left_out
+    except _HalfCharacterError as error:
+        require_characters(error.text, f"{source.place}: {error.what}")
+        raise
 
 
 def _without(raw: Mapping[str, Any], column: str) -> dict[str, Any]:
@@ -184,8 +189,9 @@ def _question(value: Any, column: str, source: RowOrigin) -> Question:
     return messages
 
 
-def _dialogue(raw: Mapping[str, Any], source: RowOrigin) -> tuple[Question, dict[str, Json]]:
-    """Return the common beginning of two dialogues, up to the last turn of the user, and the answer of each."""
+def _dialogue(raw: Mapping[str, Any], source: RowOrigin) -> tuple[Question, dict[str, Json], dict[str, str]]:
+    """Return the common beginning of two dialogues, up to the last turn of the user, and the answer of each. Return
+    also which of them have later turns, as `ParsedRow.left_out`."""
     place = source.place
     turns = {column: _turns(_value(raw, column, source), column, source) for column in ("chosen", "rejected")}
     common = 0
@@ -218,7 +224,8 @@ def _dialogue(raw: Mapping[str, Any], source: RowOrigin) -> tuple[Question, dict
     for message in chat:
         if not message.further:
             text_of(message.content or "", f"{place}: `chosen`")
-    return tuple(chat), responses
+    later = {column: " after the first answer" for column, turn in turns.items() if len(turn) > len(chat) + 1}
+    return tuple(chat), responses, later
 
 
 def _turns(value: Any, column: str, source: RowOrigin) -> list[Message]:
@@ -251,6 +258,8 @@ def _answer(value: Any, column: str, source: RowOrigin) -> str:
     # bool is a subclass of int, but not a plausible ground truth. A float is rejected, because its text is ambiguous.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
+        return f"{value:.0f}"
     if not isinstance(value, str):
         other = isinstance(source.table, ColumnRows)
         column_hint = f"; for another column: --set {source.key}.answer=COLUMN" if other else ""
@@ -293,18 +302,27 @@ class _NotJsonError(Exception):
         self.path, self.value = path, value
 
 
+class _HalfCharacterError(Exception):
+    def __init__(self, what: str, text: str) -> None:
+        super().__init__(what)
+        self.what, self.text = what, text
+
+
 def _as_json(value: Any, path: str, left_out: dict[str, str] | None = None) -> Any:
     """Return a value as JSON. Dates and times become text in ISO 8601; decimal numbers and UUIDs become text.
 
     Values of mappings that have no such form are left out, and `left_out` gets their paths and types. Without
-    `left_out`, or outside of mappings, they raise _NotJsonError.
+    `left_out`, or outside of mappings, they raise _NotJsonError. A text or key with a lone surrogate raises
+    _HalfCharacterError: readers of the field could not write it.
     """
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError):
         pass
     else:
         return value
+    if isinstance(value, str):
+        raise _HalfCharacterError(f"`{path}`", value)
     if isinstance(value, list | tuple):
         return [_as_json(inner, path, left_out) for inner in value]
     if isinstance(value, date | time):
@@ -315,12 +333,14 @@ def _as_json(value: Any, path: str, left_out: dict[str, str] | None = None) -> A
         raise _NotJsonError(path, value)
     found = dict[str, Any]()
     for key, inner in value.items():
+        if any("\ud800" <= character <= "\udfff" for character in str(key)):
+            raise _HalfCharacterError(f"a key of `{path}`" if path else "the name of a column", key)
         try:
             found[key] = _as_json(inner, f"{path}.{key}" if path else str(key), left_out)
         except _NotJsonError as error:
             if left_out is None:
                 raise
-            left_out[error.path] = _type_name(error.value)
+            left_out[error.path] = f", because it is not JSON ({_type_name(error.value)})"
     return found
 
 

@@ -85,7 +85,7 @@ class RowSet:
     faults: tuple[DataError, ...] = ()
     """Errors of invalid rows, which are not among the rows."""
     left_out: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Column that is not in the fields -> type of its first value, and number of rows."""
+    """Column -> what the fields lack of its first value (`ParsedRow.left_out`), and number of rows."""
     _shifts: "array[int]" = field(default_factory=lambda: array("q"))
     """For each invalid row, its position less the number of invalid rows before it."""
 
@@ -102,10 +102,10 @@ class RowSet:
         return DatasetRow(id, question_of(question), answer, place, fields)
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence about each column that is not in the fields."""
-        for column, (type, number) in self.left_out.items():
+        """Yield a sentence about each column that is not, or not completely, in the fields."""
+        for column, (what, number) in self.left_out.items():
             times = "1 row" if number == 1 else f"{number} rows"
-            yield f"`data.{self.name}`: the reward cannot read `{column}` of {times}, because it is not JSON ({type})"
+            yield f"`data.{self.name}`: the reward cannot read `{column}` of {times}{what}"
 
     def skip(self, position: int) -> None:
         """Skip the invalid row at this position of the file."""
@@ -215,8 +215,8 @@ def _read_set(table: SingleTable, name: str, source: str, counted: Counted | Non
                 f"{content.place} has a field `source`, which in a mix is the name of the row's source",
                 hint=f"--set 'data.{name}.fields=[]'  # or list the columns that the reward reads, except `source`",
             )
-        for column, type in content.left_out.items():
-            first, number = rows.left_out.get(column, (type, 0))
+        for column, what in content.left_out.items():
+            first, number = rows.left_out.get(column, (what, 0))
             rows.left_out[column] = first, number + 1
         if content.numbers is None:
             content.numbers = numbering.of(content)

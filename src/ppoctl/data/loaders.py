@@ -91,7 +91,9 @@ def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Bl
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with the numbers, texts and arrays of numpy and torch as Python's own."""
+    """Return a value with the numbers, texts and arrays of numpy, torch and pyarrow as Python's own."""
+    if hasattr(value, "as_py"):
+        return _plain(value.as_py())
     if isinstance(value, Mapping):
         return {_plain(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -49,13 +49,18 @@ def text_of(value: str, where: Place) -> str:
     """Return a text. Raises DataError if it is blank, or has no UTF-8 form. `where` names it, for errors."""
     if not value.strip():
         raise DataError(f"{where} is empty", hint="remove the row")
+    require_characters(value, where)
+    return value
+
+
+def require_characters(value: str, where: Place) -> None:
+    """Raise DataError if a text has no UTF-8 form. `where` names it, for errors."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where} contains half a character at {error.start} (a lone surrogate)", hint="fix the row"
         ) from error
-    return value
 
 
 def _text_of_parts(parts: Sequence[Any], where: Place) -> str:
@@ -69,6 +74,11 @@ def _text_of_parts(parts: Sequence[Any], where: Place) -> str:
         raise DataError(
             f"{where} has a `content` of {len(parts)} parts, and chat templates join parts in different ways",
             hint="join the parts of each message to one text",
+        )
+    if more := [key for key, value in parts[0].items() if key not in ("type", "text") and value is not None]:
+        raise DataError(
+            f"{where} has a text part with the key `{more[0]}`, which would be lost; only its text can be read",
+            hint=f"remove `{more[0]}` from the part, or remove the row",
         )
     text = parts[0].get("text")
     if not isinstance(text, str):

@@ -101,11 +101,32 @@ def read_parquet(path: Path, columns: Collection[str] | None, most: int | None) 
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            if twice := next(_repeated(file.schema_arrow), None):
+                raise DataError(
+                    f"`{path}` has two columns with the name `{twice}`",
+                    hint="rename one of them, with pyarrow: `table.rename_columns([...])`",
+                )
             chosen = _chosen(file.schema_arrow.names, columns)
             batches = file.iter_batches(batch_size=BLOCK_ROWS, columns=chosen)
             yield from blocks_of(batches, lambda number: f"`{path}` row {number}", most)
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(path, columns, error) from error
+
+
+def _repeated(fields: Any, parent: str = "") -> Iterator[str]:
+    """Yield the names that several Arrow fields share, also inside of other fields. A row as a mapping would lose
+    all but the last of their values."""
+    from pyarrow import types
+
+    names = [f"{parent}{field.name}" for field in fields]
+    for field, name in zip(fields, names, strict=True):
+        if names.count(name) > 1:
+            yield name
+        inner = field.type
+        while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+            inner = inner.value_type
+        if types.is_struct(inner):
+            yield from _repeated(list(inner), f"{name}.")
 
 
 def _unreadable(path: Path, columns: Collection[str] | None, error: Exception) -> DataError:
@@ -165,6 +186,11 @@ def _decoded(batch: Any) -> Any:
     (pandas and polars) become their values, and views (polars) become text and bytes."""
     import pyarrow
 
+    for field in batch.schema:
+        # pandas stores only a number for a period. Arrow knows this type only if pandas is imported.
+        named = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()
+        if "pandas.period" in (named, getattr(field.type, "extension_name", "")):
+            raise pyarrow.ArrowNotImplementedError("a period of pandas is stored as a number")
     types = [_decoded_type(field.type) for field in batch.schema]
     if types == [field.type for field in batch.schema]:
         return batch

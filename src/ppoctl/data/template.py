@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jinja2
+
 from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
@@ -164,7 +166,10 @@ def _plain_text(chat: Sequence[Message], row: DatasetRow) -> str:
 
 def refused(row: DatasetRow, error: Exception) -> DataError:
     """Return the error for a row that the chat template of the model rejects."""
+    is_by_choice = type(error) is jinja2.TemplateError  # the template has called `raise_exception`
     return DataError(
         f"the model's chat template rejects row `{row.id}` ({row.place}): {error}",
-        hint="many templates reject system messages, or require user and assistant to alternate",
+        hint="many templates reject system messages, or require user and assistant to alternate"
+        if is_by_choice
+        else "the template fails: correct it, or the values of the row and of `template_args` that it reads",
     )

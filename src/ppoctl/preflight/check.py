@@ -11,6 +11,7 @@ from ppoctl.data.template_arguments import environment_of
 from ppoctl.errors import EnvironmentProblemError, PpoctlError
 from ppoctl.finding import Finding, from_error, note, once, problem, require_none
 from ppoctl.loading.capabilities import says, wanting
+from ppoctl.loading.rules.rows import TAKEN_ARGUMENTS
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import read_shape, shape_if_known
@@ -195,8 +196,8 @@ def _stops(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Finding]:
     if rollout is not None and _has_all_keys(rollout):
         size = None if shape is None else shape.vocab_size
         try:
-            for error in stop_errors(rollout, path, local_folder(path), size):
-                yield from_error(error, place(("rollout", "stop_strings")), kind="recipe")
+            for key, error in stop_errors(rollout, path, local_folder(path), size):
+                yield from_error(error, place(("rollout", key)), kind="recipe")
         except EnvironmentProblemError:
             pass  # the check of the model reports a tokenizer that cannot be read
 
@@ -246,6 +247,8 @@ def _usable_environments(
         if template is None or template.text is None:
             continue
         for single in sources_of(table).values():
+            if not single.template_args.keys().isdisjoint(TAKEN_ARGUMENTS):
+                continue  # a rule refuses them, and so would the template
             case = (own, json.dumps(single.template_args, sort_keys=True))
             if case not in checked:
                 checked.add(case)

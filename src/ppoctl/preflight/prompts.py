@@ -1,8 +1,11 @@
 """Checks of every row of the data, read as in training. The chat template is tried on each kind of row."""
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,18 @@ from ppoctl.data.row_faults import RowFaults
 from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, single_tables
 from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.data.template_arguments import TemplateArguments
-from ppoctl.data.tokenizer import light_tokenizer, load_tokenizer
+from ppoctl.data.tokenizer import decode, light_tokenizer, load_tokenizer
 from ppoctl.errors import DataError, EnvironmentProblemError, PpoctlError
+from ppoctl.loading.rules.rows import TAKEN_ARGUMENTS, has_truth
 from ppoctl.recipe.row_files import in_an_epoch
 from ppoctl.recipe.rows import ColumnRows
 from ppoctl.recipe.schema import AnyRows, EpisodeTable, SingleTable
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.rewards.table import ScorerTable
+
+_CHAT_AS_TEXT = re.compile(r"""\s*\[?\s*\{\s*["'](role|content)["']\s*:""")
+"""Beginning of a text that is a chat, as JSON or as Python writes it."""
+_SHOWN_CHARACTERS = 10
 
 
 class RowChecks:
@@ -69,18 +77,21 @@ class RowChecks:
             results = [*found.faults, *self._tried(found, single, environment)]
             yield from (result for result in results if isinstance(result, str))
             errors = [result for result in results if not isinstance(result, str)]
-            if scored is not None:
+            # A rule says that a reward lacks the ground truth of the training rows.
+            is_ruled = name == "train" and reward is not None and reward.reads_truth and not has_truth(single)
+            if scored is not None and not is_ruled:
                 for row, times in found.different_rows():
                     scored.see(row.id, row.answer, row.fields, times)
             rows["read"] += len(found)
             used = len(found)
-            if not errors:
+            if not errors and not _is_never_rendered(single):
                 try:
                     if self._renderer is not None and self._max_tokens is not None:
-                        counts = PromptSet(found, single, self._renderer, self._max_tokens, environment).counts
-                        used = counts.used
-                        if remarks := counts.remarks():
+                        prompts = PromptSet(found, single, self._renderer, self._max_tokens, environment)
+                        used = prompts.counts.used
+                        if remarks := prompts.counts.remarks():
                             yield f"`data.{its}`: {remarks}"
+                        yield from _lost(prompts[0].text, self._renderer, its)
                     require_in_an_epoch(its, used, single.weight)
                 except PpoctlError as error:
                     errors.append(error)
@@ -97,9 +108,11 @@ class RowChecks:
     ) -> Iterator[str | PpoctlError]:
         """Frame every question, render one question of each kind, and yield notes and errors.
 
-        A chat template may reject some sequences of roles, and may omit some further keys of messages.
+        A chat template may reject some sequences of roles, and may omit some further keys of messages or arguments.
         """
-        faults, tried, omitted = RowFaults(), set[object](), set[str]()
+        faults, tried, omitted, as_text = RowFaults(), set[object](), set[tuple[str, str]](), 0
+        if _is_never_rendered(table):
+            return
         arguments = TemplateArguments(table, environment, name=rows.name)
         try:
             framing = Framing(table, name=rows.name)
@@ -111,18 +124,32 @@ class RowChecks:
             try:
                 chat = framing.chat(row)
                 kind = tuple((message.role, message.content is None, *sorted(message.further)) for message in chat)
+                as_text += isinstance(row.question, str) and _CHAT_AS_TEXT.match(row.question) is not None
                 if self._template is not None and self._template.text is not None and kind not in tried:
                     tried.add(kind)
                     text = _rendered(self._template, chat, row, arguments.of(row))
-                    omitted |= _omitted(self._template, chat, text, arguments.of(row))
+                    omitted |= _omitted(self._template, chat, text, arguments.of(row), omitted)
             except DataError as error:
                 faults.add(error, row.place, row.id)
             except PpoctlError as error:  # the template is wrong for every row
                 yield error
                 break
         yield from faults.errors()
-        for key in sorted(omitted):
-            yield f"`data.{rows.name}`: messages have `{key}`, which the model's chat template does not write"
+        for role, key in sorted(omitted):
+            whose = f"`data.{rows.name}`: messages of the role `{role}` have `{key}`"
+            yield f"{whose}, which the model's chat template does not always write"
+        if as_text:
+            yield (
+                f"`data.{rows.name}`: {as_text} different questions are chats as text, and each becomes one user "
+                "message with JSON: store them as lists of messages, with pandas: `.map(json.loads)`"
+            )
+        if table.template_args and self._template is not None and self._template.text is not None:
+            yield from _unread(table.template_args, self._template.reads, f"data.{rows.name}.template_args")
+
+
+def _is_never_rendered(table: SingleTable) -> bool:
+    """Whether a rule refuses arguments of the chat template, which the template would refuse too."""
+    return not table.template_args.keys().isdisjoint(TAKEN_ARGUMENTS)
 
 
 def _of_scores(scored: RowCheck, table: AnyRows, name: str, read: int) -> Iterator[str | PpoctlError]:
@@ -182,17 +209,50 @@ def _rendered(
     return text
 
 
-def _omitted(template: ChatTemplate, chat: tuple[Message, ...], text: str, arguments: Mapping[str, Json]) -> set[str]:
-    """Return the further keys of messages without which the template writes the same text."""
-    found = set[str]()
-    for key in {key for message in chat for key in message.further} - {"content"}:
-        without = [
-            replace(message, further={other: value for other, value in message.further.items() if other != key})
-            for message in chat
-        ]
-        try:
-            is_same = template.render(without, arguments) == text
-        except Exception:  # noqa: BLE001 - the template requires the key
-            is_same = False
-        found |= {key} if is_same else set()
+def _omitted(
+    template: ChatTemplate,
+    chat: tuple[Message, ...],
+    text: str,
+    arguments: Mapping[str, Json],
+    known: Collection[tuple[str, str]],
+) -> set[tuple[str, str]]:
+    """Return (role, key) of messages without whose further key the template writes the same text. The first and the
+    last message with the key are tried, except for the `known` keys."""
+    places = dict[tuple[str, str], list[int]]()
+    for number, message in enumerate(chat):
+        for key in message.further.keys() - {"content"}:
+            places.setdefault((message.role, key), []).append(number)
+    found = set[tuple[str, str]]()
+    for (role, key), numbers in places.items():
+        for number in {numbers[0], numbers[-1]} if (role, key) not in known else ():
+            further = {other: value for other, value in chat[number].further.items() if other != key}
+            without = (*chat[:number], replace(chat[number], further=further), *chat[number + 1 :])
+            try:
+                is_same = template.render(without, arguments) == text
+            except Exception:  # noqa: BLE001 - the template requires the key
+                is_same = False
+            found |= {(role, key)} if is_same else set()
     return found
+
+
+def _unread(arguments: Iterable[str], reads: Collection[str], key: str) -> Iterator[str]:
+    """Yield a note for each argument that a template does not read. `key` is the recipe key of the arguments."""
+    for name in sorted(set(arguments) - set(reads)):
+        near = get_close_matches(name, reads, 1)
+        meant = f" (it reads `{near[0]}`)" if near else ""
+        yield f"`{key}` has `{name}`, which the model's chat template does not read{meant}"
+
+
+def _lost(text: str, renderer: PromptTemplate, name: str) -> Iterator[str]:
+    """Yield a note if the tokens of a prompt do not have all characters of its text. Blanks are not compared."""
+    (ids,) = renderer.token_ids([text])
+    if lost := _characters(text) - _characters(decode(renderer.tokenizer, ids)):
+        yield (
+            f"`data.{name}`: the tokens of the first prompt lack {lost.total()} characters of its text, such as "
+            f"`{''.join(sorted(lost))[:_SHOWN_CHARACTERS]}`: the model's tokenizer removes or replaces them"
+        )
+
+
+def _characters(text: str) -> Counter[str]:
+    """Return the characters of a text with their numbers, without blanks. Equivalent forms of one count as one."""
+    return Counter(character for character in unicodedata.normalize("NFC", text) if not character.isspace())

@@ -72,15 +72,20 @@ def _tokens_in(written: Mapping[str, Any], file: Path) -> dict[str, int]:
 
 def stop_errors(
     rollout: RolloutTable, path: str, folder: Path | None, vocab_size: int | None
-) -> Iterator[PpoctlError]:
-    """Yield the errors of stop tokens and stop strings that the model of `path` cannot generate. `folder` contains
-    the model, and `vocab_size` is the size of its vocabulary; None: it is not known."""
+) -> Iterator[tuple[str, PpoctlError]]:
+    """Yield the errors of stop tokens and stop strings that the model of `path` cannot generate, each with its key
+    of `rollout`. `folder` contains the model, and `vocab_size` is the size of its vocabulary; None: it is not
+    known."""
     ids = rollout.stop_token_ids
     if vocab_size is not None and (wrong := [id for id in ids if id >= vocab_size]):
         rest = [id for id in ids if id < vocab_size]
-        yield RecipeError(
-            f"`rollout.stop_token_ids` contains id {wrong[0]}, but the vocabulary of `{path}` has {vocab_size} ids",
-            hint=f"--set {quoted(f'rollout.stop_token_ids={rest}')}",
+        yield (
+            "stop_token_ids",
+            RecipeError(
+                f"`rollout.stop_token_ids` contains id {wrong[0]}, but the vocabulary of `{path}` has {vocab_size} "
+                "ids",
+                hint=f"--set {quoted(f'rollout.stop_token_ids={rest}')}",
+            ),
         )
     if folder is None or rollout.special_tokens == "keep" or not rollout.stop_strings:
         return
@@ -89,8 +94,11 @@ def stop_errors(
     special = [token.content for token in added.values() if token.special]
     for text in rollout.stop_strings:
         if dropped := [token for token in special if token in text]:
-            yield RecipeError(
-                f"`rollout.stop_strings` contains `{text}`, but `rollout.special_tokens` is `drop`: without "
-                f"`{dropped[0]}`, the text never contains it, so it ends no response",
-                hint="--set rollout.special_tokens=keep",
+            yield (
+                "stop_strings",
+                RecipeError(
+                    f"`rollout.stop_strings` contains `{text}`, but `rollout.special_tokens` is `drop`: without "
+                    f"`{dropped[0]}`, the text never contains it, so it ends no response",
+                    hint="--set rollout.special_tokens=keep",
+                ),
             )
