@@ -156,7 +156,7 @@ def _opened(reward: ScorerTable, prompts: Sequence[Prompt]) -> dict[str, str]:
     opened: dict[str, str] = {}
     for prompt in prompts:
         for single in reward.of_row(prompt.fields).singles:
-            if single.required_text and prompt.text.rstrip().endswith(single.required_text.rstrip()):
+            if single.required_text and prompt.text.rstrip().endswith(single.required_text.strip()):
                 opened[prompt.id] = single.required_text.strip()
     return opened
 
