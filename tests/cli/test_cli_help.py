@@ -16,6 +16,7 @@ from cli.conftest import CliResult, RunCli
 from ppoctl.cli import evaluate
 from ppoctl.cli.app import app, run
 from ppoctl.cli.help import EXAMPLES, SECTIONS, one_line
+from ppoctl.errors import RewardError
 from recipe.conftest import SMALLEST
 
 
@@ -191,6 +192,10 @@ def test_eval_requires_exactly_one_target(ask: RunCli) -> None:
     assert ask("eval", "gone").err == (
         "error: `gone` is neither a run, a saved actor state nor a model folder\n\nhint: ppoctl runs\n"
     )
+    accept = RewardError("changed", hint="`ppoctl resume RUN --set a=b`")
+    with pytest.raises(RewardError) as caught, evaluate._named("ppoctl eval runs/a"):
+        raise accept
+    assert caught.value.hint == "`ppoctl eval runs/a --set a=b`"
     assert evaluate._arguments([Path("r.toml"), Path("m")], None) == (Path("m"), [Path("r.toml")])
     assert evaluate._arguments([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
 

@@ -23,6 +23,33 @@ def test_format_matches_whole_response_or_anywhere(response: str, whole: int, an
     assert format.score(request(response, None), pattern=R1, whole=False).value == anywhere
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (R1, "<think>"),
+        ("(<think>).*", "<think>"),
+        ("(?:<think>).*", "<think>"),
+        ("(?P<t><think>).*", "<think>"),
+        ("(?s:<think>.*)", "<think>"),
+        ("^[<]think>.*", "<think>"),
+        (r"\A\n?\s*<think>.*", "<think>"),
+        ("(?s).*<think>.*</think>", "<think>"),
+        ("(?=.*<think>)(?!.*<b>).*", "<think>"),
+        ("<think>{1}.*", "<think>"),
+        ("(?:<think>){1,2}.*", "<think>"),
+        ("<think>\nWell, .*", "<think>"),
+        ("(?:<think>a|<think>b)", "<think>"),
+        (r"\\boxed\{", "\\boxed{"),
+        ("<think>.*|.*", ""),
+        ("(<think>)?.*", ""),
+        (r"\d+ apples", ""),
+        ("[ab]+<think>", ""),
+    ],
+)
+def test_text_that_each_match_contains_is_found(pattern: str, text: str) -> None:
+    assert FormatScorer(kind="format", pattern=pattern).required_text == text
+
+
 def test_invalid_regular_expression_raises_when_recipe_is_read() -> None:
     with pytest.raises(ValidationError, match="not a Python regular expression: unterminated character set"):
         FormatScorer(kind="format", pattern="[a")

@@ -154,8 +154,9 @@ def test_row_requires_ground_truth_only_if_its_scorer_compares() -> None:
     for check in (train, held):
         check.see("0", "4", {})
         check.see("1", None, {})
-    with pytest.raises(RewardError, match=r"1 row, first `1`: there is no ground truth"):
+    with pytest.raises(RewardError, match=r"1 row, first `1`: there is no ground truth") as caught:
         train.require()
+    assert "data.train.answer" not in (caught.value.hint or ""), "only one format has this key"
     held.require()
 
 

@@ -285,7 +285,7 @@ def test_refused_long_response_is_only_a_warning() -> None:
         ({"kind": "format", "pattern": r"(?s)<think>.*?</think>\s*<answer>(A|B)</answer>"}, "<think>\n", "<think>"),
         ({"kind": "format", "pattern": r"\\boxed\{", "match": "search"}, "\\boxed{", "\\boxed{"),
         ({"kind": "format", "pattern": "<think>|<answer>"}, "<think>", None),
-        ({"kind": "format", "pattern": "<?think>"}, "<think>", None),
+        ({"kind": "format", "pattern": "<?think>"}, "<think>", "think>"),
         ({"kind": "gsm8k"}, "#### ", "####"),
         ({"kind": "gsm8k", "strict": False}, "#### ", None),
         ({"kind": "math", "rule": "last_box"}, "$\\boxed{", "\\boxed{"),

@@ -1,6 +1,7 @@
 """`ppoctl eval`: evaluate a checkpoint on the evaluation sets of the recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from ppoctl.cli import render
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, as_typed, found_run, run_names
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.errors import PpoctlError, RecipeError, quoted
 
 _RUN_FILES = ("run.json", "manifest.json")
 _MODEL_FILE = "config.json"
@@ -98,7 +99,8 @@ def _require_known(path: Path, files: Sequence[Path]) -> None:
 
 
 def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> Any:
-    with working(as_typed("eval", [checkpoint, *files], sets)) as (_, gate):
+    typed = as_typed("eval", [checkpoint, *files], sets)
+    with working(typed) as (_, gate), _named(typed):
         gate.at, gate.keeps = "", "an evaluation saves nothing before it is done"
         from ppoctl.runs.eval_target import find_checkpoint
 
@@ -108,6 +110,17 @@ def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> 
                 from ppoctl.runs import commands
 
             return commands.evaluate(found, lambda text: render.print_stderr(render.printable(text)))
+
+
+@contextmanager
+def _named(command: str) -> Iterator[None]:
+    """Context whose errors name this command in a hint that resumes RUN: lower packages do not know the command."""
+    try:
+        yield
+    except PpoctlError as error:
+        if error.hint is not None:
+            error.hint = error.hint.replace("ppoctl resume RUN", command)
+        raise
 
 
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:

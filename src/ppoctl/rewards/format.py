@@ -8,9 +8,11 @@ In TOML, write a pattern in single quotes, so that backslashes need no escaping.
 empty answer in the right tags gets the full reward, so use it as a component of a sum.
 """
 
+import importlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -19,12 +21,11 @@ from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
 
-_LITERAL = re.compile(
-    r"(?:\(\?[a-zA-Z]+\))?(?:\^|\\A)?(?:\\s\*)?((?:\\[^A-Za-z0-9]|[^\\.^$*+?{}\[\]|()])+)(?![*?+{])"
-)
-"""The text at the beginning of a pattern, after flags and optional blanks."""
-_GROUP = re.compile(r"\([^()]*\)")
+_OPTIONAL, _UNKNOWN = "\ue000", "\ue001"
+"""Marks in the text of a pattern: here is text that may be absent, or some text that is not known."""
+_TAG = re.compile(r"<[^<>]*>")
 _FEWEST_CHARS = 3
+_MOST_REPEATS = 40
 
 
 def _compiles(pattern: str) -> str:
@@ -54,11 +55,11 @@ class FormatScorer(ProcessScorer):
 
     @property
     def required_text(self) -> str:
-        """The literal text at the beginning of a pattern without alternatives."""
-        literal = _LITERAL.match(self.pattern)
-        has_alternatives = "|" in _GROUP.sub("", self.pattern)
-        text = "" if literal is None or has_alternatives else re.sub(r"\\(.)", r"\1", literal[1])
-        return text if len(text) >= _FEWEST_CHARS else ""
+        """The first literal text of the pattern, after text that may be absent; of a tag and text, only the tag."""
+        known = _text_of(_parsed(self.pattern)).partition(_UNKNOWN)[0]
+        text = next((text for text in known.split(_OPTIONAL) if len(text.strip()) >= _FEWEST_CHARS), "")
+        tag = _TAG.match(text.strip())
+        return tag.group() if tag else text
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -73,4 +74,28 @@ def score(request: ScoreRequest, *, pattern: str, whole: bool = True) -> RewardV
     return RewardValue(float(match is not None))
 
 
+def _text_of(items: Iterable[tuple[Any, Any]]) -> str:
+    """Return the literal text that each match of a parsed pattern contains, with marks where other text may be."""
+    text = ""
+    for code, value in items:
+        match str(code):
+            case "LITERAL":
+                text += chr(value)
+            case "SUBPATTERN":
+                text += _text_of(value[-1])
+            case "ATOMIC_GROUP":
+                text += _text_of(value)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                least, most, repeated = value
+                text += _text_of(repeated) * min(least, _MOST_REPEATS) + (_OPTIONAL if most != least else "")
+            case "ASSERT":
+                text += _OPTIONAL + (_text_of(value[1]) + _OPTIONAL if value[0] > 0 else "")
+            case "AT" | "ASSERT_NOT":
+                pass
+            case _:
+                text += _UNKNOWN
+    return text
+
+
+_parsed = importlib.import_module("re._parser").parse  # no public function parses a pattern
 _compiled = lru_cache(maxsize=16)(re.compile)

@@ -40,7 +40,7 @@ _BEFORE_A_PART = re.compile(
 )
 """Text before a number that is only a part of the number that is written: an exponent, a denominator, a root."""
 _WORDS = re.compile(r"[A-Za-z]{2,}:?\s+(?:\\?\$)?$")
-"""Text before a number of a sentence. A `!` after this number ends the sentence, and is no factorial."""
+"""Text before a number of a sentence. A `!` after this number usually ends the sentence."""
 _SEEN_CHARS = 40
 _GOLD = re.compile(r"-?(?:(?:[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 """A whole number or decimal number, with or without commas between groups of digits."""

@@ -16,6 +16,7 @@ from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError, ServiceLostError
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.function import is_trainable
+from ppoctl.rewards.rows import ADD_TRUTH
 from ppoctl.rewards.table import ScorerTable
 
 Encode = Callable[[str, Finish], tuple[int, ...]]
@@ -140,7 +141,7 @@ def _responses(reward: ScorerTable, prompt: Prompt) -> dict[str, str]:
     except RewardError as error:
         raise RewardError(f"row `{prompt.id}`: {error.message}", hint=error.hint) from error
     if scorer.reads_truth and prompt.answer is None:
-        raise RewardError(f"row `{prompt.id}` has no ground truth", hint="name its column as `data.train.answer`")
+        raise RewardError(f"row `{prompt.id}` has no ground truth", hint=ADD_TRUTH)
     return _WITHOUT_GOLD if candidates is None else asdict(candidates)
 
 

@@ -9,6 +9,11 @@ from ppoctl.errors import RewardError
 from ppoctl.rewards.table import ScorerTable
 
 _SHOWN_ROWS = 5
+ADD_TRUTH = (
+    'name its column: `answer` with `format = "columns"`; rows of a function need the key `answer`, and rows of verl '
+    "`reward_model.ground_truth`"
+)
+"""Hint for rows without a ground truth. Only the format `columns` has a key that names a column."""
 
 
 @dataclass
@@ -60,7 +65,7 @@ class RowCheck:
         if scorer.reads_truth and not self._needs_truth:
             self.unscored += times
         elif scorer.reads_truth:
-            lacks = RewardError("there is no ground truth", hint=f"name its column as `{self._key}.answer`")
+            lacks = RewardError("there is no ground truth", hint=ADD_TRUTH)
             self._add(lacks.message, lacks, id, times)
 
     def _add(self, reason: str, error: RewardError, id: str, times: int) -> None:
@@ -73,8 +78,7 @@ class RowCheck:
     def require(self) -> None:
         """Raise RewardError if rows cannot be scored, with the number of rows for each reason."""
         if 0 < self.empty == self._seen:
-            hint = f"name another column as `{self._key}.answer`"
-            raise RewardError(f"the ground truth of all rows of [{self._key}] is empty", hint=hint)
+            raise RewardError(f"the ground truth of all rows of [{self._key}] is empty", hint=ADD_TRUTH)
         if not self._faults:
             return
         reasons = "; ".join(

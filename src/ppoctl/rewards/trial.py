@@ -21,6 +21,7 @@ from ppoctl.errors import RewardError
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
+from ppoctl.rewards.rows import ADD_TRUTH
 from ppoctl.rewards.table import Candidates, ScorerTable
 from ppoctl.rewards.verbatim import other_answer, parts_of, verbatim_answer
 
@@ -156,7 +157,7 @@ def _opened(reward: ScorerTable, prompts: Sequence[Prompt]) -> dict[str, str]:
     opened: dict[str, str] = {}
     for prompt in prompts:
         for single in reward.of_row(prompt.fields).singles:
-            if single.required_text and prompt.text.rstrip().endswith(single.required_text.rstrip()):
+            if single.required_text and prompt.text.rstrip().endswith(single.required_text.strip()):
                 opened[prompt.id] = single.required_text.strip()
     return opened
 
@@ -165,7 +166,7 @@ def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:
     """Return the responses to try on a row, by name. Raises RewardError if its ground truth is missing or cannot be
     read."""
     if table.reads_truth and prompt.answer is None:
-        raise RewardError("there is no ground truth", hint="name its column as `data.train.answer`")
+        raise RewardError("there is no ground truth", hint=ADD_TRUTH)
     candidates = None if prompt.answer is None else table.candidates(prompt.answer)
     question = {"question": prompt.messages[-1].content or ""} if prompt.messages else {}
     if candidates is None:
