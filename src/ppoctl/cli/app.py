@@ -179,7 +179,7 @@ def _named(hint: str | None, words: Sequence[str]) -> str | None:
     for name, value in (("RUN", run and quoted(run)), ("RECIPE", " ".join(map(quoted, recipes)))):
         if hint and value:
             hint = value.join(re.split(rf"\b{name}\b", hint))
-    return hint and hint.replace("ppoctl resume RUN --set", "--set")
+    return hint and re.sub(rf"ppoctl \w+ {'RUN'} (?=--set)", "", hint)
 
 
 class _Failure:
