@@ -26,6 +26,7 @@ _WRAPPING = re.compile(r"(?<!\\)\$|\\[()\[\]]")
 """Signs around a formula, and a currency sign."""
 _JOINED = re.compile(r"[\s$,;]*(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s$,;]*")
 """Text between two boxes that are one answer."""
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _NESTED = re.compile(r"\{[^{}]*\}|\\begin.*?\\end", re.DOTALL)
 _POWER = re.compile(r"\^\s*\{?[23]\}?")
 _SIGN = r"\\(?:cdot|times|div|pm|mp|[dt]?frac|sqrt|pi)(?![A-Za-z])|[\u00d7\u00f7]"
@@ -87,6 +88,8 @@ def stated(truth: str) -> str:
         if not marked and truth.rpartition(MARK)[2].strip():
             raise ValueError(f"the line after the last `{MARK}` of the ground truth is empty, but more text follows")
         answer = _WRAPPING.sub("", marked).strip(" *").removesuffix(".").strip(" *")
+        if _THOUSANDS.fullmatch(answer):  # GSM8K writes `1,072`, and responses `1072`
+            answer = answer.replace(",", "")
     else:
         answer = truth
         if "\n" in _NESTED.sub("", truth.strip()):
