@@ -36,6 +36,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+RESUME_RUN = "ppoctl resume RUN"
+"""Command in a hint of a package that does not know the run. `cli` and `runs.session` replace RUN by the run."""
+
+
 def quoted(value: str | Path) -> str:
     """Return the value quoted as one word of a shell command, so that a pasted hint runs nothing else."""
     return shlex.quote(str(value))

@@ -72,6 +72,7 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
     plan = answer(fresh, tmp_path, "resume", "runs/gsm8k-smoke", "--plan")
     assert plan == {
         "from_step": 2,
+        "finished_samples": [],
         "items": [
             {"item": f"states/{role}/000002", "action": "restored", "note": ""} for role in ("actor", "critic")
         ],

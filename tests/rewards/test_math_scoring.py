@@ -22,6 +22,7 @@ RULES = {"math_verify": ANYWHERE, "last_box": LAST_BOX, "hendrycks": AS_TEXT}
 NOT_ONE_MORE = {
     r"\frac{1}{2004!}": "math-verify rounds to six decimals, and both are 0 then",
     r"\frac{1}{2^{98}}": "likewise",
+    ".0000672": "likewise",
     r"0.56 = 56\%": "of an equation math-verify takes the last side, which is not the one that was changed",
     r"\frac{7}{5} + \frac{1}{5} i.": "the full stop behind i leaves only the second term to be compared",
 }

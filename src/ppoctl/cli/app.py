@@ -46,7 +46,7 @@ from ppoctl.cli import (
 )
 from ppoctl.cli.help import Command, Commands, as_options, one_line
 from ppoctl.cli.options import found_run, is_run, takes_run
-from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
+from ppoctl.errors import RESUME_RUN, ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
     name="ppoctl",
@@ -179,7 +179,7 @@ def _named(hint: str | None, words: Sequence[str]) -> str | None:
     for name, value in (("RUN", run and quoted(run)), ("RECIPE", " ".join(map(quoted, recipes)))):
         if hint and value:
             hint = value.join(re.split(rf"\b{name}\b", hint))
-    return hint and re.sub(rf"ppoctl \w+ {'RUN'} (?=--set)", "", hint)
+    return hint and hint.replace(RESUME_RUN + " --", "--")
 
 
 class _Failure:

@@ -12,7 +12,7 @@ from ppoctl.cli import render
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, as_typed, found_run, run_names
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import PpoctlError, RecipeError, quoted
+from ppoctl.errors import RESUME_RUN, PpoctlError, RecipeError, quoted
 
 _RUN_FILES = ("run.json", "manifest.json")
 _MODEL_FILE = "config.json"
@@ -119,7 +119,7 @@ def _named(command: str) -> Iterator[None]:
         yield
     except PpoctlError as error:
         if error.hint is not None:
-            error.hint = error.hint.replace("ppoctl resume RUN", command)
+            error.hint = error.hint.replace(RESUME_RUN, command)
         raise
 
 

@@ -38,7 +38,8 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
             return RewardValue(0.0)
         answer = _parsed(box)
     else:
-        answer = parse(in_ascii(read), _ANYWHERE, parsing_timeout=None)
+        # A full stop in a box would hide the formula before it from math-verify.
+        answer = parse(in_ascii(read).replace(".}", "}"), _ANYWHERE, parsing_timeout=None)
     is_right = verify(truth, answer, timeout_seconds=None)
     # Correct answers in any notation vote for the ground truth. Wrong answers vote for their own text, because sympy
     # does not compare them with each other.
@@ -52,7 +53,7 @@ def _truth(text: str) -> list[Any]:
     many responses."""
     require_numbers(text)
     # math-verify reads `9:00` as a division by zero, which equals any other division by zero.
-    expressions = [part for part in _parsed(text.removesuffix(".")) if str(part) not in ("zoo", "nan")]
+    expressions = [part for part in _parsed(text) if str(part) not in ("zoo", "nan")]
     if not expressions:
         raise ValueError(f"math-verify cannot read the ground truth `{text[:80]}`")
     read = expressions[-1]
@@ -68,4 +69,4 @@ def _digits(text: str) -> list[str]:
 
 
 def _parsed(text: str) -> list[Any]:
-    return list(parse(f"\\boxed{{{in_ascii(text)}}}", _BOXED, parsing_timeout=None))
+    return list(parse(f"\\boxed{{{in_ascii(text).strip().removesuffix('.')}}}", _BOXED, parsing_timeout=None))
