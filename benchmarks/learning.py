@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -168,7 +169,7 @@ def trained(recipe, folder: Path, shuffled: list[int]) -> Result:
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.store.run_paths import RunPaths
 
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, datetime.now())
     if shuffled:
         components = replace(components, scorer=ShuffledScorer(components.scorer, shuffled))
     found: list[str] = []

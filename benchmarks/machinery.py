@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     recipe = load([RECIPE], [*changes, f"cluster={{threads={threads}}}"]).recipe
     clock = Clock()
     steps_seen = Steps(clock)
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, datetime.now())
     for trainer in components.trainers.values():
         for method in ("start", "update", "logprobs", "reference_logprobs", "values"):
             if hasattr(trainer, method):

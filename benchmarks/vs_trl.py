@@ -49,6 +49,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     file = result.parent / "vs-trl.toml"
     file.write_text(RECIPE.format(**job), encoding="utf-8")
     recipe = load([file]).recipe
-    components, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe, datetime.now())
     components.scorer.close()
     clock = CpuClock()
     paths = RunPaths(result.parent / "run")
