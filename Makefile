@@ -9,7 +9,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart ui test fakes screens drills engines runs clusters test-slow test-slow-sample contracts docs check check-gpu pin-gpu format clean
+.PHONY: help setup setup-gpu quickstart ui test quick engines test-changed test-slow test-slow-sample contracts docs check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -41,34 +41,23 @@ PORT ?= 5000
 ui: setup ## Serve MLflow's pages of RUNS (runs) on PORT (5000) of this machine; Ctrl-C stops them
 	@exec $(BIN)/python -m ppoctl.cli.mlflow_pages "$(RUNS)" "$(PORT)"
 
-# Six parts, two at a time, the longest first. If `make` cannot separate their output, they run one after the other.
+# Both parts at a time. If `make` cannot separate their output, they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
+WORKERS ?= 2
+ON_WORKERS = -n $(WORKERS) --dist worksteal
 
-WHOLE = tests/end_to_end tests/engines/ray
-SCREENS = tests/cli tests/recipe tests/manual tests/plan tests/doctor tests/conventions tests/tracking
-DRILLS = tests/store tests/end_to_end tests/loop tests/convert
-CLUSTERS = tests/slurm tests/report
+test: setup ## Run the tests, in two parts at the same time (minutes; each part is printed when it ends)
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines quick
 
-test: setup ## Run the tests, in six parts, two at a time (minutes; each part is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs fakes drills screens clusters
+quick: setup ## Part of the tests: all that start no engine, on WORKERS (2) processes
+	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow and not engines" $(ARGS)
 
-fakes: setup ## Part of the tests: mathematics, records, stages, rewards; no engine
-	$(BIN)/python -m pytest -m "not slow and not engines" $(addprefix --ignore=,$(DRILLS) $(SCREENS) $(CLUSTERS)) $(ARGS)
+engines: setup ## Part of the tests: Megatron-Core, vLLM, Ray, and commands on them, on a subset of the cases
+	$(BIN)/python -m pytest -m "engines and not slow" tests/engines tests/end_to_end $(ARGS)
 
-screens: setup ## Part of the tests: recipes, plans, output of commands, and the conventions of the code
-	$(BIN)/python -m pytest -m "not slow and not engines" $(SCREENS) $(ARGS)
-
-drills: setup ## Part of the tests: fault injection on fakes, damaged files, conversions
-	$(BIN)/python -m pytest -m "not slow and not engines" $(DRILLS) $(ARGS)
-
-engines: setup ## Part of the tests: Megatron-Core and vLLM, each alone, on a subset of the cases
-	$(BIN)/python -m pytest -m "engines and not slow" tests/engines $(addprefix --ignore=,$(WHOLE)) $(ARGS)
-
-runs: setup ## Part of the tests: commands on the real engines, Ray, kills, on a subset of the cases
-	$(BIN)/python -m pytest -m "engines and not slow" $(WHOLE) $(ARGS)
-
-clusters: setup ## Part of the tests: a real Slurm of several nodes and a real browser, installed if permitted
-	$(BIN)/python -m pytest -m "not slow" $(CLUSTERS) $(ARGS)
+test-changed: setup ## Run the tests near the uncommitted change, or near the last commit (about a minute for a small one)
+	@files="$$($(BIN)/python tests/changed.py)"; \
+	if [ -n "$$files" ]; then $(BIN)/python -m pytest $(ON_WORKERS) -m "not slow" $$files $(ARGS); fi
 
 test-slow: setup ## Run the long tests: all kills on the real engines, all recipes in small, the quickstart
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -76,7 +65,7 @@ test-slow: setup ## Run the long tests: all kills on the real engines, all recip
 SEED ?= $(shell git rev-parse HEAD)
 
 test-slow-sample: setup ## Run the quickstart, and one in sixteen of the long tests, selected by SEED
-	$(BIN)/python -m pytest -m slow --one-in 16 --seed "$(SEED)" $(ARGS)
+	$(BIN)/python -m pytest $(ON_WORKERS) -m slow --one-in 16 --seed "$(SEED)" $(ARGS)
 
 contracts: setup ## Run the recipes with published results, on their GPUs, and write one table (days)
 	PYTHONPATH=src $(BIN)/python benchmarks/contracts.py $(ARGS)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -82,7 +83,8 @@ def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
     selected = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
     left_out = [item for name, item in stories.items() if name not in selected]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    # The longest first: the workers then end at about the same time.
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: -_cell(item).minutes)
 
 
 def _cell(item: pytest.Item) -> Cell:
@@ -96,6 +98,14 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         return []
     command = f"make test-slow-sample SEED={config.option.seed}"
     return [f"drawn, one in {config.option.one_in} ({command}):", *(f"  {item.nodeid}" for item in items)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the command that runs each failed test alone."""
+    python = os.path.relpath(sys.executable, terminalreporter.startpath)
+    reports = [report for what in ("failed", "error") for report in terminalreporter.stats.get(what, ())]
+    for name in dict.fromkeys(report.nodeid for report in reports):
+        terminalreporter.write_line(f"{python} -m pytest {shlex.quote(name)}")
 
 
 @pytest.fixture(scope="session")

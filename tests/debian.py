@@ -1,9 +1,12 @@
 """Debian packages that tests need. They are installed if this process is root."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,11 @@ def require(is_installed: Callable[[], bool], *packages: str) -> None:
         return
     install = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", *packages)
     root_on_debian = os.getuid() == 0 and shutil.which("apt-get") is not None
-    trouble = _installed(install) if root_on_debian else "only root on Debian installs it"
+    trouble = "only root on Debian installs it"
+    if root_on_debian:
+        with (Path(tempfile.gettempdir()) / "ppoctl-apt-get.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two workers must not install at the same time
+            trouble = _installed(install)
     if is_installed():
         return
     not_run = pytest.fail if os.environ.get("CI") else pytest.skip
