@@ -1,5 +1,6 @@
 """Configuration of all tests: the folder itself is importable (`fakes`, `end_to_end`, `tolerance`)."""
 
+import gc
 import os
 import random
 import shlex
@@ -13,6 +14,8 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from case_subset import Cell, draw
+
+gc.disable()  # until the tests are collected: imports leave nothing to collect, and looking for it takes seconds
 
 os.environ["PPOCTL_SITE"] = ""  # no user's site file affects a test; processes that tests start inherit it
 
@@ -112,6 +115,12 @@ def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _cell(item: pytest.Item) -> Cell:
     minutes, always = item.get_closest_marker("minutes"), item.get_closest_marker("one_each_time")
     return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, item.nodeid.split("[")[0] if always else "")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what was imported and collected from garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:

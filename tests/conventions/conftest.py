@@ -9,7 +9,12 @@ PACKAGE = ROOT / "src" / "ppoctl"
 
 
 @cache
+def modules() -> list[Path]:
+    """Return the path of every module below `src/ppoctl`."""
+    return sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
+
+
+@cache
 def trees() -> dict[Path, ast.Module]:
-    """Return the tree of every module by its path below `src/ppoctl`."""
-    files = sorted(PACKAGE.rglob("*.py"))
-    return {file.relative_to(PACKAGE): ast.parse(file.read_text("utf-8")) for file in files}
+    """Return the tree of every module by its path. Only tests call it: each worker collects all test files."""
+    return {module: ast.parse((PACKAGE / module).read_text("utf-8")) for module in modules()}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conventions.conftest import PACKAGE, trees
+from conventions.conftest import PACKAGE, modules, trees
 from for_each import for_each
 
 ROLES = ("actor", "critic")
@@ -16,7 +16,7 @@ LITERAL_ALLOWED = {
 """File -> reason why it may contain the name of a role as a string."""
 IMPURE = {"time", "datetime", "random", "os", "uuid", "secrets", "socket"}
 """Modules whose values change between a run and its replay."""
-MODULES = sorted(trees())
+MODULES = modules()
 
 
 @for_each(MODULES)

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from conventions.conftest import PACKAGE, ROOT, trees
+from conventions.conftest import PACKAGE, ROOT, modules, trees
 from for_each import for_each
 
 MAX_FILE_LINES = 400
@@ -12,7 +12,7 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 EXCUSE = re.compile(r"# noqa: PLR0913 - \w+")
-MODULES = sorted(trees())
+MODULES = modules()
 
 
 @for_each(MODULES)

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from conventions.conftest import trees
+from conventions.conftest import modules, trees
 from for_each import for_each
 
 BEGINNINGS = ("Of ", "By ", "The same", "As ", "From ", "With ")
@@ -17,7 +17,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
-@for_each(sorted(trees()))
+@for_each(modules())
 def test_docstrings_name_their_subject(module: Path) -> None:
     found = [
         f"{module}:{line} {text[:60]}" for line, text in docstrings(trees()[module]) if text.startswith(BEGINNINGS)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from conventions.conftest import trees
+from conventions.conftest import modules, trees
 from for_each import for_each
 
 COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
@@ -36,7 +36,7 @@ def unquoted(tree: ast.AST) -> Iterator[str]:
                 before += "WORD"
 
 
-@for_each(sorted(trees()))
+@for_each(modules())
 def test_hint_commands_quote_inserted_values(module: Path) -> None:
     if str(module).startswith(NOT_YET):
         return

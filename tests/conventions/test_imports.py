@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from conventions.conftest import trees
+from conventions.conftest import modules, trees
 from for_each import for_each
 
 # Package -> packages that it may import. A package may always import itself and `ppoctl.__version__`.
@@ -189,7 +189,7 @@ def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool
             yield from imports(node, is_late=inner)
 
 
-MODULES = sorted(trees())
+MODULES = modules()
 
 
 @cache

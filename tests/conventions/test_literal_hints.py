@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from conventions.conftest import trees
+from conventions.conftest import modules, trees
 from for_each import for_each
 from hints import faults
 
@@ -61,7 +61,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, text
 
 
-@for_each(sorted(trees()))
+@for_each(modules())
 def test_commands_of_hints_can_be_typed(module: Path) -> None:
     if str(module).startswith(NOT_HINTS):
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conventions.conftest import ROOT, trees
+from conventions.conftest import ROOT, modules
 from doctor.machines import driver
 from fakes.nvml import NO_LIBRARY, FakeNvml
 from ppoctl.errors import EnvironmentProblemError
@@ -130,7 +130,7 @@ def test_current_cuda_gpu_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_only_device_module_calls_is_available() -> None:
-    asks = [str(path) for path in trees() if "is_available()" in (ROOT / "src/ppoctl" / path).read_text("utf-8")]
+    asks = [str(path) for path in modules() if "is_available()" in (ROOT / "src/ppoctl" / path).read_text("utf-8")]
     assert asks == ["machine/device.py"]
 
 

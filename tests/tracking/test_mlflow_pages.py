@@ -13,7 +13,6 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
-from mlflow.tracking import MlflowClient
 
 ROOT = Path(__file__).parents[2]
 # Raised by sqlalchemy as MLflow uses it.
@@ -25,6 +24,8 @@ START_S = 180.0
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """Address of the pages of a folder with one run, whose `loss` was 0.5."""
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     run = client.create_run(client.create_experiment("quickstart", str(tmp_path / "artifacts"))).info.run_id
     client.log_metric(run, "loss", 0.5)

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from alembic.script import ScriptDirectory
-from mlflow.exceptions import MlflowException, RestException
-from mlflow.store.db.utils import _get_alembic_config
 from tracking_lab import RECIPE, SETTINGS, Mlflow, RunDir, journaled_points, num_missing, stage_lists
 
 from ppoctl.batch.sealed_json import sealed_line, unseal
@@ -142,6 +139,9 @@ def test_database_of_another_mlflow_is_named_with_its_fix(run: RunDir, runs_dir:
     database = runs_dir / "mlflow.db"
     with sqlite3.connect(database) as connection:
         (first,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import _get_alembic_config
+
     script = ScriptDirectory.from_config(_get_alembic_config(db_url="")).get_revision(first)
     for version, fixed_by in ((str(script.down_revision), "mlflow db upgrade"), ("f" * 12, "pip install --upgrade")):
         other = runs_dir / f"{version}.db"
@@ -162,6 +162,8 @@ def test_causes_of_errors_have_their_fix(tmp_path: Path) -> None:
     assert fix(readonly.value, file, tmp_path / "run") == f"chmod u+w {tmp_path}/mlflow.db"
     assert reason(EnvironmentProblemError("it is gone", hint="restore it")) == "it is gone; restore it"
     server = Address("https://host/mlflow/", "ppoctl", None, None)
+    from mlflow.exceptions import MlflowException, RestException
+
     refused = RestException({"error_code": "PERMISSION_DENIED", "message": "no"})
     assert "MLFLOW_TRACKING_TOKEN" in fix(refused, server, tmp_path / "run")
     absent = MlflowException("API request to endpoint /api failed with error code 404 != 200. Response body: ''")
