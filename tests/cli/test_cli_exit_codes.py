@@ -125,7 +125,9 @@ def test_train_start_under_an_address_limit_names_the_limit(tmp_path: Path) -> N
     assert "error: out of addresses: `ulimit -v` is 600000; addresses that are only reserved" in found.stderr
 
 
-@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "02", "12", "012"])
+@pytest.mark.parametrize(
+    "closed", ["0", "1", "2", "012", *(pytest.param(pair, marks=pytest.mark.slow) for pair in ("01", "02", "12"))]
+)
 def test_command_with_closed_streams_prints_nothing(tmp_path: Path, closed: str) -> None:
     redirections = " ".join(f"{number}>&-" for number in closed)
     good, bad = "recipes copy quickstart copied", "status nope"

@@ -3,6 +3,7 @@ it proposes for bundled recipes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, islice, product
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOCTL_DATA", "/data")
 
 
+@cache
 def loaded(name: str, *sets: str) -> Loaded:
     return load([RECIPES / f"{name}.toml"], sets)
 
@@ -53,6 +55,7 @@ def parts_of(recipe: Recipe) -> TrainedParts:
     return {role: table.train for role, table in recipe.trained.items()}
 
 
+@cache
 def proposed(name: str, gib: float, gpus: int | None, *sets: str) -> Proposals:
     return proposals_for(loaded(name, *sets), sets, gib, gpus, lambda text: None)
 

@@ -190,30 +190,43 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def validate(home: Path, endpoint: str, *words: str) -> "subprocess.CompletedProcess[str]":
+SCRIPT = """
+import contextlib, io, json, sys
+from ppoctl.cli.app import run
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def validate(home: Path, endpoint: str, *commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    """Return code, stdout and stderr of `validate` for each command, all in one new process."""
     left = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and name[:3] != "HF_"}
     environ = {**left, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "ppoctl", "validate", str(QUICKSTART), "--set", "model.path=org/tiny", *words]
     environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
-    return subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=120)
+    typed = json.dumps([["validate", str(QUICKSTART), *words] for words in commands])
+    command = [sys.executable, "-c", SCRIPT, typed]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_hub_model_is_fetched_and_then_found_offline(hub: str, tmp_path: Path) -> None:
-    done = validate(tmp_path / "hf", hub, "--stage", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "fetching `org/tiny`" in done.stderr
-    found = {asset["key"]: asset for asset in json.loads(done.stdout)["assets"]}
+    words = ("--set", "model.path=org/tiny", "--stage", "--json")
+    [(code, first, says)] = validate(tmp_path / "hf", hub, words)
+    assert code == 0, says
+    assert "fetching `org/tiny`" in says
+    found = {asset["key"]: asset for asset in json.loads(first)["assets"]}
     folder = Path(found["model.path"]["where"])
     assert (folder / "model.safetensors").read_bytes() == (MODEL / "model.safetensors").read_bytes()
     assert (folder / "additional_chat_templates/rag.jinja").read_text() == "rag"
     assert not any((folder / name).exists() for name in ("pytorch_model.bin", "onnx"))
-    again = validate(tmp_path / "hf", "http://127.0.0.1:9", "--stage", "--json")
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["assets"] == json.loads(done.stdout)["assets"]
-
-
-def test_hub_model_that_cannot_be_fetched_is_reported_with_its_key(tmp_path: Path) -> None:
-    done = validate(tmp_path / "hf", "http://127.0.0.1:9", "--stage")
-    assert done.returncode == 3
-    assert "`model.path` is `org/tiny`: it cannot be fetched: " in done.stderr
-    assert "hf download org/tiny" in done.stderr
+    absent = ("--set", "model.path=org/absent", "--stage")
+    [(code, again, says), unreachable] = validate(tmp_path / "hf", "http://127.0.0.1:9", words, absent)
+    assert code == 0, says
+    assert json.loads(again)["assets"] == json.loads(first)["assets"]
+    assert unreachable[0] == 3
+    assert "`model.path` is `org/absent`: it cannot be fetched: " in unreachable[2]
+    assert "hf download org/absent" in unreachable[2]
