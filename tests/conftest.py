@@ -89,7 +89,8 @@ def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _cell(item: pytest.Item) -> Cell:
     minutes, always = item.get_closest_marker("minutes"), item.get_closest_marker("one_each_time")
-    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, item.nodeid.split("[")[0] if always else "")
+    grid = "" if always is None else always.args[0] if always.args else item.nodeid.split("[")[0]
+    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, grid)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
