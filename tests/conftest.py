@@ -16,6 +16,10 @@ from case_subset import Cell, draw
 
 os.environ["PPOCTL_SITE"] = ""  # no user's site file affects a test; processes that tests start inherit it
 
+# The tests write tens of thousands of small files, and most are flushed: in memory, a flush takes no time.
+if Path("/dev/shm").is_dir():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
 if not Path("/dev/nvidia0").exists():
     # On a CPU, the C++ compiler takes seconds for each small function; on a GPU, compilation must stay on.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
