@@ -1,7 +1,6 @@
 """Configuration of all tests: the folder itself is importable (`fakes`, `end_to_end`, `tolerance`)."""
 
 import os
-import random
 import shlex
 import signal
 import sys
@@ -12,7 +11,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
-from case_subset import Cell, draw
+from case_subset import Cell, draw, sampled
 
 os.environ["PPOCTL_SITE"] = ""  # no user's site file affects a test; processes that tests start inherit it
 
@@ -66,16 +65,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_samples(items: list[pytest.Item]) -> None:
-    """Keep a subset of each grid that is marked `sampled`; mark the other cases `slow`."""
+    """Keep a subset of each grid that is marked `sampled`, and its cases that are marked `pinned`; mark the others
+    `slow`."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
             grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     for name, grid in grids.items():
         (count,) = grid[0].get_closest_marker("sampled").args
-        # Evenly spaced: neighbors differ in only one value, and must not all be inside or outside the subset.
-        start, stride = random.Random(name).random(), max(1.0, len(grid) / count)
-        kept = {int((number + start) * stride) for number in range(count)}
+        pinned = [number for number, item in enumerate(grid) if item.get_closest_marker("pinned") is not None]
+        kept = sampled(name, len(grid), count, pinned)
         for number, item in enumerate(grid):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
