@@ -33,14 +33,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
     made = RankPool(4)
     yield made
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(pool: RankPool, model: Model, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Steps]:
     """Steps of a single process, in which all parameters train, or adapters."""
 
