@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.loading.load import load
+from ppoctl.recipe.schema import Recipe
+
 HERE = Path(__file__).parent
+RECIPES = HERE.parents[1] / "recipes"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,3 +23,9 @@ def pytest_collection_finish() -> None:
     would visit all objects of torch, Megatron-Core and transformers, which takes seconds."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shipped() -> dict[str, Recipe]:
+    """Return all recipes of `recipes/` by name."""
+    return {path.stem: load([path], [], {"PPOCTL_DATA": "none"}).recipe for path in sorted(RECIPES.rglob("*.toml"))}
