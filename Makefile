@@ -50,7 +50,7 @@ test: setup ## Run the tests, in two parts at the same time (minutes; each part 
 	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines quick
 
 quick: setup ## Part of the tests: all that start no engine, on WORKERS (2) processes
-	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow and not engines" $(ARGS)
+	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow and not engines" --ignore=tests/engines $(ARGS)
 
 engines: setup ## Part of the tests: Megatron-Core, vLLM, Ray, and commands on them, on a subset of the cases
 	$(BIN)/python -m pytest -m "engines and not slow" tests/engines tests/end_to_end $(ARGS)
@@ -60,7 +60,7 @@ test-changed: setup ## Run the tests near the uncommitted change, or near the la
 	if [ -n "$$files" ]; then $(BIN)/python -m pytest $(ON_WORKERS) -m "not slow" $$files $(ARGS); fi
 
 test-slow: setup ## Run the long tests: all kills on the real engines, all recipes in small, the quickstart
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile many $(ARGS)
 
 SEED ?= $(shell git rev-parse HEAD)
 

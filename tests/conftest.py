@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
 from case_subset import Cell, draw, sampled
@@ -27,13 +27,35 @@ if not Path("/dev/nvidia0").exists():
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # An example may take long on a busy machine. In CI, Hypothesis's own profile for it is the parent.
-settings.register_profile("no deadline", settings.default, deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile("many", settings.default, deadline=None)
+settings.register_profile("few", settings.default, deadline=None, max_examples=25)
+settings.load_profile("many" if os.environ.get("CI") else "few")
+
+
+def _check_descriptor_only(descriptor: int) -> None:
+    """Replace `os.fsync`: tests kill processes, but they cannot take the power away, and the disk is slow."""
+    os.fstat(descriptor)
+
+
+os.fsync = _check_descriptor_only
 
 # Shapes are checked in the files that annotate shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"
 SHAPED = ("batch", "ppo", "stages", "engines/megatron")
-install_import_hook(
+SHAPE_TESTS = (
+    "algorithm",
+    "batch",
+    "convert",
+    "conventions",
+    "engines",
+    "estimators",
+    "loop",
+    "ppo",
+    "stages",
+    "weights",
+)
+"""Folders whose tests check shapes. Others play the same stages, and the check would take a third of their time."""
+jaxtyping.install_import_hook(
     [
         ".".join(file.relative_to(SOURCE).with_suffix("").parts)
         for room in SHAPED
@@ -110,6 +132,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for what in ("failed", "error") for report in terminalreporter.stats.get(what, ())]
     for name in dict.fromkeys(report.nodeid for report in reports):
         terminalreporter.write_line(f"{python} -m pytest {shlex.quote(name)}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of a module
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes only in the tests about them."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    jaxtyping.config.update("jaxtyping_disable", folder not in SHAPE_TESTS)
 
 
 @pytest.fixture(scope="session")

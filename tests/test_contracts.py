@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import contracts
 
+from ppoctl.errors import ExitCode
+
 ROOT = Path(__file__).parents[1]
 ON_FAKES = (sys.executable, str(ROOT / "tests" / "slurm" / "ppoctl_on_fakes.py"))
 
@@ -30,22 +32,22 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| \n").split("|")] for line in text.splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("least", "verdict", "code"), [("-1.0", "met", 0), ("2.0", "UNMET", 5)])
-def test_expectations_table_shows_met_or_unmet(
-    kept: list[str], least: str, verdict: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expect = ["--set", f"expect={{'reward/score_mean'={{min={least}}}}}"]
-    assert contracts.main([*kept, *expect], ON_FAKES) == code
+def test_expectations_table_shows_met_and_unmet(kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    expect = ["--set", "expect={'reward/score_mean'={min=-1.0}, 'rollout/response_tokens_mean'={max=-1}}"]
+    assert contracts.main([*kept, *expect], ON_FAKES) == ExitCode.HEALTH
     table = Path("table.md").read_text("utf-8")
     assert capsys.readouterr().out == table
-    ((name, _, metric, bound, reached, step, outcome),) = cells(table)
-    assert (name, metric, outcome, step) == ("tiny", "reward/score_mean", verdict, "2")
-    assert bound == f"at least {float(least):g}"
-    assert 0 <= float(reached) <= 1
+    met, unmet = cells(table)
+    assert met[:4] == ["tiny", "", "reward/score_mean", "at least -1"]
+    assert met[5:] == ["2", "met"]
+    assert 0 <= float(met[4]) <= 1
+    assert unmet[2:4] == ["rollout/response_tokens_mean", "at most -1"]
+    assert unmet[5:] == ["2", "UNMET"]
+    assert contracts.exit_code([tuple(met)]) == ExitCode.DONE
 
 
 def test_failed_run_is_not_reported_as_unmet(kept: list[str]) -> None:
-    assert contracts.main([*kept, "--set", "model.path=nowhere"], ON_FAKES) == 1
+    assert contracts.main([*kept, "--set", "model.path=nowhere"]) == ExitCode.INTERNAL
     ((*_, outcome),) = cells(Path("table.md").read_text("utf-8"))
     assert outcome.startswith("FAILED (3): ")
     assert "nowhere" in outcome

@@ -44,23 +44,19 @@ def verdict(out: Path, name: str) -> dict[str, Any]:
 
 
 def test_passing_part_is_ok_and_leaves_no_traceback(tmp_path: Path) -> None:
-    assert run([part("works")], Options(tmp_path)) == 0
+    """The limit of the command replaces that of the part."""
+    assert run([part("works", limit_s=0.0)], Options(tmp_path, part_limit_s=600.0)) == 0
     assert verdict(tmp_path, "works")["verdict"] == "ok"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["lines.jsonl"]
 
 
-def test_hanging_part_is_ended_and_its_stack_is_saved(tmp_path: Path) -> None:
-    options = Options(tmp_path, part_limit_s=LIMIT_S)
-    assert run([part("hangs"), part("works")], options) == 1
-    assert "longer than its limit of 6 s" in verdict(tmp_path, "hangs")["wrong"][0]
-    assert "waits_for_ever" in (tmp_path / "traceback-hangs.txt").read_text()
+def test_hanging_part_is_ended_with_its_processes_and_its_stack_is_saved(tmp_path: Path) -> None:
+    assert run([part("hangs_with_a_process", limit_s=LIMIT_S), part("works")], Options(tmp_path)) == 1
+    assert "longer than its limit of 6 s" in verdict(tmp_path, "hangs_with_a_process")["wrong"][0]
+    assert "waits_for_ever" in (tmp_path / "traceback-hangs_with_a_process.txt").read_text()
     assert verdict(tmp_path, "works")["verdict"] == "ok"
-
-
-def test_child_processes_of_a_hanging_part_are_ended(tmp_path: Path) -> None:
-    assert run([part("hangs_with_a_process", limit_s=LIMIT_S)], Options(tmp_path)) == 1
-    child = lines(tmp_path, "hangs_with_a_process")[0]["pid"]
-    state = Path(f"/proc/{child}/stat")
+    pid = lines(tmp_path, "hangs_with_a_process")[0]["pid"]
+    state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 

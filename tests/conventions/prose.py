@@ -1,9 +1,7 @@
 """Sentences of the repository, and the forms and words that plain English does without."""
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -133,23 +131,43 @@ _WORD = re.compile(r"(?<![-\w/.$])[a-z]{2,}(?![-\w/.=(])")
 
 
 def _of_python(place: str, text: str) -> Iterator[Sentence]:
+    documented, messages = set[int](), list[ast.Constant]()
     tree = ast.parse(text)
-    documented = set[int]()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if place.startswith("src/") else statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             documented.add(id(node.value))
             yield from _split(f"{place}:{node.lineno}", "docstring", _without_tables(node.value.value))
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             name = node.name.removeprefix("test_").replace("_", " ")
             yield Sentence(f"{place}:{node.lineno}", "test name", name, is_first=True)
-    if place.startswith("src/"):
-        for node in ast.walk(tree):
-            value = node.value if isinstance(node, ast.Constant) and id(node) not in documented else None
-            if isinstance(value, str) and len(_WORD.findall(value)) >= 3:
-                yield from _split(f"{place}:{node.lineno}", "message", value)
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = [(token.start[0], token.string.lstrip("# ")) for token in tokens if token.type == tokenize.COMMENT]
-    yield from _joined(place, comments)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            messages.append(node)
+    for node in messages:
+        if id(node) not in documented and len(_WORD.findall(node.value)) >= 3:
+            yield from _split(f"{place}:{node.lineno}", "message", node.value)
+    yield from _joined(place, list(comments(text)))
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node, without their expressions."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, name, ()):
+            yield child
+            yield from statements(child)
+
+
+_STRING_OR_COMMENT = re.compile(
+    r'''(?s)"""(?:\\.|[^\\])*?"""|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|#[^\n]*'''
+)
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the comments of valid Python. `tokenize` finds the same in ten times the time."""
+    line, last = 1, 0
+    for match in _STRING_OR_COMMENT.finditer(text):
+        if match[0].startswith("#"):
+            line, last = line + text.count("\n", last, match.start()), match.start()
+            yield line, match[0].lstrip("# ")
 
 
 def _without_tables(docstring: str) -> str:

@@ -4,6 +4,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from conventions.conftest import trees
@@ -191,9 +192,21 @@ def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool
 MODULES = sorted(trees())
 
 
+@cache
+def imports_of(module: Path) -> tuple[tuple[str, bool], ...]:
+    """Return what `imports` yields for a module."""
+    return tuple(imports(trees()[module]))
+
+
+@cache
+def known() -> frozenset[str]:
+    """Return the dotted names of all modules except the package itself."""
+    return frozenset(map(dotted, MODULES)) - {"ppoctl"}
+
+
 def packages_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
     """Yield package, name, and whether late, of every import of ppoctl by a file."""
-    for name, is_late in imports(trees()[module]):
+    for name, is_late in imports_of(module):
         first, *rest = name.split(".")
         if first == "ppoctl" and rest not in ([], ["__version__"]):
             yield package_of(rest), name, is_late
@@ -203,8 +216,8 @@ def packages_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
 def test_imports_follow_package_table(module: Path) -> None:
     source = package_of_file(module)
     if source in ("__init__", "engines"):
-        of_api = {name for name, is_late in imports(trees()[module]) if is_late and name.startswith("ppoctl.api.")}
-        assert {name for name, _ in imports(trees()[module])} <= of_api | {"typing.TYPE_CHECKING", "typing.Any"} | {
+        of_api = {name for name, is_late in imports_of(module) if is_late and name.startswith("ppoctl.api.")}
+        assert {name for name, _ in imports_of(module)} <= of_api | {"typing.TYPE_CHECKING", "typing.Any"} | {
             "importlib.import_module"
         }, f"{module} only re-exports names"
         return
@@ -241,17 +254,16 @@ def dotted(module: Path) -> str:
 def files_imported(module: Path) -> Iterator[str]:
     """Yield the modules that a file imports: for `from package import name` the module `name` if it exists, otherwise
     the package. The file's own package is excluded, because it is imported before the file."""
-    known = {dotted(other) for other in MODULES} - {"ppoctl"}
-    for name, _ in imports(trees()[module]):
-        found = name if name in known else name.rpartition(".")[0]
-        if found in known:
+    for name, _ in imports_of(module):
+        found = name if name in known() else name.rpartition(".")[0]
+        if found in known():
             yield found
 
 
 @for_each(MODULES)
 def test_third_party_imports_stay_in_their_packages(module: Path) -> None:
     source = package_of_file(module)
-    for name, _ in imports(trees()[module]):
+    for name, _ in imports_of(module):
         package = name.split(".")[0]
         if package == "ppoctl" or package in sys.stdlib_module_names:
             continue

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.dialogue_families import FAMILIES, Family, barred, called
@@ -160,7 +160,6 @@ FORGED = {name: FAMILIES[name].added for name in ("qwen3", "llama 3.1", "mistral
 
 
 @pytest.mark.parametrize("name", FORGED)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_observation_cannot_contain_a_control_token(name: str, data: st.DataObject) -> None:
     tokenizer, dialogue, family = opened(name)

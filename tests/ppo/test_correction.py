@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppoctl.ppo.correction import (
@@ -246,7 +246,6 @@ def test_correction_ignores_padding_and_row_order():
         EXACT.check(keep(moved(logs), moved(mask)), moved(kept))
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 99),
     size=st.sampled_from([0.0, 1e-3, 1.0, 300.0, 1e30]),

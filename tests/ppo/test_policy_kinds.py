@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned, policy_inputs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppoctl.ppo.diagnostics import policy_diagnostics
@@ -132,7 +132,6 @@ def test_policy_loss_gradients_match_finite_differences(kind):
         )
 
 
-@settings(max_examples=25)
 @given(
     kind=st.sampled_from(list(KINDS.values())),
     seed=st.integers(0, 10**6),

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppoctl.ppo.advantages import gae, length_adaptive_lambda, monte_carlo
@@ -62,7 +62,6 @@ def test_moments_of_fewer_than_two_values_have_zero_std() -> None:
     assert (nothing.std, single.std) == (0.0, 0.0)
 
 
-@settings(max_examples=50)
 @given(
     numbers=st.lists(st.floats(-1e6, 1e6, width=32), max_size=40),
     cuts=st.lists(st.integers(0, 40), max_size=4),
@@ -115,7 +114,6 @@ def test_monte_carlo_returns_by_hand() -> None:
     FLOAT32.check(monte_carlo(rewards, mask, gamma=0.5), torch.tensor([[3.0, 4.0, 4.0], [2.0, 0.0, 2.0]]))
 
 
-@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**31), columns=st.integers(1, 40), gamma=st.floats(0, 1), garbage=st.sampled_from(GARBAGE)
 )

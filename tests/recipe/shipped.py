@@ -5,26 +5,31 @@ default is one changed line of `[all]`, and one line in each recipe that keeps t
 """
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from ppoctl.loading.load import load
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SNAPSHOT = Path(__file__).with_name("shipped.txt")
 ABSENT = "(absent)"
 
 
-def values(file: Path) -> dict[str, str]:
+def load_without_data(file: Path) -> Recipe:
+    return load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+
+
+def values(recipe: Recipe) -> dict[str, str]:
     """Return every value of a recipe by key, as text that is the same on all machines."""
-    recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
     return {dotted(entry.path): repr(entry.value).replace(str(RECIPES), "recipes") for entry in tree.values(recipe)}
 
 
-def snapshot(files: list[Path]) -> str:
+def snapshot(files: list[Path], recipe_of: Callable[[Path], Recipe] = load_without_data) -> str:
     """Return the text of all files."""
-    recipes = {file.relative_to(RECIPES).with_suffix("").as_posix(): values(file) for file in files}
+    recipes = {file.relative_to(RECIPES).with_suffix("").as_posix(): values(recipe_of(file)) for file in files}
     keys = list(dict.fromkeys(key for recipe in recipes.values() for key in recipe))
     usual = {
         key: Counter(recipe.get(key, ABSENT) for recipe in recipes.values()).most_common(1)[0][0] for key in keys

@@ -1,9 +1,7 @@
-"""Many small steps: one thread, and no shape checks, because runs on fakes in `tests/loop` and `tests/store` have
-them."""
+"""Many small steps: one thread."""
 
 from collections.abc import Iterator
 
-import jaxtyping
 import pytest
 import torch
 
@@ -12,7 +10,5 @@ import torch
 def quick() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
     torch.set_num_threads(threads)
