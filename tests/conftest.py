@@ -31,14 +31,6 @@ settings.register_profile("many", settings.default, deadline=None)
 settings.register_profile("few", settings.default, deadline=None, max_examples=25)
 settings.load_profile("many" if os.environ.get("CI") else "few")
 
-
-def _check_descriptor_only(descriptor: int) -> None:
-    """Replace `os.fsync`: tests kill processes, but they cannot take the power away, and the disk is slow."""
-    os.fstat(descriptor)
-
-
-os.fsync = _check_descriptor_only
-
 # Shapes are checked in the files that annotate shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"
 SHAPED = ("batch", "ppo", "stages", "engines/megatron")
