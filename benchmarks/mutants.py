@@ -4,13 +4,16 @@ A mutant is a defect that a crash-safe trainer must never have, as a replacement
 (`mutants/*.toml`). It is killed if a test fails, and survives if all pass. Exits 1 if a mutant survives that is not
 declared equivalent, and 2 if the tests do not pass on the unchanged source.
 
-    python benchmarks/mutants.py [--only WORDS] [--table store]
+The tests are those of `make test`. With `--since COMMIT`, only mutants run whose tests differ from that commit.
+
+    python benchmarks/mutants.py [--only WORDS] [--table store] [--since COMMIT]
 """
 
 import argparse
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +28,10 @@ import safetensors.torch  # noqa: F401 - imported once here, so that a forked ch
 import torch
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import changed  # noqa: E402 - below the path
+
 TABLES = Path(__file__).parent / "mutants"
 TEST_LIMIT_S = 60
 """A mutant may loop forever; a test that takes this long has detected it."""
@@ -79,6 +86,25 @@ def read_tables(only: str, table: str) -> list[Mutant]:
     return [mutant for mutant in found if only in mutant.defect]
 
 
+def with_changed_tests(mutants: Sequence[Mutant], commit: str) -> list[Mutant]:
+    """Return the mutants with a test file that differs from the commit, or imports a module of tests that does."""
+    listed = subprocess.run(
+        ["git", "diff", "--name-only", commit, "--", "tests"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    reached = {ROOT / name for name in listed.stdout.splitlines()}
+    graph = changed.importers(ROOT)
+    while more := {importer for file in reached for importer in graph.get(file, ())} - reached:
+        reached |= more
+    folders = {file.parent for file in reached if file.name == "conftest.py"} - {ROOT / "tests"}
+
+    def differs(test: str) -> bool:
+        file = ROOT / "tests" / test.split("::")[0]
+        inside = {file, *file.rglob("*.py")}
+        return bool(inside & reached) or any(folder in each.parents for folder in folders for each in inside)
+
+    return [mutant for mutant in mutants if any(differs(test) for test in mutant.tests)]
+
+
 @contextmanager
 def applied(mutant: Mutant, package: Path) -> Iterator[None]:
     """Return the copied package with the one change in it."""
@@ -118,7 +144,17 @@ def _run_in_child(tests: Sequence[str], skip: str, source: Path, scratch: Path) 
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     first = FirstFailure()
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_LIMIT_S}", f"--basetemp={scratch / 'tests'}"]
+    words = [
+        "-x",
+        "-q",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"timeout={TEST_LIMIT_S}",
+        f"--basetemp={scratch / 'tests'}",
+    ]
     words += ["-k", f"not ({skip})"] if skip else []
     code = int(pytest.main([*words, *(f"tests/{test}" for test in tests)], plugins=[first]))
     (scratch / "answer").write_text(first.name)
@@ -146,8 +182,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="mutants whose defect contains these words")
     parser.add_argument("--table", default="", help="mutants of the tables whose name contains this word")
+    parser.add_argument("--since", help="only mutants whose tests differ from this commit")
     chosen = parser.parse_args()
     mutants = read_tables(chosen.only, chosen.table)
+    if chosen.since is not None:
+        mutants = with_changed_tests(mutants, chosen.since)
+        print(f"{len(mutants)} mutants", flush=True)
     memory = Path("/dev/shm")
     verdicts: list[str] = []
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:

@@ -1,7 +1,7 @@
 """Selection of a random subset of the slow test cases, with a seed, so that anyone can repeat it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -14,6 +14,14 @@ class Cell:
     """Minutes on two idle cores; 0: a few seconds."""
     grid: str = ""
     """If set, exactly one cell of this grid is selected each time."""
+
+
+def sampled(name: str, size: int, count: int, pinned: Collection[int] = ()) -> set[int]:
+    """Return the numbers of the cases of a grid that `make test` runs: `count` evenly spaced ones, which follow from
+    the name of the grid, and the pinned ones. Neighbors differ in only one value, and must not all be inside or
+    outside the subset."""
+    start, stride = random.Random(name).random(), max(1.0, size / count)
+    return {int((number + start) * stride) for number in range(count)} & set(range(size)) | set(pinned)
 
 
 def draw(cells: Sequence[Cell], seed: str, one_in: int) -> set[str]:

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import random
 import shlex
 import signal
 import sys
@@ -13,11 +12,15 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from case_subset import Cell, draw
+from case_subset import Cell, draw, sampled
 
 gc.disable()  # until the tests are collected: imports leave nothing to collect, and looking for it takes seconds
 
 os.environ["PPOCTL_SITE"] = ""  # no user's site file affects a test; processes that tests start inherit it
+
+# The tests write tens of thousands of small files, and most are flushed: in memory, a flush takes no time.
+if Path("/dev/shm").is_dir():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 if not Path("/dev/nvidia0").exists():
     # On a CPU, the C++ compiler takes seconds for each small function; on a GPU, compilation must stay on.
@@ -30,14 +33,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("many", settings.default, deadline=None)
 settings.register_profile("few", settings.default, deadline=None, max_examples=25)
 settings.load_profile("many" if os.environ.get("CI") else "few")
-
-
-def _check_descriptor_only(descriptor: int) -> None:
-    """Replace `os.fsync`: tests kill processes, but they cannot take the power away, and the disk is slow."""
-    os.fstat(descriptor)
-
-
-os.fsync = _check_descriptor_only
 
 # Shapes are checked in the files that annotate shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"
@@ -87,16 +82,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_samples(items: list[pytest.Item]) -> None:
-    """Keep a subset of each grid that is marked `sampled`; mark the other cases `slow`."""
+    """Keep a subset of each grid that is marked `sampled`, and its cases that are marked `pinned`; mark the others
+    `slow`."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
             grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     for name, grid in grids.items():
         (count,) = grid[0].get_closest_marker("sampled").args
-        # Evenly spaced: neighbors differ in only one value, and must not all be inside or outside the subset.
-        start, stride = random.Random(name).random(), max(1.0, len(grid) / count)
-        kept = {int((number + start) * stride) for number in range(count)}
+        pinned = [number for number, item in enumerate(grid) if item.get_closest_marker("pinned") is not None]
+        kept = sampled(name, len(grid), count, pinned)
         for number, item in enumerate(grid):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
@@ -114,7 +109,8 @@ def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _cell(item: pytest.Item) -> Cell:
     minutes, always = item.get_closest_marker("minutes"), item.get_closest_marker("one_each_time")
-    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, item.nodeid.split("[")[0] if always else "")
+    grid = "" if always is None else always.args[0] if always.args else item.nodeid.split("[")[0]
+    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, grid)
 
 
 def pytest_collection_finish() -> None:

@@ -28,3 +28,8 @@ def for_each(things: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[
         return test
 
     return tested
+
+
+def id_in_order(value: object) -> str:
+    """Return a test id that is the same in every worker: the order of a set depends on the process."""
+    return str(sorted(value)) if isinstance(value, set) else str(value)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from case_subset import Cell, draw
+from case_subset import Cell, draw, sampled
 
 SHORT = [Cell(f"layouts[{number}]") for number in range(27)]
 LONG = [Cell("any kill", 4.0), Cell("layouts[15] of a run", 5.0), Cell("zero left", 2.0)]
@@ -45,3 +45,13 @@ def test_new_case_changes_only_the_selection_of_its_block() -> None:
 def test_number_of_selected_cases_follows_the_fraction(one_in: int) -> None:
     selected = draw([*SHORT, *LONG], "a", one_in)
     assert len(selected) == 30 / one_in
+
+
+def test_sampled_cases_are_spread_over_the_grid_and_include_the_pinned_ones() -> None:
+    found = {name: sampled(name, 40, 8) for name in ("a", "b", "c")}
+    for kept in found.values():
+        assert [sum(first <= number < first + 10 for number in kept) for first in range(0, 40, 10)] == [2] * 4
+    assert len({frozenset(kept) for kept in found.values()}) > 1
+    assert sampled("a", 40, 8, [3, 39]) == found["a"] | {3, 39}
+    assert sampled("a", 3, 8) == {0, 1, 2}
+    assert sampled("a", 40, 8) == found["a"]

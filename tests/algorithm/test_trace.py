@@ -9,6 +9,7 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.step_functions import TWO_ROUNDS
+from for_each import id_in_order
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.choose import (
     ALL_STEP_FUNCTIONS,
@@ -151,7 +152,7 @@ def test_recorded_outlines_of_a_fixture_run_equal_the_traces_of_its_recipe(name:
             {"is_on", "is_full_before", "is_full_in_update", "adapts"},
         ),
     ],
-    ids=str,
+    ids=id_in_order,
 )
 def test_kl_use_of_each_setting(kl: dict[str, Any], source: str, uses: set[str]) -> None:
     table = {"place": "none"} if kl == {"place": "none"} else {"coef": 0.1, **kl}

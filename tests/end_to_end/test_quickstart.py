@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("quickstarts")
 @pytest.mark.minutes(6)
 @pytest.mark.parametrize("name", ["quickstart", "quickstart-grpo"])
 def test_quickstart_meets_its_expectations(tmp_path: Path, name: str) -> None:
@@ -40,7 +40,7 @@ def test_quickstart_meets_its_expectations(tmp_path: Path, name: str) -> None:
     print(f"\nheld-out pass@1 {first:.3f} -> {last:.3f} in {minutes:.1f} minutes of stages")
 
 
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("quickstarts")
 @pytest.mark.minutes(6)
 def test_model_with_a_calculator_meets_its_expectations(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ppoctl", "train", str(ROOT / "recipes/own/calculator-small.toml"), "--json"]

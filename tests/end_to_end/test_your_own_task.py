@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("pages")
 @pytest.mark.minutes(3)
 def test_commands_of_the_own_task_page_train_a_model(tmp_path: Path) -> None:
     outputs = follow("your-own-task.md", tmp_path)
@@ -35,6 +35,7 @@ def test_commands_of_the_own_task_page_train_a_model(tmp_path: Path) -> None:
     assert (tmp_path / "trained/model.safetensors").is_file()
 
 
+@pytest.mark.one_each_time("pages")
 @pytest.mark.minutes(1)
 def test_commands_of_the_own_loss_page_train_a_model(tmp_path: Path) -> None:
     follow("your-own-task.md", tmp_path, only=("recipes", "my-task/make_rows.py"))
@@ -47,7 +48,7 @@ def test_commands_of_the_own_loss_page_train_a_model(tmp_path: Path) -> None:
     assert all(0.9 < weight <= 1 for weight in weights)
 
 
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("pages")
 @pytest.mark.minutes(3)
 def test_commands_of_the_own_environment_page_train_a_model(tmp_path: Path) -> None:
     outputs = follow("your-own-environment.md", tmp_path)

@@ -288,7 +288,8 @@ def test_states_are_saved_at_stop_if_time_allows(left_s: float | None, save_s: f
         gate._time = replace(gate._time, ends_at=None if left_s is None else clock.now + left_s)
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert gate.may_save() is may
+        assert [gate.may_save(), gate.may_save()] == [may, may]
+        assert not gate.abandons
 
 
 @pytest.mark.parametrize(

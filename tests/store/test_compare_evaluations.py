@@ -153,3 +153,30 @@ def test_sets_in_only_one_evaluation_are_listed(
     assert capsys.readouterr().out.splitlines()[-1] == (
         "not compared, because no prompt has a score in both: far sampled, held greedy"
     )
+
+
+DIFFERENT = {
+    "a score": rows({"p": [1.0], "q": [0.5]}),
+    "no score of a prompt": rows({"p": [1.0], "q": [None]}),
+    "no prompt": rows({"p": [1.0]}),
+    "another prompt": rows({"p": [1.0], "q": [1.0], "r": [1.0]}),
+    "another set": rows({"p": [1.0], "q": [1.0]}) + rows({"p": [1.0]}, set="far"),
+    "another mode": rows({"p": [1.0], "q": [1.0]}) + rows({"p": [1.0]}, mode="greedy"),
+    "nothing": rows({"p": [1.0], "q": [1.0]}),
+    "other samples with the same mean": rows({"p": [0.0, 2.0], "q": [1.0]}),
+}
+"""What differs from the evaluation `nothing`."""
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_exit_code_says_whether_a_score_differs_or_is_in_only_one_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    eval_samples.write(Path("a.jsonl"), DIFFERENT["nothing"])
+    eval_samples.write(Path("b.jsonl"), DIFFERENT[what])
+    is_equal = what in ("nothing", "other samples with the same mean")
+    for names in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")):
+        for json_too in ([], ["--json"]):
+            assert run(["compare", *names, "--eval", "--exit-code", *json_too]) == (0 if is_equal else 10)
+            assert run(["compare", *names, "--eval", *json_too]) == 0

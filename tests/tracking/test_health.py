@@ -113,3 +113,21 @@ def test_resumed_health_monitor_equals_the_uninterrupted_monitor(killed_in_step:
     rest = [resumed.check(step, metrics) for step, metrics in history[killed_in_step - 1 :]]
     assert rest == expected[killed_in_step - 1 :]
     assert any(expected)
+
+
+def test_question_whether_a_step_would_stop_changes_no_count() -> None:
+    """It is asked before the update, with the metrics that exist by then; the step is checked at its end."""
+    rules = HealthTable(kl=HealthRule(max=0.5, for_steps=3, action="stop"))
+    monitor, bad, good = HealthMonitor(rules), {"policy/approx_kl": 1.0}, {"policy/approx_kl": 0.1}
+    for step in (1, 2):
+        assert [monitor.would_stop(step, metrics) for metrics in (bad, bad, bad, good)] == [False] * 4
+        assert monitor.check(step, bad) == []
+    assert [monitor.would_stop(3, metrics) for metrics in (bad, good, {}, bad)] == [True, False, False, True]
+    assert [(alarm.step, alarm.num_steps) for alarm in monitor.check(3, bad)] == [(3, 3)]
+    assert monitor.check(3, bad) == monitor.check(3, bad)
+
+
+def test_only_a_rule_that_stops_would_stop() -> None:
+    rules = HealthTable(kl=HealthRule(max=0.5), entropy=HealthRule(min=1.0, from_step=2, action="stop"))
+    bad = {"policy/approx_kl": 1.0, "policy/entropy_mean": 0.5}
+    assert [HealthMonitor(rules).would_stop(step, bad) for step in (1, 2)] == [False, True]

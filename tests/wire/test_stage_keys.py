@@ -8,6 +8,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint, stages_that_read
 from fakes.job import BuiltStages, Witness, open_run, play
+from for_each import id_in_order
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.pf_ppo import RAW_ADVANTAGES
 from ppoctl.batch.records import State
@@ -74,7 +75,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         ({"steps": 30}, set()),
         ({"checkpoint": {"every_steps": 2}}, set()),
     ],
-    ids=str,
+    ids=id_in_order,
 )
 def test_key_changes_only_the_fingerprints_of_its_reading_stages(tables: dict[str, Any], readers: set[str]) -> None:
     before, after = fake_recipe(), fake_recipe(**tables)
@@ -95,7 +96,7 @@ SUM = {"kind": "python", "path": "env:Sum", "turns": 3, "tokens": 20}
         ({"on_failure": {"score": -1.0}}, {"reward", "eval"}),
         ({"workers": 3, "seconds": 2.0}, set()),
     ],
-    ids=str,
+    ids=id_in_order,
 )
 def test_key_of_the_environment_changes_only_the_fingerprints_of_its_reading_stages(
     changes: dict[str, Any], readers: set[str]

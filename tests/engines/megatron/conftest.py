@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_lab as lab
-from layout_lab import Model, Steps, settings_of, steps_under
+from layout_lab import Model, Steps, settings_of, started, steps_of
 from rank_pool import RankPool
 
 from ppoctl.model.trainable import Trainable
@@ -33,20 +33,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
     made = RankPool(4)
     yield made
     made.close()
 
 
-@pytest.fixture(scope="module")
-def alone(pool: RankPool, model: Model, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Steps]:
+@pytest.fixture(scope="session")
+def alone(pool: RankPool, model: Model) -> Callable[..., Steps]:
     """Steps of a single process, in which all parameters train, or adapters."""
 
     @cache
     def found(kind: str, role: str, trainable: Trainable = Trainable()) -> Steps:
-        made = settings_of(model, kind, "alone", role, trainable=trainable)
-        return steps_under(pool, made, tmp_path_factory.mktemp("alone"))
+        return steps_of(pool, started(pool, settings_of(model, kind, "alone", role, trainable=trainable)))
 
     return found

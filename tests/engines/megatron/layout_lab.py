@@ -1,6 +1,6 @@
 """Layouts of the tests of Megatron ranks, and steps under a layout, which are compared with those of one process.
 
-Adapters are read from saved states: with beta1 = 0, the first moment of Adam is the clipped gradient.
+Adapters are read from the tensors of saved states: with beta1 = 0, the first moment of Adam is the clipped gradient.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,14 @@ from pathlib import Path
 import lora_lab
 import megatron_lab as lab
 import torch
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import apply_factories, is_main_replica
 from rank_pool import RankPool
 from torch import Tensor
 
+from ppoctl.engines.megatron import checkpoint
+from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
@@ -35,12 +40,14 @@ LAYOUTS = {
     "EP2": ParallelTable(data=2, expert=2),
     "EP4": ParallelTable(data=4, expert=4),
     "DP2 TP2": ParallelTable(data=2, tensor=2),
+    "DP2 TP2 sequence": ParallelTable(data=2, tensor=2, sequence=True),
     "DP2 PP2": ParallelTable(data=2, pipeline=2),
     "DP2 PP2 interleaved": ParallelTable(data=2, pipeline=2, stages_per_rank=2),
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True),
     "TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True),
     "CP2 DP2": ParallelTable(context=2, data=2),
     "CP2 TP2": ParallelTable(context=2, tensor=2, sequence=True),
+    "CP2 TP2 without sequence": ParallelTable(context=2, tensor=2),
     "CP2 TP2, experts split": ParallelTable(context=2, tensor=2, sequence=True, expert_tensor=2),
     "CP2 PP2": ParallelTable(context=2, pipeline=2),
     "CP2 PP2 interleaved": ParallelTable(context=2, pipeline=2, stages_per_rank=2),
@@ -140,33 +147,29 @@ def objective_of(role: str, rollouts: lab.TrainerBatch) -> Terms:
     return policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
 
 
-def steps_under(pool: RankPool, made_from: TrainerSettings, folder: Path, lost: str | None = None) -> Steps:
+def steps_of(pool: RankPool, trained: MegatronTrainer) -> Steps:
     """Return a gradient, the change of the weights, and the reported values: of the first and of all of three steps.
     With adapters these are their matrices, the gradient is that of the third of four steps, and the initial matrices
-    are returned too: a critic has no gradient below its head in the first step, and none of A in the second.
-
-    `lost`: rank 1 loses the gradients of parameters with this in their names.
-    """
-    trained, rollouts = started(pool, made_from), lab.make_rollouts()
-    if lost is not None:
-        pool.forget_gradient(1, lost)
+    are returned too: a critic has no gradient below its head in the first step, and none of A in the second."""
+    made_from, rollouts = trained.settings, lab.make_rollouts()
     has_adapters = made_from.trainable.lora is not None
 
-    def weights(name: str) -> dict[str, Tensor]:
-        return adapters(name) if has_adapters else weights_of(pool)
+    def weights() -> dict[str, Tensor]:
+        return adapters() if has_adapters else weights_of(pool)
 
-    def adapters(name: str, prefix: str = "") -> dict[str, Tensor]:
-        return lora_lab.matrices_of(trained, lora_lab.saved(trained, folder / name), prefix)
+    def adapters(prefix: str = "") -> dict[str, Tensor]:
+        found = state_of(pool)
+        return {each.name: found[prefix + each.parameter] for each in lora_lab.placements_of(trained)}
 
     rows, steps, early = (
         (ROWS, (STEP, STEP, LOOK, STEP), 3) if has_adapters else ((ROWS[0], *ROWS[2:]), 3 * (STEP,), 1)
     )
     minibatches = [lab.minibatch(rollouts, part, step=step) for part, step in zip(rows, steps, strict=True)]
-    objective, initial = objective_of(made_from.role, rollouts), weights("initial")
+    objective, initial = objective_of(made_from.role, rollouts), weights()
     results = list(trained.update(rollouts, minibatches[:early], objective))
-    gradient = adapters("early", MOMENT) if has_adapters else pool.gradients()
+    gradient = adapters(MOMENT) if has_adapters else pool.gradients()
     results += trained.update(rollouts, minibatches[early:], objective)
-    after = weights("last")
+    after = weights()
     reported = {
         f"{number} {name}": torch.as_tensor(value)
         for number, result in enumerate(results)
@@ -176,6 +179,26 @@ def steps_under(pool: RankPool, made_from: TrainerSettings, folder: Path, lost: 
     change = {name: after[name] - initial[name] for name in initial}
     found = {"gradient": gradient, "change": change, "reported": reported}
     return {**found, "initial": initial} if has_adapters else found
+
+
+def state_of(pool: RankPool) -> dict[str, Tensor]:
+    """Return the tensors that a saved state would have, without files."""
+    found: dict[str, Tensor] = {}
+    for name, shape, offset, part in (piece for rank in pool.examine(pieces) for piece in rank):
+        whole = found.setdefault(name, torch.full(shape, torch.nan))
+        whole[tuple(slice(first, first + size) for first, size in zip(offset, part.shape, strict=True))] = part
+    return found
+
+
+def pieces(rank: MegatronRank) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]:
+    """Return this rank's pieces of a saved state: name and shape of the whole, place in it, tensor."""
+    with megatron_device():
+        state = checkpoint._sharded_state(rank._trained(), rank.settings.reshardable, is_loading=False)
+        apply_factories(state)
+    sharded = [
+        each for each in nested_values(state) if isinstance(each, ShardedTensor) and is_main_replica(each.replica_id)
+    ]
+    return [(each.key, each.global_shape, each.global_offset, each.data.detach().clone()) for each in sharded]
 
 
 def assert_close(found: Steps, expected: Steps, bounds: dict[str, float]) -> None:

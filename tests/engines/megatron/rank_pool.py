@@ -44,12 +44,21 @@ class RankServer:
     def __init__(self) -> None:
         self.rank: MegatronRank | None = None
 
-    def open(self, place: RankInfo, settings: TrainerSettings) -> None:
-        self.close()
+    def join(self, place: RankInfo) -> None:
         process_group.join(place, GroupTimeouts(TIMEOUT_S, TIMEOUT_S))
+
+    def open(self, settings: TrainerSettings) -> None:
+        """Become a rank of the groups that this process has joined."""
+        self._forget()
         self.rank = MegatronRank(settings)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        self._forget()
+        if torch.distributed.is_initialized():
+            process_group.leave()
+        gc.collect()  # models refer to their groups in cycles, and each group holds dozens of gloo threads
+
+    def _forget(self) -> None:
         if self.rank is not None:
             for module in (module for stage in self.rank._stages for module in stage.modules()):
                 if isinstance(module, MoELayer):
@@ -57,8 +66,6 @@ class RankServer:
                     # through torch's own nodes, which is never collected.
                     del module.token_dispatcher
             self.rank = None
-            process_group.leave()
-            gc.collect()  # models refer to their groups in cycles, and each group holds dozens of gloo threads
 
     def call(self, method: str, *arguments: Any) -> Any:
         assert self.rank is not None
@@ -104,22 +111,73 @@ class RankServer:
         return self.rank.groups.tp.rank() == 0 and self.rank.groups.dp.rank() == 0
 
 
-class RankPool:
-    """Several processes, of which the first ones are in use."""
+class Team:
+    """Processes that become the ranks of one layout after another."""
 
     def __init__(self, size: int) -> None:
-        _import_once()
         context = multiprocessing.get_context("forkserver")
-        self.pipes: list[Connection] = []
-        self.processes = []
+        self._processes = []
+        self._pipes: list[Connection] = []
+        self._joined: tuple[object, ...] = ()
+        """What decides on the groups of the present ranks; empty: they have none, or a rank has failed."""
+        self.ranks: list[Connection] = []
+        """The pipes of the processes in use."""
         for _ in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
             theirs.close()  # so that a death is the end of the pipe
-            self.pipes.append(ours)
-            self.processes.append(process)
-        self.used = 0
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def is_alive(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def join(self, layout: ParallelTable) -> None:
+        """Join the groups of a layout; if they are those of the last layout, they stay."""
+        sizes = layout.tensor, layout.pipeline, layout.context, layout.data, layout.expert, layout.expert_tensor
+        wanted = (*sizes, layout.virtual_pipeline, layout.distributed_optimizer)
+        if wanted == self._joined:
+            return
+        self.ranks = self._pipes
+        self.call_all([("leave",)] * len(self._pipes))
+        self.ranks = self._pipes[: layout.world_size]
+        address = f"127.0.0.1:{_free_port()}"
+        self.call_all([("join", RankInfo(rank, len(self.ranks), address)) for rank in range(len(self.ranks))])
+        self._joined = wanted
+
+    def lose(self) -> None:
+        """Note that a rank has failed: the next layout gets new groups."""
+        self._joined = ()
+
+    def call_all(self, calls_by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for pipe, question in zip(self.ranks, calls_by_rank, strict=True):
+            pipe.send(question)
+        answers = [pipe.recv() for pipe in self.ranks]
+        for went_well, answer in answers:
+            if not went_well:
+                self.lose()
+                raise answer
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+
+class RankPool:
+    """Teams for the layouts of a test session. A layout of one rank has a process of its own: most tests compare it
+    with another layout, whose groups then remain."""
+
+    def __init__(self, size: int) -> None:
+        _import_once()
+        self._size = size
+        self._teams: dict[bool, Team] = {}
+        """Whether it has one process alone -> team."""
         self.parallel = ParallelTable()
         self.places: Sequence[str] = ()
         """Nodes that the ranks report; empty: all on one node."""
@@ -127,18 +185,21 @@ class RankPool:
 
     def open(self, settings: TrainerSettings) -> None:
         """Create the ranks of this layout."""
-        self._call_all([("close",)] * len(self.pipes))
-        self.used, self.parallel = settings.parallel.world_size, settings.parallel
-        address = f"127.0.0.1:{_free_port()}"
-        places = [RankInfo(rank, self.used, address) for rank in range(self.used)]
-        self._call_all([("open", place, replace(settings)) for place in places])
+        self.parallel, is_single = settings.parallel, settings.parallel.world_size == 1
+        if is_single in self._teams and not self._teams[is_single].is_alive:
+            self._teams.pop(is_single).close()
+        if is_single not in self._teams:
+            self._teams[is_single] = Team(1 if is_single else self._size)
+        self._team = self._teams[is_single]
+        self._team.join(settings.parallel)
+        self._call_all("open", replace(settings))
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        return self._call_all([("call", method, *arguments)] * self.used)
+        return self._call_all("call", method, *arguments)
 
     def examine(self, look: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the result of a function in each process; the function must be importable there."""
-        return self._call_all([("examine", look, *arguments)] * self.used)
+        return self._call_all("examine", look, *arguments)
 
     def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """Implement `Executor`."""
@@ -146,14 +207,14 @@ class RankPool:
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Awaited:
         """Implement `Executor`."""
-        pipes = [self.pipes[rank] for rank in ranks]
+        pipes = [self._team.ranks[rank] for rank in ranks]
         for pipe in pipes:
             pipe.send(("call", method, *arguments))
-        return Awaited(pipes, [f"rank {rank}" for rank in ranks], lambda: None)
+        return Awaited(pipes, [f"rank {rank}" for rank in ranks], self._team.lose)
 
     def nodes(self) -> Sequence[str]:
         """Implement `Executor`."""
-        return self.places or ["here"] * self.used
+        return self.places or ["here"] * len(self._team.ranks)
 
     def weights(self) -> RankSource:
         return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights()
@@ -164,28 +225,17 @@ class RankPool:
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of all stages; of a tied embedding the first copy."""
-        found = [pair for stage in self._call_all([("gradients",)] * self.used) for pair in stage]
-        return dict(reversed(found))
+        return dict(reversed([pair for stage in self._call_all("gradients") for pair in stage]))
 
     def forget_gradient(self, rank: int, only: str = "") -> None:
-        self._call_all([("forget_gradient", rank, only)] * self.used)
+        self._call_all("forget_gradient", rank, only)
 
     def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.join(10)
-            process.kill()
+        for team in self._teams.values():
+            team.close()
 
-    def _call_all(self, calls_by_rank: list[tuple[Any, ...]]) -> list[Any]:
-        calls = list(zip(self.pipes, calls_by_rank, strict=False))
-        for pipe, question in calls:
-            pipe.send(question)
-        answers = [pipe.recv() for pipe, _ in calls]
-        for went_well, answer in answers:
-            if not went_well:
-                raise answer
-        return [answer for _, answer in answers]
+    def _call_all(self, method: str, *arguments: Any) -> list[Any]:
+        return self._team.call_all([(method, *arguments)] * len(self._team.ranks))
 
 
 def _import_once() -> None:
@@ -198,6 +248,7 @@ def _import_once() -> None:
 
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # the imports are half a million objects, which each collection would visit
     server = RankServer()
     while True:
         try:

@@ -10,13 +10,29 @@ layouts cannot be compared. `test_expert_router.py` shows that these weights and
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import lora_lab
 import megatron_lab as lab
 import pytest
 import torch
+from layout_cases import (
+    ADAPTERS,
+    ALL,
+    ALONE,
+    DENSE,
+    EXPERTS,
+    LATENTS,
+    NEVER,
+    NUM_NEVER,
+    PATTERNS,
+    QUICK,
+    STEPS,
+    TOP,
+    Part,
+    features,
+    splits,
+)
 from layout_lab import (
     CHANGE_GAP,
     GRADIENT_GAP,
@@ -28,133 +44,24 @@ from layout_lab import (
     gap,
     resumes_under_layout,
     settings_of,
-    started_actor,
-    steps_under,
+    started,
+    steps_of,
     trainer,
 )
-from lora_lab import ATTENTION, LATENT, adapted
 from rank_pool import RankPool
 from torch import Tensor
 
+from covering import pairs_of
 from ppoctl.convert.frozen_base import read_frozen_base
 from ppoctl.convert.tensors import weight_names
 from ppoctl.convert.torch_dist import read_metadata
+from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest
+from ppoctl.recipe.schema import Recipe
 from tolerance import EXACT
-
-DENSE, EXPERTS, LATENTS = "qwen2-deep", "qwen3-moe", "deepseek-v3-low-rank"
-FAMILY = ("TP2", "TP2 sequence", "PP2", "TP2 PP2", "CP2 TP2")
-WITH_EXPERTS = ("EP2", "TP2 sequence", "TP2, experts split", "TP2 EP2", "TP2 PP2")
-COVERED = {
-    DENSE: (
-        *FAMILY,
-        *("DP2", "DP2 sharded", "DP2 PP2 sharded", "PP2 uneven"),
-        *("PP2 interleaved", "TP2 PP2 interleaved", "DP2 PP2 interleaved sharded"),
-        *("CP2", "CP3", "CP2 PP2", "CP2 PP2 interleaved", "CP2 DP2 sharded"),
-    ),
-    EXPERTS: (
-        *WITH_EXPERTS,
-        *("EP2 sharded", "EP4", "EP2 DP2", "EP2 DP2 sharded", "DP2", "CP2", "CP2 EP2", "CP2 DP2 EP4"),
-        *("CP2 TP2, experts split", "TP2 DP2 EP2", "TP2 DP2 EP2, experts split", "PP2", "PP2 EP2 sharded"),
-    ),
-    LATENTS: (*WITH_EXPERTS, "PP2", "CP2 TP2", "EP2 sharded"),
-    "llama": FAMILY,
-    "qwen3": FAMILY,
-    "gemma2": (*FAMILY, "TP2 PP2 interleaved"),
-    "mistral": ("TP2 PP2", "CP2 TP2"),
-    "qwen2-moe": (*WITH_EXPERTS, "PP2 EP2", "CP2 EP2"),
-    # Only the second of four layers has experts: the last rank has none, or each rank has two stages of one layer.
-    "qwen3-moe-mixed": ("PP2 EP2", "PP2 EP2 interleaved"),
-    # The model with latent queries has everything that this one has, except one product.
-    "deepseek-v3": ("TP2 sequence",),
-}
-"""Kind -> layouts. One family of each kind has all layouts, the others have the splits that their own modules could
-get wrong."""
-CRITICS = (
-    *((kind, layout) for kind in (DENSE, EXPERTS) for layout in COVERED[kind]),
-    *((kind, "TP2 PP2") for kind in ("llama", "qwen3", "gemma2", "deepseek-v3")),
-    *(("qwen2-moe", "TP2 EP2"), ("deepseek-v3", "EP2")),
-)
-CASES = [
-    *((kind, "actor", layout) for kind, layouts in COVERED.items() for layout in layouts),
-    *((kind, "critic", layout) for kind, layout in CRITICS),
-]
-NEVER = "e_score_correction_bias"
-"""End of the name of a tensor that no training changes."""
-NUM_NEVER = {"deepseek-v3": 2, LATENTS: 2}
-
-
-@dataclass(frozen=True)
-class Part:
-    """Parameters that train: settings, and whether a Hugging Face tensor is one of them in a model with `last` as the
-    number of its last layer."""
-
-    trainable: Trainable
-    has: Callable[[str, int], bool] = lambda name, _: NEVER not in name
-
-
-def in_top(name: str, last: int) -> bool:
-    return name.startswith((f"model.layers.{last}.", "model.norm.", "lm_head.", "score.")) and NEVER not in name
-
-
-ALL = Part(Trainable())
-TOP = Part(Trainable(top_layers=1), in_top)
-
-
-def frozen(*patterns: str, has: Callable[[str, int], bool]) -> Part:
-    return Part(Trainable(None, patterns), has)
-
-
-ROUTERS = "decoder.layers.*.mlp.router.weight"
-LAST_MLP = frozen(
-    *("embedding.*", "decoder.layers.[0-2].*", "*attention*", "*norm*"),
-    has=lambda name, last: in_top(name, last) and ".mlp." in name,
-)
-PATTERNS = {
-    "weights of a product whose bias trains": (
-        (DENSE, "actor", "TP2"),
-        frozen(
-            "*.linear_qkv.weight",
-            has=lambda name, _: not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")),
-        ),
-    ),
-    "a layer between others": (
-        (DENSE, "actor", "PP2 interleaved"),
-        frozen("decoder.layers.1.*", has=lambda name, _: not name.startswith("model.layers.1.")),
-    ),
-    "a tied embedding": (
-        ("gemma2", "actor", "PP2"),
-        frozen("embedding.*", has=lambda name, _: not name.startswith("model.embed_tokens.")),
-    ),
-    "all but the last norm": (
-        (DENSE, "actor", "PP2"),
-        frozen("embedding.*", "decoder.layers.*", has=lambda name, _: name == "model.norm.weight"),
-    ),
-    "routers": (
-        (EXPERTS, "actor", "PP2 EP2"),
-        frozen(ROUTERS, has=lambda name, _: not name.endswith(".mlp.gate.weight")),
-    ),
-    "routers with groups": (
-        (LATENTS, "actor", "EP2"),
-        frozen(ROUTERS, has=lambda name, _: not name.endswith((".mlp.gate.weight", NEVER))),
-    ),
-    "all but the experts": (
-        (EXPERTS, "actor", "EP2"),
-        frozen(
-            *("embedding.*", "output_layer.*", "*norm*", "*attention*", "*router*"),
-            has=lambda name, _: ".experts." in name,
-        ),
-    ),
-}
-ADAPTERS = {
-    DENSE: Part(adapted()),
-    "gemma2": Part(adapted("k_proj", "up_proj", "down_proj")),
-    EXPERTS: Part(adapted(*ATTENTION)),
-    LATENTS: Part(adapted(*LATENT)),
-}
-WITH_ADAPTERS = [case for case in CASES if case[0] in ADAPTERS]
 
 
 def named(cases: list[tuple[str, ...]]) -> list[str]:
@@ -207,61 +114,70 @@ def check_adapters(found: Steps, expected: Steps) -> None:
     assert_close(found, expected, dict.fromkeys(("gradient", "change", "reported"), CHANGE_GAP))
 
 
+def test_every_pair_that_a_shipped_recipe_combines_is_in_a_quick_case(shipped: dict[str, Recipe]) -> None:
+    """Otherwise the most common layouts could be among the slow cases."""
+    covered = set().union(*(pairs_of(features(case)) for case in QUICK))
+    missing = {}
+    for name, recipe in shipped.items():
+        for role in recipe.trained:
+            made = trainer_settings(recipe, role)
+            trainable = made.trainable
+            trains = "adapters" if trainable.lora else "all" if trainable.is_all else "top"
+            combined = {**splits(made.parallel), "role": role, "trains": trains, "recompute": made.recompute}
+            if found := pairs_of(combined) - covered:
+                missing[name, role] = found
+    assert missing == {}
+
+
 @pytest.fixture
 def compare(pool: RankPool, model: Model, alone: Callable[..., Steps], tmp_path: Path) -> Callable[..., None]:
     def compared(case: tuple[str, str, str], part: Part, recompute: str = "none", lost: str | None = None) -> None:
         kind, role, layout = case
         made = settings_of(model, kind, layout, role, trainable=part.trainable, recompute=recompute)
-        found = steps_under(pool, made, tmp_path, lost)
+        trained = started(pool, made)
+        if isinstance(trained, MegatronActor) and (part, recompute, lost) == (ALL, "none", None):
+            check_start(pool, trained, kind, tmp_path)
+        if lost is not None:
+            pool.forget_gradient(1, lost)
         oracle = part.trainable if part.trainable.lora is not None else Trainable()
-        check_steps(made, part, kind, found, alone(kind, role, oracle))
+        check_steps(made, part, kind, steps_of(pool, trained), alone(kind, role, oracle))
 
     return compared
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("case", CASES, ids=named(CASES))
-def test_gradients_and_steps_do_not_depend_on_layout(compare, case):
-    compare(case, ALL)
+def check_start(pool: RankPool, actor: MegatronActor, kind: str, folder: Path) -> None:
+    """Compare log-probs with those of transformers, and sent and exported weights with those of the source. Experts
+    are sent bucket by bucket, by the ranks that hold one copy. Padding of the vocabulary is neither sent nor
+    exported."""
+    rollouts = lab.make_rollouts()
+    expected, entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, TEMPERATURE)
+    found = lab.scores(actor, rollouts, TEMPERATURE)
+    reference = actor.reference_logprobs(rollouts, OutputRequest(temperature=TEMPERATURE))
+    for one, other in zip((*found, reference), (expected, entropy, expected), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+    actor.save_weights(folder)
+    source, sent = lab.weights_in(actor.source[0]), list(pool.tensors())
+    lab.assert_same(lab.weights_in(folder), source)
+    lab.assert_same(dict(sent), source)
+    names, expected_names = [name for name, _ in sent], list(weight_names(actor.source[1]))
+    if actor.settings.parallel.stages_per_rank > 1:
+        names, expected_names = sorted(names), sorted(expected_names)
+    assert names == expected_names
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("case", CASES, ids=named(CASES))
-def test_top_layer_alone_moves_with_the_gradient_of_full_training(compare, case):
-    compare(case, TOP)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=" ".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in STEPS],
+)
+def test_outputs_weights_and_steps_do_not_depend_on_layout(compare, case):
+    *where, trains, recompute = case
+    compare(where, ADAPTERS[case[0]] if trains == "adapters" else ALONE[trains], recompute)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_parameters_of_a_pattern_stay_and_others_have_the_gradient_of_full_training(compare, pattern):
     compare(*PATTERNS[pattern])
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("case", WITH_ADAPTERS, ids=named(WITH_ADAPTERS))
-def test_adapters_have_the_steps_of_one_process(compare, case):
-    compare(case, ADAPTERS[case[0]])
-
-
-RECOMPUTED = {
-    **{f"all {layout}": ((DENSE, "actor", layout), ALL) for layout in ("TP2 sequence", "PP2", "CP2")},
-    "experts exchange tokens again": ((EXPERTS, "actor", "EP2"), ALL),
-    **{f"top {layout}": ((DENSE, "actor", layout), TOP) for layout in ("alone", "PP2", "TP2 sequence")},
-    "last MLP": ((DENSE, "actor", "alone"), LAST_MLP),
-    **{
-        f"adapters {layout}": ((DENSE, "actor", layout), ADAPTERS[DENSE])
-        for layout in ("alone", "TP2 sequence", "PP2", "CP2")
-    },
-}
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("recompute", ["selective", "full"])
-@pytest.mark.parametrize("case", RECOMPUTED)
-def test_recomputed_layers_have_the_steps_of_one_process(compare, case, recompute):
-    """Megatron-Core recomputes a part of the model only if the input of the part needs a gradient: a layer above a
-    frozen trunk is a case of its own."""
-    compare(*RECOMPUTED[case], recompute)
 
 
 DEFECTS = {
@@ -279,37 +195,6 @@ def test_lost_gradient_of_one_rank_fails_the_comparison(compare, defect):
     case, part, lost = DEFECTS[defect]
     with pytest.raises(AssertionError, match=r"^(gradient|reported|change): \d"):
         compare(case, part, lost=lost)
-
-
-OUTPUTS = [
-    *((DENSE, layout) for layout in ("TP2", "TP2 PP2", "PP2 interleaved")),
-    *((EXPERTS, layout) for layout in (*WITH_EXPERTS, "EP2 DP2", "TP2 DP2 EP2, experts split", "PP2 EP2")),
-    *((LATENTS, layout) for layout in ("TP2 sequence", "PP2", "TP2 PP2", "EP2", "TP2 EP2")),
-    *((kind, layout) for kind in ("llama", "qwen3", "gemma2") for layout in ("TP2", "PP2", "TP2 PP2")),
-    ("mistral", "TP2 PP2"),
-    *(("qwen2-moe", layout) for layout in ("EP2", "TP2 EP2", "TP2 PP2")),
-]
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(("kind", "layout"), OUTPUTS, ids=named(OUTPUTS))
-def test_logprobs_match_transformers_and_sent_and_exported_weights_are_exact(pool, model, tmp_path, kind, layout):
-    """Experts are sent bucket by bucket, by the ranks that hold one copy. Padding of the vocabulary is neither
-    sent nor exported."""
-    actor, rollouts = started_actor(pool, settings_of(model, kind, layout)), lab.make_rollouts()
-    expected, entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, TEMPERATURE)
-    found = lab.scores(actor, rollouts, TEMPERATURE)
-    reference = actor.reference_logprobs(rollouts, OutputRequest(temperature=TEMPERATURE))
-    for one, other in zip((*found, reference), (expected, entropy, expected), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
-    actor.save_weights(tmp_path)
-    source, sent = lab.weights_in(model(kind)), list(pool.tensors())
-    lab.assert_same(lab.weights_in(tmp_path), source)
-    lab.assert_same(dict(sent), source)
-    names, expected_names = [name for name, _ in sent], list(weight_names(actor.source[1]))
-    if "interleaved" in layout:
-        names, expected_names = sorted(names), sorted(expected_names)
-    assert names == expected_names
 
 
 RESUMED = {

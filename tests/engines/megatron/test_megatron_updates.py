@@ -58,13 +58,13 @@ def test_actor_update_does_not_depend_on_microbatch_split(model, kind, needs_ent
     whole = lab.actor(model(kind), batching=BySequences(microbatch_seqs=9))
     objective = lab.policy_objective(rollouts, needs_entropy=needs_entropy)
     [expected] = whole.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
+    gradients = lab.gradients_of(whole)
     assert (expected.outputs.entropy is not None) == needs_entropy
     for cut in CUTS:
         trainer = lab.actor(model(kind), batching=cut)
         before, entropy_before = lab.scores(trainer, rollouts)
         [found] = trainer.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
-        for name, gradient in lab.gradients_of(trainer).items():
-            lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
+        lab.check_all(lab.GRADIENT, lab.gradients_of(trainer), gradients)
         FLOAT32.check(found.loss, expected.loss)
         FLOAT32.check(found.grad_norm, expected.grad_norm)
         FLOAT32.check(found.outputs.primary, expected.outputs.primary)
@@ -104,13 +104,13 @@ def test_loss_terms_do_not_depend_on_microbatch_split(model):
     counted, of_chosen = rollouts.mask[rows], chosen[rows]
     by_token = losses(LossInputs(rows, expected.outputs.primary, None), counted)
     by_sequence = torch.stack([by_token[row][counted[row]].mean() for row in range(4)])
+    gradients = lab.gradients_of(whole)
     FLOAT32.check(expected.loss, 0.7 * by_sequence.mean() - 0.2 * by_token[of_chosen].mean())
     for cut in CUTS:
         trainer = lab.actor(model("qwen2"), batching=cut)
         [found] = trainer.update(rollouts, [batch], objective)
         FLOAT32.check(found.loss, expected.loss)
-        for name, gradient in lab.gradients_of(trainer).items():
-            lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
+        lab.check_all(lab.GRADIENT, lab.gradients_of(trainer), gradients)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
@@ -215,8 +215,8 @@ def test_clipping_scales_gradient_and_reports_norm_before(model, kind):
     limit = loose.grad_norm / 4
     [tight] = clipped.update(rollouts, [lab.minibatch(rollouts, step=replace(lab.STEP, grad_clip=limit))], objective)
     assert tight.grad_norm == loose.grad_norm
-    for name, gradient in lab.gradients_of(clipped).items():
-        lab.GRADIENT.check(gradient * 4, lab.gradients_of(free)[name])
+    found = {name: 4 * gradient for name, gradient in lab.gradients_of(clipped).items()}
+    lab.check_all(lab.GRADIENT, found, lab.gradients_of(free))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -172,8 +172,9 @@ def test_transformers_loads_trained_export(model, tmp_path, kind, shard_bytes):
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 2**14)
     exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, **lab.EAGER)
     assert not any(info.values())
-    found = {n: t for n, t in lab.on_disk(exported.state_dict()).items() if n in lab.weights_of(trainer)}
-    lab.check_all(EXACT, found, lab.weights_of(trainer))
+    weights = lab.weights_of(trainer)
+    found = {name: tensor for name, tensor in lab.on_disk(exported.state_dict()).items() if name in weights}
+    lab.check_all(EXACT, found, weights)
     logprobs, _ = lab.scores(trainer, rollouts)
     FLOAT32.check(logprobs, lab.expected_logprobs(exported.eval(), rollouts, 1.0)[0])
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"

@@ -1,7 +1,7 @@
 """`plan`'s estimates for a rank, compared with the tensors of real ranks: real gloo processes, real updates."""
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,13 +130,6 @@ class Case(NamedTuple):
     rollouts: lab.TrainerBatch
     expected: list[RankBytes]
     """Estimates by rank."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    made = RankPool(2)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

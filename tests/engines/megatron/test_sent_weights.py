@@ -41,6 +41,14 @@ SOON_S = 30.0
 """Detected errors take less time; undetected errors take `TIMEOUT_S`."""
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Some tests here leave calls of ranks unanswered: no other file uses these processes."""
+    made = RankPool(4)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def engines() -> Iterator[list[ReceiverHost]]:
     made = [ReceiverHost("engine 0"), ReceiverHost("engine 1")]

@@ -15,12 +15,12 @@ NUM, HIDDEN, VOCABULARY = 23, 8, 57
 
 
 def inputs(
-    dtype: torch.dtype = torch.float32, width: int = HIDDEN
+    dtype: torch.dtype = torch.float32, width: int = HIDDEN, num: int = NUM, vocabulary: int = VOCABULARY
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(NUM, width, generator=generator).to(dtype).requires_grad_()
-    weight = torch.randn(VOCABULARY, width, generator=generator).to(dtype).requires_grad_()
-    return hidden, weight, torch.randint(0, VOCABULARY, (NUM,), generator=generator)
+    hidden = torch.randn(num, width, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=generator).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, vocabulary, (num,), generator=generator)
 
 
 def test_token_logprobs_of_two_ids_match_hand_computed_values():
@@ -66,13 +66,19 @@ def test_chunked_logprobs_and_gradients_match_plain_formula(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_gradient_accumulates_in_float32_main_grad(dtype):
-    """The weight has more rows than a band of the gradient."""
-    width = module.BAND_ELEMENTS // 10
-    hidden, weight, targets = inputs(dtype, width)
-    settings = LogprobSettings(OutputRequest(), 5)
-    [expected] = torch.autograd.grad(token_logprobs(hidden, weight, targets, settings)[0].sum(), weight)
-    weight.main_grad = torch.ones(VOCABULARY, width)
-    token_logprobs(hidden, weight, targets, settings)[0].sum().backward()
+    """The weight has five rows, in bands of two. The temperature keeps all probabilities above 0."""
+    width = module.BAND_ELEMENTS // 2
+    hidden, weight, targets = inputs(dtype, width, num=3, vocabulary=5)
+    temperature = width**0.5
+    settings = LogprobSettings(OutputRequest(temperature), 2)
+
+    def total() -> torch.Tensor:
+        return temperature * token_logprobs(hidden, weight, targets, settings)[0].sum()
+
+    [expected] = torch.autograd.grad(total(), weight)
+    assert float(expected.abs().amax(1).min()) > 0.1
+    weight.main_grad = torch.ones(5, width)
+    total().backward()
     assert weight.grad is None
     (FLOAT32 if dtype == torch.float32 else BFLOAT16).check(weight.main_grad - 1, expected)
 

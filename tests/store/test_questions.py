@@ -1,0 +1,95 @@
+"""Questions about a run have the same answer when they are asked again, and change nothing in its directory."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import FEW_ROWS, fake_recipe
+from fakes.job import stop_at
+from ppoctl.diagnose import examine
+from ppoctl.errors import PpoctlError
+from ppoctl.report.run_reader import read_runs
+from ppoctl.runs import changed_settings, new_run, run_recipe
+from ppoctl.slurm import run_status
+from ppoctl.store import eval_samples, jobs, liveness, retention, run_dir, stop_request
+from ppoctl.store.append import intact
+from ppoctl.store.compare import compare
+from ppoctl.store.journal import read_lines
+from ppoctl.store.ledger import end_of_blocks
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.rounds import stages_present
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.samples import StepRecords, steps_with_rollouts
+from ppoctl.wire import sources
+
+TABLES: dict[str, Any] = {"steps": 4, "checkpoint": {"every_steps": 2}, "rollout": FEW_ROWS}
+"""A run that saves every second step; its fourth step is killed in the middle of the rollout."""
+
+QUESTIONS: dict[str, Callable[[RunPaths], Any]] = {
+    "plan of a resume": plan_resume,
+    "saved steps": lambda paths: retention.saved_steps(paths, outlines_of(paths).roles),
+    "healthy steps": lambda paths: retention.healthy_steps(paths, outlines_of(paths).roles),
+    "stages of a step": lambda paths: stages_present(paths, 3, outlines_of(paths).at(3)),
+    "stop request": lambda paths: [stop_request.stop_requested(paths, number) for number in (1, 2)],
+    "jobs": lambda paths: [(job, jobs.ends(paths, job.id), jobs.starts(paths, job.id)) for job in jobs.jobs(paths)],
+    "command of a resume": lambda paths: jobs.resume_command(paths.root),
+    "attempts": lambda paths: liveness.attempts(intact(paths.journal)),
+    "early end": lambda paths: liveness.ended_early(intact(paths.journal)),
+    "whether a process works on it": liveness.require_idle,
+    "lines of the journal": lambda paths: read_lines(paths.journal),
+    "end of the ledger": lambda paths: end_of_blocks(paths.ledger),
+    "begun": run_dir.has_begun,
+    "facts": run_dir.facts,
+    "newest recipe": run_dir.newest_recipe,
+    "first free step": lambda paths: run_dir.first_free_step(paths, after=2),
+    "recorded recipe": run_recipe.newest_recorded,
+    "taken": new_run.is_taken,
+    "replaceable": new_run.is_replaceable,
+    "last step": changed_settings.last_step,
+    "no change": lambda paths: changed_settings.change(paths, fake_recipe(**TABLES)),
+    "a change": lambda paths: changed_settings.change(paths, fake_recipe(**{**TABLES, "steps": 6})),
+    "clock": sources.clock_of,
+    "facts of its state": lambda paths: vars(run_status.facts(paths, read_lines(paths.journal))) | {"quiet_s": 0.0},
+    "metrics": lambda paths: read_runs([paths.root])[0].series,
+    "curves": lambda paths: examine.read(paths.root),
+    "samples": lambda paths: [
+        (step, StepRecords.read(paths, step, per_token=False).num_seqs) for step in steps_with_rollouts(paths)
+    ],
+    "samples of its evaluation": lambda paths: eval_samples.read(paths.root),
+    "comparison": lambda paths: compare(paths.ledger, paths.ledger),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    found = stop_at(tmp_path_factory.mktemp("questions") / "run", "inside rollout after 2 samples", **{**TABLES})
+    jobs.record(found, jobs.JobRecord("9", 5.0, "resume"))
+    jobs.started(found, "9", jobs.Start(0, 17, 100.0, 60.0))
+    found.job_ended("9").write_text("0 75 100 USR1\n")
+    stop_request.request_stop(found, "step")
+    return found
+
+
+def contents(root: Path) -> dict[str, object]:
+    """Return the bytes and the time of each file."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def answer(question: Callable[[RunPaths], Any], paths: RunPaths) -> Sequence[str]:
+    try:
+        return ["answer", repr(question(paths))]
+    except PpoctlError as error:
+        return ["error", error.message]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_question_changes_nothing_and_has_the_same_answer_again(killed: RunPaths, name: str) -> None:
+    before = contents(killed.root)
+    first, second = (answer(QUESTIONS[name], killed) for _ in range(2))
+    assert first[0] == "answer", first
+    assert first == second
+    assert contents(killed.root) == before
