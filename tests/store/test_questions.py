@@ -63,9 +63,13 @@ QUESTIONS: dict[str, Callable[[RunPaths], Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    found = stop_at(tmp_path_factory.mktemp("questions") / "run", "inside rollout after 2 samples", **{**TABLES})
+@pytest.fixture(scope="module", params=["killed", "first step"])
+def paths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """Return a run with a job and a stop request, or a run in its first step without either."""
+    root = tmp_path_factory.mktemp("questions") / "run"
+    if request.param == "first step":
+        return stop_at(root, "1 reward starts", **TABLES)
+    found = stop_at(root, "inside rollout after 2 samples", **TABLES)
     jobs.record(found, jobs.JobRecord("9", 5.0, "resume"))
     jobs.started(found, "9", jobs.Start(0, 17, 100.0, 60.0))
     found.job_ended("9").write_text("0 75 100 USR1\n")
@@ -74,9 +78,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
 
 
 def contents(root: Path) -> dict[str, object]:
-    """Return the bytes and the time of each file."""
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    """Return the bytes and the time of each file, and None for each folder."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
+        for path in sorted(root.rglob("*"))
+    }
 
 
 def answer(question: Callable[[RunPaths], Any], paths: RunPaths) -> Sequence[str]:
@@ -87,9 +93,9 @@ def answer(question: Callable[[RunPaths], Any], paths: RunPaths) -> Sequence[str
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_question_changes_nothing_and_has_the_same_answer_again(killed: RunPaths, name: str) -> None:
-    before = contents(killed.root)
-    first, second = (answer(QUESTIONS[name], killed) for _ in range(2))
+def test_question_changes_nothing_and_has_the_same_answer_again(paths: RunPaths, name: str) -> None:
+    before = contents(paths.root)
+    first, second = (answer(QUESTIONS[name], paths) for _ in range(2))
     assert first[0] == "answer", first
     assert first == second
-    assert contents(killed.root) == before
+    assert contents(paths.root) == before

@@ -21,7 +21,7 @@ from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, OutputRequest
 from ppoctl.recipe.schema import BySequences
 from ppoctl.stages.objective import Terms
-from tolerance import BFLOAT16, EXACT
+from tolerance import BFLOAT16, EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines
 
@@ -97,6 +97,18 @@ def test_first_steps_in_bfloat16_are_those_in_float32(rounded: Path, case: str) 
     assert gap < whole / 16
     for name, each in expected.items():
         assert (found[name] - each).norm() < each.norm() / 4 + whole / 64, name
+
+
+def test_values_of_a_head_in_bfloat16_are_computed_in_float32(rounded: Path) -> None:
+    batching = BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
+    actor = lab.started(TrainerSettings("actor", str(rounded), torch.bfloat16, batching, value_head=HEAD))
+    two_steps(actor)
+    head = lab.rank_of(actor).models[0].value_head
+    hidden = torch.randn(7, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    first, last = head.hidden_layer, head.output_layer
+    assert {each.dtype for each in head.parameters()} == {torch.bfloat16}
+    inner = torch.relu(hidden.float() @ first.weight.float().T + first.bias.float())
+    FLOAT32.check(head.values(hidden), (inner @ last.weight.float().T + last.bias.float())[:, 0])
 
 
 @pytest.mark.parametrize("trainable", [Trainable(), TOP, ALL], ids=["own", "last layers", "adapters"])
