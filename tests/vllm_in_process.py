@@ -5,6 +5,7 @@ replaces `torch.set_num_threads` by a function that warns. Sampling uses torch's
 requests, and a shutdown destroys every process group. In one process, many tests share the seconds of its imports.
 """
 
+import gc
 import importlib
 import random
 from collections.abc import Callable, Iterator
@@ -57,6 +58,8 @@ class Tenancy:
         self.engines: list[Any] = []
         """vLLM's objects of the engines that were started in this process and have not been closed."""
         self._made_default_group = False
+        self.has_frozen = False
+        """Whether the objects of vLLM's imports were taken out of garbage collections."""
 
     def enter(self) -> None:
         """Prepare for an engine that is about to start."""
@@ -106,6 +109,11 @@ def _started_as_a_guest(settings: VllmSettings, **options: Any) -> Any:
     with undisturbed():
         llm = _started(settings, **options)
     TENANCY.engines.append(llm)
+    if not TENANCY.has_frozen:
+        # The imports stay out of garbage collections, for which vLLM asks at each start and end: they take seconds.
+        TENANCY.has_frozen = True
+        gc.collect()
+        gc.freeze()
     return llm
 
 

@@ -19,8 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the imports out of garbage collections: vLLM asks for some at each start and end of an engine, and each
-    would visit all objects of torch, Megatron-Core and transformers, which takes seconds."""
+    """Keep the imports out of garbage collections, each of which would visit all objects of torch, Megatron-Core and
+    transformers."""
     gc.collect()
     gc.freeze()
 

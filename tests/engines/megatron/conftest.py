@@ -13,6 +13,7 @@ import megatron_lab as lab
 from layout_lab import Model, Steps, settings_of, started, steps_of
 from rank_pool import RankPool
 
+from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
 
 
@@ -31,6 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return root / kind if (root / kind).exists() else lab.model_folder(kind, root / kind)
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def fresh(model: Callable[[str], Path]) -> Callable[[str], MegatronActor]:
+    """Return a started actor by kind, in this process. Tests leave its weights as they are."""
+    return cache(lambda kind: lab.actor(model(kind)))
 
 
 @pytest.fixture(scope="session")

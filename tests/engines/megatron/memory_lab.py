@@ -1,12 +1,11 @@
 """Measured bytes of a rank's tensors: what it holds, what a forward pass keeps, and the peak of a call."""
 
 import pickle
-import traceback
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import megatron_lab as lab
@@ -67,9 +66,9 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
     def pack(tensor: Tensor) -> Tensor:
         for place, size in storages([tensor]).items():
             if place not in known:
-                stack = traceback.extract_stack()
-                component = _component(stack)
-                if component is not None and _computes_adapters(stack):
+                callers = _callers()
+                component = _component(callers)
+                if component is not None and ("adapters.py", "forward") in callers:
                     component = adapted.get(place, "adapters")
                 if component is None:
                     continue
@@ -104,8 +103,13 @@ def _note_input(adapted: dict[int, str], layer: str, _: Any, given: tuple[Tensor
     adapted |= dict.fromkeys(storages(given), of_last.get(layer.rpartition(".")[2], "projections"))
 
 
-def _computes_adapters(stack: traceback.StackSummary) -> bool:
-    return any((Path(frame.filename).name, frame.name) == ("adapters.py", "forward") for frame in stack)
+def _callers() -> set[tuple[str, str]]:
+    """Return file and function of all callers. (`traceback` reads their source too, which takes far longer.)"""
+    found, frame = set(), sys._getframe(1)
+    while frame is not None:
+        found.add((frame.f_code.co_filename.rpartition("/")[2], frame.f_code.co_name))
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
 
 
 def on_host(rank: MegatronRank) -> dict[str, int]:
@@ -203,10 +207,8 @@ class _Watched:
         return self.inner(rows, said, totals)
 
 
-def _component(stack: traceback.StackSummary) -> str | None:
-    """Return the component of a saved tensor; None: recomputed in the backward pass."""
-    frames = [(Path(frame.filename), frame.name) for frame in stack]
-    names = {(path.name, name) for path, name in frames}
+def _component(names: set[tuple[str, str]]) -> str | None:
+    """Return the component of a saved tensor with these callers; None: recomputed in the backward pass."""
     if ("random.py", "backward") in names:
         return None
     if ("random.py", "checkpoint") in names:  # recomputation starts from it

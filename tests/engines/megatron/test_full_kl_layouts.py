@@ -1,6 +1,7 @@
 """The full KL from the reference, and filtered log-probs, do not depend on how ranks split model and tokens."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import megatron_lab as lab
 import pytest
@@ -45,20 +46,37 @@ def outputs_of(pool, actor: MegatronActor, output_request: OutputRequest):
     return said, pool.gradients()
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("layout", NAMES)
-@pytest.mark.parametrize("output_request", [WHOLE, FILTERED], ids=["whole", "filtered"])
-def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, layout, output_request):
-    """The actor differs from its reference: one state, loaded under both layouts."""
-    folder, rollouts = lab.with_ends(model("qwen2-deep"), tmp_path / "model", (5, 33)), lab.make_rollouts()
+REQUESTS = {"whole": WHOLE, "filtered": FILTERED}
+
+
+@pytest.fixture(scope="module")
+def alone(pool, model, tmp_path_factory):
+    """Return a model, the state of an actor that differs from its reference, and what one process computes."""
+    root, rollouts = tmp_path_factory.mktemp("alone"), lab.make_rollouts()
+    folder = lab.with_ends(model("qwen2-deep"), root / "model", (5, 33))
     actor = started_actor(pool, settings(folder, "actor", LAYOUTS["alone"]))
     actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts))
-    (tmp_path / "state").mkdir()
-    lab.save(actor, tmp_path / "state")
-    expected, of_one = outputs_of(pool, actor, output_request)
+    (root / "state").mkdir()
+    lab.save(actor, root / "state")
+
+    @cache
+    def computed(name: str):
+        actor = actor_of(pool, settings(folder, "actor", LAYOUTS["alone"]))
+        actor.load(root / "state")
+        return outputs_of(pool, actor, REQUESTS[name])
+
+    return folder, root / "state", computed
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("layout", NAMES)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_full_kl_and_gradient_do_not_depend_on_layout(pool, alone, layout, name):
+    folder, state, computed = alone
+    expected, of_one = computed(name)
     actor = actor_of(pool, settings(folder, "actor", LAYOUTS[layout]))
-    actor.load(tmp_path / "state")
-    said, gradient = outputs_of(pool, actor, output_request)
+    actor.load(state)
+    said, gradient = outputs_of(pool, actor, REQUESTS[name])
     assert float(expected.full_kl.max()) > 0.01
     for one, other in zip(vars(said).values(), vars(expected).values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

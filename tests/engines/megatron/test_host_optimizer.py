@@ -22,6 +22,7 @@ from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OptimizerStep
+from ppoctl.recipe.schema import BySequences
 from tolerance import EXACT, FLOAT32
 
 CPU = torch.device("cpu")
@@ -201,8 +202,8 @@ QUICK = ("alone float32", "DP2 distributed optimizer bfloat16", "PP2, top layer 
 
 def made_of(model: Callable[[str], Path], case: tuple[str, str, Trainable, str]) -> TrainerSettings:
     kind, layout, trainable, dtype = case
-    reshardable = "dp" if "PP2" in layout else "full"
-    return settings_of(model, kind, layout, trainable=trainable, reshardable=reshardable, dtype=getattr(torch, dtype))
+    how = {"reshardable": "dp" if "PP2" in layout else "full", "batching": BySequences(microbatch_seqs=5)}
+    return settings_of(model, kind, layout, trainable=trainable, dtype=getattr(torch, dtype), **how)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")

@@ -28,11 +28,10 @@ CUTS = [
 
 
 @pytest.mark.parametrize("kind", sorted(lab.MODELS))
-def test_gradients_match_transformers(model, kind):
-    rollouts = lab.make_rollouts()
+def test_gradients_match_transformers(fresh, kind):
+    rollouts, trainer = lab.make_rollouts(), fresh(kind)
     objective = lab.policy_objective(rollouts, needs_entropy=True, temperature=0.8)
-    trainer = lab.actor(model(kind))
-    [result] = trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
+    [result] = trainer.update(rollouts, [lab.minibatch(rollouts, step=replace(lab.STEP, lr=0.0))], objective)
     loss, expected = lab.expected_gradients(kind, rollouts, objective)
     found = lab.gradients_of(trainer)
     assert found.keys() == expected.keys()
@@ -248,7 +247,7 @@ def test_bfloat16_update_uses_float32_main_weights(model):
     """A norm's weights are near 1, where bfloat16 values are 0.004 to 0.008 apart: steps of 0.001 would each round to
     nothing, and 16 of them (0.016) must not."""
     rollouts = lab.make_rollouts()
-    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16", batching=BySequences(microbatch_seqs=5))
     before = lab.weights_of(trainer)["model.norm.weight"]
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 16, lab.policy_objective(rollouts))
     after = lab.weights_of(trainer)["model.norm.weight"]

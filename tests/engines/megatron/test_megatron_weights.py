@@ -36,8 +36,8 @@ def copy_with(source: Path, target: Path, tensors: dict[str, torch.Tensor]) -> P
 
 
 @pytest.mark.parametrize("kind", lab.MODELS)
-def test_weights_round_trip_through_megatron(model, kind):
-    weights = lab.actor(model(kind)).weights(STATE)
+def test_weights_round_trip_through_megatron(model, fresh, kind):
+    weights = fresh(kind).weights(STATE)
     found = dict(tensors_of(weights.buckets()))
     assert weights.names == tuple(found)
     lab.check_all(EXACT, found, tensors_in(model(kind)))
