@@ -2,18 +2,25 @@
 
 A kill leaves what is on disk. The run directory is therefore copied at every moment of one run, and every distinct
 copy is resumed once; two neighbouring moments may share a copy, and so may moments of two speeds that differ only in
-clocks. At every twenty-fourth moment a process is really killed, and must leave such a directory, from which another
-process resumes. `make test` resumes every other state of each walk, `make test-slow` those between them.
+clocks. At some moments a process is really killed, and must leave such a directory, from which another process
+resumes.
+
+What a resume does depends on the stages that the newest step has, on the states, on the end of the journal, and on
+drafts. `make test` resumes one state of each such kind (`one_of_each`), `make test-slow` every state.
 """
 
 import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, Literal
+
+import pytest
 
 from end_to_end.drill import in_a_process, killer, side_by_side
 from fakes.job import Witness, play, result
@@ -31,13 +38,28 @@ KEEPS_EACH = {
 }
 
 EACH = 24
-"""One of EACH moments is a real kill."""
+"""One of EACH moments is a real kill, if every state is resumed."""
 
+States = Literal["of each stage", "of each save", "of each moment", "first half", "second half"]
+"""States of a walk to resume: one for each stage that may be the last, also for each part of a save, also for each
+moment of each kind of record; or half of all."""
+GRAINS: tuple[States, ...] = ("of each stage", "of each save", "of each moment")
+STEP = re.compile(r"\b(steps|states[/.][a-z_0-9]+)[/.]([0-9]{6})")
+ROUND = re.compile("[.][2-9](?=/|[.]parts|$)")
+SAMPLE = re.compile("(?<=[.]parts/)(?!episodes).*")
+OF_A_STAGE = re.compile("(?<=steps newest[.])[^/]*")
+LAST_KIND = re.compile(rb'"(?:kind|number)": "?([a-z0-9]+)')
 
 CLOCKS = re.compile(
     rb'"(at|seconds|rounds_s|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)'
 )
 """The parts of files in which two equal runs differ."""
+
+
+def every_state(walks: Iterable[tuple[object, ...]] = ((),)) -> list[Any]:
+    """Return the slow cases of these walks: both halves of all states."""
+    halves = ("first half", "second half")
+    return [pytest.param(*walk, half, marks=pytest.mark.slow) for walk in walks for half in halves]
 
 
 @dataclass
@@ -53,12 +75,49 @@ class Left:
         parts = (f"{name} {data if data is None else CLOCKS.sub(b'', data)!r}" for name, data in self.files.items())
         return hash("\n".join(sorted(parts)))
 
+    @cached_property
+    def step(self) -> int:
+        """The newest step that has a folder."""
+        return max((int(name[6:12]) for name in self.files if re.match("steps/[0-9]{6}", name)), default=0)
+
+    def kinds(self, states: States) -> list[Hashable]:
+        """Return the last stage of the newest step, what is saved, and what the stage that was cut has left, in words
+        that are the same in each step and each later round, and in all stages with the same kind of record."""
+        names = {SAMPLE.sub("", ROUND.sub(".later", STEP.sub(self._relative, name))) for name in self.files}
+        journal, number = self.files.get("./journal.jsonl") or b"", self.step
+        listed = [name.decode() for name in re.findall(rb'"stage": "([^"]+)", "step": %d\b' % number, journal)]
+        found = (re.fullmatch(f"steps/{number:06d}/[0-9]*-?(.*)/manifest.json", name) for name in self.files)
+        unlisted = {name[1] for name in found if name} - {*listed}
+        last = [*listed[-1:], *unlisted][-1:]
+        parts = frozenset(name for name in names if re.match("steps newest/.*[.]parts/", name))
+        logs = [LAST_KIND.findall(self._last_line(name)) for name in sorted(self.files) if "/episodes-" in name]
+        saved = frozenset(
+            name for name in names if "states" in name and not re.match("drafts.*/(?!man)[a-z]*[.]", name)
+        )
+        draft = frozenset(OF_A_STAGE.sub(_kind_of, name) for name in names if "own/steps" in name)
+        cut = draft, bool(unlisted), b'"step": %d,' % number in self._last_line("./ledger.jsonl")
+        kinds: list[Hashable] = [(ROUND.sub(".later", "".join(last)), parts, *map(tuple, logs)), saved, cut]
+        return kinds[: GRAINS.index(states) + 1]
+
+    def _relative(self, name: re.Match[str]) -> str:
+        """Return `steps newest` for `steps/000002`, or `states/actor older`."""
+        return f"{name[1]} {'older' if int(name[2]) < self.step else 'newest'}"
+
+    def _last_line(self, name: str) -> bytes:
+        *_, last = [b"", *(self.files.get(name) or b"").splitlines()]
+        return last
+
     def restore(self, root: Path) -> None:
         for name, data in self.files.items():
             if data is None:
                 (root / name).mkdir(parents=True)
             else:
                 (root / name).write_bytes(data)
+
+
+def _kind_of(stage: re.Match[str]) -> str:
+    """Return the kind of record of a stage."""
+    return next((kind for kind in ("rollout", "eval", "update") if kind in stage[0]), "record")
 
 
 class Walk:
@@ -91,48 +150,65 @@ def contents(root: Path) -> dict[str, bytes | None]:
     return found
 
 
+def one_of_each(lefts: Sequence[Left], states: States) -> list[Left]:
+    """Return some of these states that have all kinds between them, more of later steps, whose rest is shorter."""
+    of_kind: dict[Hashable, list[Left]] = {}
+    for left in lefts:
+        for kind in enumerate(left.kinds(states)):
+            of_kind.setdefault(kind, []).append(left)
+    chosen: list[Left] = []
+    times, seen = Counter[int](), set[Hashable]()
+    for kind, members in of_kind.items():
+        if kind not in seen:
+            left = min(members, key=lambda left: times[left.step] / (1 + left.step))
+            chosen.append(left)
+            times[left.step] += 1
+            seen |= {*enumerate(left.kinds(states))}
+    return chosen
+
+
+def selected(lefts: Sequence[Left], states: States) -> list[Left]:
+    """Return the states to resume."""
+    if states in ("first half", "second half"):
+        return list(lefts)[states == "second half" :: 2]
+    return one_of_each(lefts, states)
+
+
 def resume_each(
-    folder: Path, walk: Walk, numbers: Iterable[int], play: Callable[[Path], object], expected: dict[str, object]
+    folder: Path, lefts: Iterable[Left], play: Callable[[Path], object], expected: dict[str, object]
 ) -> None:
-    """Resume, by `play`, what kills at these moments of a walk leave. Each run must end as expected."""
+    """Resume, by `play`, what kills leave. Each run must end as expected."""
 
-    def go_on(number: int) -> None:
-        root = folder / f"{number}"
-        walk.all[number].restore(root)
+    def go_on(left: Left) -> None:
+        root = folder / f"{left.number}"
+        left.restore(root)
         play(root)
-        assert result(root) == expected, f"killed at: {walk.all[number].moments}"
+        assert result(root) == expected, f"killed at: {left.moments}"
 
-    side_by_side([partial(go_on, number) for number in numbers])
+    side_by_side([partial(go_on, left) for left in lefts])
 
 
-def kill_each(
-    folder: Path,
-    recipe: Recipe,
-    witness: Witness,
-    numbers: Iterable[int],
-    after_kill: Callable[[RunPaths], object] = lambda paths: None,
-) -> None:
+def kill_each(folder: Path, recipe: Recipe, witness: Witness, numbers: Iterable[int]) -> None:
     """Kill processes at these moments of the run `whole`, which this witness recorded, and resume each run in another
-    process. Each must end like `whole`; `after_kill` is called in between."""
+    process. Each must end like `whole`."""
     expected = result(folder / "whole")
 
     def die_and_go_on(number: int) -> None:
         root = folder / f"{number}"
         killed = Witness(act=killer(number), looks=witness.looks, turns=witness.turns)
         assert in_a_process(lambda: play(root, recipe, killed)) == signal.SIGKILL
-        after_kill(RunPaths(root))
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {witness.moments[number]}"
 
     side_by_side([partial(die_and_go_on, number) for number in numbers])
 
 
-def resume_from_every_moment(
-    folder: Path, recipe: Recipe, choose: StepFunctionAt, *, paces: Sequence[float] = (1,), half: int
+def resume_from(
+    folder: Path, recipe: Recipe, choose: StepFunctionAt, *, states: States, paces: Sequence[float] = (1,)
 ) -> None:
-    """Run the recipe once for each pace of background saves, and resume it from every other state that a kill leaves.
+    """Run the recipe once for each pace of background saves, and resume it from states that a kill leaves.
 
-    `half` is 0 or 1. Each resume plan is without fault, and each resumed run ends like the uninterrupted run.
+    Each resume plan is without fault, and each resumed run ends like the uninterrupted run.
     """
     walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
     turns = recipe.environment is not None
@@ -165,14 +241,28 @@ def resume_from_every_moment(
         assert in_a_process(lambda: play(root, recipe, choose=choose)) == 0
         assert result(root) == expected[0], f"killed at: {name}"
 
-    killed = [
-        (looks, *moment)
-        for place, (looks, witness) in enumerate(witnesses.items())
-        for moment in list(enumerate(witness.moments))[(recipe.checkpoint.every_steps + 7 * place) % EACH :: EACH]
-    ]
     lefts = {left.without_clocks(): left for walk in walks.values() for left in walk.all}
     assert len(lefts) >= max(len(walk.all) for walk in walks.values()), "what differs was taken for the same"
+    chosen = selected(list(lefts.values()), states)
+    # Each stage may be the last, and one of each of four kinds is begun, drafted, and published without its line.
+    names = {ROUND.sub(".later", name) for name in stages if "/" not in name}
+    assert len(chosen) >= len(names) + 4 * 3 * (states == "of each moment")
+    kills = [
+        (looks, *moment)
+        for looks, witness in witnesses.items()
+        for moment in real_kills(witness.moments, states, recipe.checkpoint.every_steps)
+    ]
     side_by_side(
-        [partial(die_and_go_on, *moment) for moment in killed[half::2]]
-        + [partial(go_on, folder / f"{number}", left) for number, left in list(enumerate(lefts.values()))[half::2]]
+        [partial(die_and_go_on, *kill) for kill in kills]
+        + [partial(go_on, folder / f"{number}", left) for number, left in enumerate(chosen)]
     )
+
+
+def real_kills(moments: Sequence[str], states: States, first: int) -> list[tuple[int, str]]:
+    """Return moments at which a process is killed: none, one of each kind, or one of `EACH`."""
+    if states in ("of each stage", "of each save"):
+        return []
+    every = list(enumerate(moments))
+    if states == "of each moment":
+        return list({name.split(" ")[-1]: (number, name) for number, name in every[: len(every) // 2]}.values())
+    return every[(first + EACH * (states == "second half")) % (2 * EACH) :: 2 * EACH]

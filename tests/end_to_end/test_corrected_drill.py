@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from end_to_end.kill_grid import KEEPS_EACH, Walk, resume_each
+from end_to_end.kill_grid import KEEPS_EACH, States, Walk, every_state, resume_each, selected
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.loop.run import run
@@ -74,9 +74,8 @@ def correction_metrics(root: Path) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("half", [0, 1])
-def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, half: int) -> None:
+@pytest.mark.parametrize("states", ["of each stage", *every_state()])
+def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, states: States) -> None:
     whole = Walk(folder / "whole")
     play(whole.root, Witness(act=whole.on_moment))
     expected, seen = result(whole.root), correction_metrics(whole.root)
@@ -84,10 +83,11 @@ def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, half: in
     assert max(seen["correction/dropped_seqs"]) > 0
     assert len(set(seen["kl/coef"])) == 3
 
-    resume_each(folder, whole, range(half, len(whole.all), 2), play, expected)
+    resume_each(folder, selected(whole.all, states), play, expected)
 
 
-def test_committed_correction_is_kept_after_a_resume(folder: Path) -> None:
+@pytest.mark.parametrize("states", ["of each stage", *every_state()])
+def test_committed_correction_is_kept_after_a_resume(folder: Path, states: States) -> None:
     """The last rollout is generated in two attempts whose log-probs differ in the last digits, so the actor ends
     elsewhere. A run killed after the commit ends there, too, with engines whose log-probs would differ again."""
     first = Walk(folder / "first")
@@ -100,4 +100,6 @@ def test_committed_correction_is_kept_after_a_resume(folder: Path) -> None:
     assert expected["states"] != result(first.root)["states"], "the rounding reaches nothing"
     names = [left.moments[0] for left in second.all]
     committed = next(place for place, name in enumerate(names) if name.startswith("3 reward"))
-    resume_each(folder, second, range(committed, len(names)), partial(play, rounding=-3e-6), expected)
+    lefts = selected(second.all[committed:], states)
+    assert len(lefts) >= len(["reward", "logprobs", "values", "advantages", "critic_update", "actor_update"])
+    resume_each(folder, lefts, partial(play, rounding=-3e-6), expected)

@@ -1,5 +1,5 @@
-"""The complete fault-injection test (drill) of the commit protocol, on fakes: SIGKILL at every moment of every stage,
-then resume.
+"""The complete fault-injection test (drill) of the commit protocol, on fakes: SIGKILL at a moment of each kind, or at
+every moment of every stage, then resume.
 
 `kill_grid` runs it. Verified: ledger, final weights, optimizer and every journaled metric equal those of the
 undisturbed run, with states saved every step and every third, synchronously, and in the background at three speeds.
@@ -7,6 +7,7 @@ Not verified here: that the real engines replay bit-equal (see `tests/end_to_end
 """
 
 import signal
+from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -14,7 +15,16 @@ from pathlib import Path
 import pytest
 
 from end_to_end.drill import in_a_process, killer
-from end_to_end.kill_grid import KEEPS_EACH, Walk, contents, kill_each, resume_from_every_moment
+from end_to_end.kill_grid import (
+    KEEPS_EACH,
+    States,
+    Walk,
+    contents,
+    every_state,
+    one_of_each,
+    resume_each,
+    resume_from,
+)
 from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
@@ -89,7 +99,12 @@ WITH: dict[str, dict[str, object]] = {
     "remax": {
         "critic": None,
         "reward": {"kind": "exact_match", "moments": {"kind": "running", "center": True}},
-        "ppo": {**TWO_MINIBATCHES, "advantages": {"kind": "remax"}, "kl": {"place": "none"}},
+        "ppo": {
+            **TWO_MINIBATCHES,
+            "advantages": {"kind": "remax"},
+            "kl": {"place": "none"},
+            "policy_loss": {"kind": "python", "function": f"{USERS}:every_grid", "needs_entropy": True},
+        },
     },
     "value head": {
         "critic": {"on": "actor", "head": "mlp", "layers_copied": 1},
@@ -117,32 +132,29 @@ STEP_FUNCTIONS = {
 """Two step functions exist only here: the step function alone may define what a step is."""
 
 
-@pytest.mark.sampled(5)  # halves of a walk are neighbours, so a subset has one of them
-@pytest.mark.parametrize("half", [0, 1])
-@pytest.mark.parametrize(
-    ("how", "step_function"),
-    [
-        *((how, "ppo") for how in ("every step", "every third", "at three paces")),
-        ("every third", "no critic"),
-        ("behind the rollout", "two rounds"),
-        ("every third", "all adapts"),
-        ("every third", "grpo"),
-        ("every third", "python"),
-        ("every third", "critic first"),
-        ("every third", "remax"),
-        ("every third", "pf-ppo"),
-        ("every third", "value head"),
-        ("every third", "early end"),
-    ],
-)
+WALKS = [
+    *((how, "ppo") for how in ("every step", "every third", "at three paces")),
+    ("behind the rollout", "two rounds"),
+    *(("every third", name) for name in ("no critic", *WITH)),
+]
+"""How states are saved, and the step function."""
+DAILY: list[tuple[str, str, States]] = [
+    ("every third", "ppo", "of each moment"),
+    ("at three paces", "ppo", "of each save"),
+    ("behind the rollout", "two rounds", "of each stage"),
+    *(("every third", name, "of each stage") for name in ("all adapts", "remax", "early end")),
+]
+
+
+@pytest.mark.parametrize(("how", "step_function", "states"), [*DAILY, *every_state(WALKS)])
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
-    folder: Path, how: str, step_function: str, half: int
+    folder: Path, how: str, step_function: str, states: States
 ) -> None:
     (checkpoint, paces), choose = HOW_SAVED[how], STEP_FUNCTIONS.get(step_function, step_function_at)
     recipe = fake_recipe(
         checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
     )
-    resume_from_every_moment(folder, recipe, choose, paces=paces, half=half)
+    resume_from(folder, recipe, choose, states=states, paces=paces)
 
 
 def test_recorded_walk_has_run_files_of_every_moment(folder: Path) -> None:
@@ -163,17 +175,20 @@ def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> 
     """One role's state of step 3 exists, the other's is still being written: the run resumes from the source."""
     other = {"actor": "critic", "critic": "actor"}[first]
     recipe = fake_recipe(steps=5, checkpoint={"every_steps": 3})
-    paces = {first: 1, other: inf}
-    witness = Witness(looks=paces)
-    play(folder / "whole", recipe, witness)
+    walk = Walk(folder / "whole")
+    witness = Witness(act=walk.on_moment, looks={first: 1, other: inf})
+    play(walk.root, recipe, witness)
     begin, end = (witness.moments.index(f"3 state/{role} renamed") for role in (first, other))
-    assert begin < end
+    between = [left for left in walk.all if begin < left.number < end]
+    lefts = one_of_each(between, "of each stage")[::3]
+    assert len(lefts) > 2
 
-    def has_one_state(paths: RunPaths) -> None:
-        assert paths.saved_steps(first) == [3]
-        assert saved_checkpoints(paths) == []
+    def go_on(root: Path) -> None:
+        assert RunPaths(root).saved_steps(first) == [3]
+        assert saved_checkpoints(RunPaths(root)) == []
+        play(root, recipe)
 
-    kill_each(folder, recipe, witness, range(begin + 1, end, 8), has_one_state)
+    resume_each(folder, lefts, go_on, result(walk.root))
 
 
 @pytest.mark.parametrize(("stage", "step", "tables"), [("eval", 0, {}), ("greedy_rollout", 1, WITH["remax"])])
@@ -220,11 +235,11 @@ def test_schedules_and_critic_only_steps_survive_a_kill(
         actor={"optimizer": WARMED_AND_DECAYED},
         critic={"optimizer": WARMED_AND_DECAYED},
     )
-    witness = Witness()
-    play(folder / "whole", recipe, witness)
-    interesting = ("renamed", "written", "starts")
-    moments = [i for i, m in enumerate(witness.moments) if m[0] in killed_in and m.endswith(interesting)]
-    kill_each(folder, recipe, witness, moments[::6])
+    walk = Walk(folder / "whole")
+    play(walk.root, recipe, Witness(act=walk.on_moment))
+    lefts = one_of_each([left for left in walk.all if left.moments[0][0] in killed_in], "of each stage")
+    assert {left.step for left in lefts} >= set(map(int, killed_in))
+    resume_each(folder, lefts, partial(play, recipe=recipe), result(walk.root))
 
 
 def test_repeatedly_killed_run_ends_like_an_uninterrupted_run(folder: Path) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from end_to_end.kill_grid import KEEPS_EACH, Walk, resume_each
+import pytest
+
+from end_to_end.kill_grid import KEEPS_EACH, States, Walk, every_state, resume_each, selected
 from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.batch.scores import ScoreRequest
@@ -45,7 +47,8 @@ def play(root: Path, witness: Witness) -> None:
     run(open_run(root, RECIPE, witness, components=components).job)
 
 
-def test_run_with_a_reward_model_survives_any_kill(folder: Path) -> None:
+@pytest.mark.parametrize("states", ["of each stage", *every_state()])
+def test_run_with_a_reward_model_survives_any_kill(folder: Path, states: States) -> None:
     whole = Walk(folder / "whole")
     play(whole.root, Witness(act=whole.on_moment))
     expected = result(whole.root)
@@ -57,4 +60,4 @@ def test_run_with_a_reward_model_survives_any_kill(folder: Path) -> None:
     ]
     assert all(metrics["reward/score_std"] > 0 for metrics in reward_lines)
     assert any(metrics["reward/error_frac"] > 0 for metrics in reward_lines)
-    resume_each(folder, whole, range(len(whole.all)), lambda root: play(root, Witness()), expected)
+    resume_each(folder, selected(whole.all, states), lambda root: play(root, Witness()), expected)
