@@ -165,7 +165,7 @@ DIFFERENT = {
     "nothing": rows({"p": [1.0], "q": [1.0]}),
     "other samples with the same mean": rows({"p": [0.0, 2.0], "q": [1.0]}),
 }
-"""What differs from the evaluation `nothing`."""
+"""Difference from the evaluation `nothing` -> evaluation."""
 
 
 @pytest.mark.parametrize("what", DIFFERENT)

@@ -1,4 +1,4 @@
-"""Questions about a run have the same answer when they are asked again, and change nothing in its directory."""
+"""Reading a run twice has the same result twice, and changes nothing in its directory."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

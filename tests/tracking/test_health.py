@@ -116,7 +116,7 @@ def test_resumed_health_monitor_equals_the_uninterrupted_monitor(killed_in_step:
 
 
 def test_question_whether_a_step_would_stop_changes_no_count() -> None:
-    """It is asked before the update, with the metrics that exist by then; the step is checked at its end."""
+    """The loop calls `would_stop` before the update, with the metrics that exist by then, and `check` at the end."""
     rules = HealthTable(kl=HealthRule(max=0.5, for_steps=3, action="stop"))
     monitor, bad, good = HealthMonitor(rules), {"policy/approx_kl": 1.0}, {"policy/approx_kl": 0.1}
     for step in (1, 2):

@@ -91,7 +91,7 @@ def test_first_steps_in_bfloat16_are_those_in_float32(rounded: Path, case: str) 
     assert max(float(each.norm()) for name, each in expected.items() if moved in name) > 0.0
     for number, other in zip(found_numbers, numbers, strict=True):
         BFLOAT16.check(number, other)
-    # Of all changes together, and of the largest change of each weight.
+    # The first bound is for all weights together, the second for each weight.
     whole = torch.cat([each.flatten() for each in expected.values()]).norm()
     gap = torch.cat([(found[name] - each).flatten() for name, each in expected.items()]).norm()
     assert gap < whole / 16
