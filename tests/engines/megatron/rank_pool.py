@@ -241,7 +241,7 @@ class RankPool:
 def _import_once() -> None:
     """Make the fork server import torch, Megatron and transformers' models. It does not get our `sys.path` (Python
     3.11 does not pass it on), and does not report failed imports."""
-    multiprocessing.set_forkserver_preload(["ppoctl.recipe.schema", "rank_pool", "megatron_lab"])
+    multiprocessing.set_forkserver_preload(["ppoctl.recipe.schema", "layout_lab"])
     with environment("PYTHONPATH", os.pathsep.join(filter(None, sys.path))):
         forkserver.ensure_running()
 
