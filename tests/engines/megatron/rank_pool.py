@@ -119,7 +119,7 @@ class Team:
         self._processes = []
         self._pipes: list[Connection] = []
         self._joined: tuple[object, ...] = ()
-        """What decides on the groups of the present ranks; empty: they have none, or a rank has failed."""
+        """Sizes that determine the groups of the present ranks; empty: they have none, or a rank has failed."""
         self.ranks: list[Connection] = []
         """The pipes of the processes in use."""
         for _ in range(size):
