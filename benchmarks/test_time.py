@@ -120,7 +120,7 @@ def _part(config: pytest.Config) -> str:
 
 
 class Phases:
-    """Tells the clock which phase of which test begins."""
+    """A plugin that passes the phases of tests to the clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

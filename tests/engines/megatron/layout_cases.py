@@ -147,7 +147,7 @@ SHIPPED = (
     (DENSE, "actor", "CP2 TP2 sharded", "all", "none"),
     ("llama", "actor", "CP2 TP2 without sequence sharded", "all", "full"),
 )
-"""What recipes of `recipes/` combine, in small."""
+"""Combinations of the recipes in `recipes/`, on at most four ranks."""
 FAMILIES = (("gemma2", "actor", "TP2 PP2", "all", "none"), ("qwen2-moe", "actor", "TP2 EP2", "all", "none"))
 RECOMPUTE = ("none", "selective", "full")
 STEPS = list(

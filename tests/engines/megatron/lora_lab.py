@@ -2,11 +2,10 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import megatron_lab as lab
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,6 +17,9 @@ from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.schema import BySequences
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -67,8 +69,10 @@ def set_matrices(trainer: MegatronTrainer, seed: int = 11) -> dict[str, Tensor]:
     return found
 
 
-def peft_model(model: PreTrainedModel, lora: Lora, matrices: dict[str, Tensor], **more: Any) -> PeftModel:
+def peft_model(model: PreTrainedModel, lora: Lora, matrices: dict[str, Tensor], **more: Any) -> "PeftModel":
     """Return peft's model with these adapters, in float64."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, and no rank needs it
+
     base = copy.deepcopy(model)
     if hasattr(base.config, "num_experts_per_tok"):
         base.set_experts_implementation("eager")  # the grouped product has no float64
@@ -82,7 +86,7 @@ def peft_model(model: PreTrainedModel, lora: Lora, matrices: dict[str, Tensor], 
     return made.double().eval()
 
 
-def matrices_in(made: PeftModel) -> dict[str, torch.nn.Parameter]:
+def matrices_in(made: "PeftModel") -> dict[str, torch.nn.Parameter]:
     """Return the adapters' parameters of peft's model by the names in its files."""
     named = {name.removeprefix("base_model.model."): each for name, each in made.named_parameters()}
     return {name.replace(".default", ""): each for name, each in named.items() if ".lora_" in name}

@@ -119,7 +119,7 @@ class Team:
         self._processes = []
         self._pipes: list[Connection] = []
         self._joined: tuple[object, ...] = ()
-        """What decides on the groups of the present ranks; empty: they have none, or a rank has failed."""
+        """Sizes that determine the groups of the present ranks; empty: they have none, or a rank has failed."""
         self.ranks: list[Connection] = []
         """The pipes of the processes in use."""
         for _ in range(size):
@@ -241,7 +241,7 @@ class RankPool:
 def _import_once() -> None:
     """Make the fork server import torch, Megatron and transformers' models. It does not get our `sys.path` (Python
     3.11 does not pass it on), and does not report failed imports."""
-    multiprocessing.set_forkserver_preload(["ppoctl.recipe.schema", "rank_pool", "megatron_lab"])
+    multiprocessing.set_forkserver_preload(["ppoctl.recipe.schema", "layout_lab"])
     with environment("PYTHONPATH", os.pathsep.join(filter(None, sys.path))):
         forkserver.ensure_running()
 
