@@ -13,13 +13,14 @@ pytestmark = pytest.mark.engines
 SAMPLE = [
     "1 rollout inside",
     "1 critic_update inside",
-    "2 values starts",
     "2 actor_update inside",
-    "3 actor_update renamed",
+    "2 state/critic written",
+    "2 state/actor renamed",
     "3 state/actor written",
 ]
 """The stages in which an engine or trainer is active, and a resume of each kind of artifact: samples, records,
-updates, states. The grid has every stage and moment, and `test_kill_drill.py` has them on fakes."""
+updates, states that are saved in the background. The grid has every stage and moment, and `test_kill_drill.py` has
+them on fakes."""
 
 
 BACKGROUND_SAVES = [
@@ -60,9 +61,11 @@ def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_run_killed_during_engine_work_ends_the_same(tmp_path: Path, whole: Path, forked: Forked) -> None:
-    assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 3}, SAMPLE)) == SAMPLE
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 2}, SAMPLE)) == SAMPLE
 
 
+@pytest.mark.slow
+@pytest.mark.minutes(1)
 @pytest.mark.timeout(900)
 def test_run_killed_during_asynchronous_saves_ends_the_same(tmp_path: Path, whole: Path, forked: Forked) -> None:
     assert (

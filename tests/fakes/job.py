@@ -1,5 +1,7 @@
 """A complete run on fake engines, in a directory."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,10 +207,29 @@ def play(
 
 
 def stop_at(root: Path, moment: str, *, choose: StepFunctionAt = step_function_at, **tables: Any) -> RunPaths:
-    """Run until this moment, then stop."""
-    with pytest.raises(StopError):
-        play(root, fake_recipe(**tables), stopping_at(moment), choose)
-    return RunPaths(root)
+    """Run until this moment, then stop. Equal runs are played once."""
+    key = repr((moment, choose, tables))
+    if key not in _PLAYED:
+        folder = tempfile.TemporaryDirectory(prefix="ppoctl-stopped-", dir=MEMORY)
+        with pytest.raises(StopError):
+            play(Path(folder.name) / "run", fake_recipe(**tables), stopping_at(moment), choose)
+        _PLAYED[key] = folder
+    return RunPaths(shutil.copytree(Path(_PLAYED[key].name) / "run", root))
+
+
+def undisturbed(**tables: Any) -> dict[str, object]:
+    """Return the result of a run of this recipe that nothing stops. Equal runs are played once."""
+    key = repr(tables)
+    if key not in _RESULTS:
+        with tempfile.TemporaryDirectory(prefix="ppoctl-whole-", dir=MEMORY) as folder:
+            play(Path(folder) / "run", fake_recipe(**tables))
+            _RESULTS[key] = result(Path(folder) / "run")
+    return _RESULTS[key]
+
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+_PLAYED: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
+_RESULTS: dict[str, dict[str, object]] = {}
 
 
 def result(root: Path) -> dict[str, object]:

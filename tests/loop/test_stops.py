@@ -5,10 +5,11 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,25 @@ RECIPE = fake_recipe(steps=3, checkpoint={"every_steps": 3}, eval={"every_steps"
 """No state is saved before the end except by a stop."""
 STEP = 2
 """Step in which the runs are stopped."""
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+DAILY: dict[str, tuple[Sequence[object], ...]] = {
+    "rollout": ([signal.SIGUSR1], ["stage", "step"]),
+    "values": ([signal.SIGTERM], ["now"]),
+    "critic_update": ([signal.SIGINT], ["step"]),
+    "actor_update": ([signal.SIGUSR1], ["stage", "now"]),
+    "eval": ([signal.SIGTERM], ["stage", "now"]),
+}
+"""Each kind of stage (before training, in pieces or not; each update; after training), with the signals and the
+requests that stop it in `make test`."""
+
+
+def cases(place: int, kinds: Sequence[object]) -> list[Any]:
+    """Return all pairs of a stage and a kind of stop; those that `DAILY` does not have at this place are slow."""
+    return [
+        pytest.param(stage, kind, marks=() if kind in DAILY.get(stage, ([], []))[place] else pytest.mark.slow)
+        for stage in STAGES
+        for kind in kinds
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +122,7 @@ def by_signal(root: Path, number: signal.Signals, stage: str, *, fits: bool) -> 
     return stop(root, act, TimeLeft() if fits else SLOW, no_stop_request)
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(("stage", "number"), cases(0, SIGNALS), ids=lambda value: getattr(value, "name", value))
 def test_stop_commits_finishing_stage_and_saves_states(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
@@ -126,9 +144,7 @@ def test_stop_commits_finishing_stage_and_saves_states(
     assert not paths.at_stop.exists()
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(("stage", "number"), cases(0, SIGNALS), ids=lambda value: getattr(value, "name", value))
 def test_stop_abandons_stage_that_cannot_finish_in_time(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
@@ -142,7 +158,9 @@ def test_stop_abandons_stage_that_cannot_finish_in_time(
     assert result(stopped.root) == expected
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=[] if stage in DAILY else pytest.mark.slow) for stage in STAGES]
+)
 def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: dict[str, object], stage: str) -> None:
     def act(gate: SignalGate, moment: str) -> None:
         if moment == f"{STEP - 1} {stage} renamed":
@@ -158,8 +176,7 @@ def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: di
     assert result(stopped.root) == expected
 
 
-@pytest.mark.parametrize("after", ["stage", "step", "now"])
-@pytest.mark.parametrize("stage", ["rollout", "values", "actor_update", "eval"])
+@pytest.mark.parametrize(("stage", "after"), cases(1, ["stage", "step", "now"]))
 def test_stop_request_is_obeyed_and_resume_matches(
     folder: Path,
     expected: dict[str, object],

@@ -62,7 +62,7 @@ WHERE = {
 }
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("where", WHERE)
 def test_recovery_from_the_hint_gives_the_undamaged_result(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fakes.components import BigramGenerator, EvenScorer, fake_components, fake_recipe
-from fakes.job import BuiltStages, StopError, Stops, Witness, open_run, play, result, stop_at
+from fakes.job import BuiltStages, StopError, Stops, Witness, open_run, play, result, stop_at, undisturbed
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.cli.app import run as run_command
@@ -71,19 +71,17 @@ def test_finished_samples_of_a_stopped_rollout_are_not_regenerated(tmp_path: Pat
     wiring.job.runner.at(1)(stages.rollout, actor, wiring.job.prompts(1))
     assert generator.num_generated == 4
     run(wiring.job)
-    play(tmp_path / "whole", fake_recipe(steps=1))
-    assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
+    assert result(layout.root)["states"] == undisturbed(steps=1)["states"]
 
 
 @pytest.mark.parametrize("source", ["sampler", "current"])
 def test_run_without_old_logprobs_resumes_to_the_same_result(tmp_path: Path, source: str) -> None:
     kl = {"place": "loss", "coef": 0.05}
     tables = {"steps": 2, "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": kl, "old_logprobs": source}}
-    play(tmp_path / "whole", fake_recipe(**tables))
     for moment in ("2 logprobs starts", "2 logprobs renamed", "2 actor_update starts", "2 actor_update renamed"):
         layout = stop_at(tmp_path / moment, moment, **tables)
         play(layout.root, fake_recipe(**tables))
-        assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
+        assert result(layout.root)["states"] == undisturbed(**tables)["states"]
 
 
 EVALUATED = 4 + 4 * 1
@@ -103,8 +101,7 @@ def test_stopped_evaluation_generates_only_missing_samples(tmp_path: Path) -> No
     assert generator.num_generated == EVALUATED - EVALUATED // 2
     assert not layout.parts(0, "eval").exists()
     run(wiring.job)
-    play(tmp_path / "whole", fake_recipe(steps=1))
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(layout.root) == undisturbed(steps=1)
 
 
 def test_signal_stops_an_evaluation_after_the_current_sample(tmp_path: Path) -> None:
@@ -119,11 +116,10 @@ def test_signal_stops_an_evaluation_after_the_current_sample(tmp_path: Path) -> 
             run(wiring.job)
     assert cast(BigramGenerator, wiring.generator).num_generated == EVALUATED // 2
     again = play(paths.root, fake_recipe(steps=1))
-    play(tmp_path / "whole", fake_recipe(steps=1))
     assert (
         cast(BigramGenerator, again.generator).num_generated == EVALUATED // 2 + 8 + EVALUATED
     )  # step 0, step 1, its eval
-    assert result(paths.root) == result(tmp_path / "whole")
+    assert result(paths.root) == undisturbed(steps=1)
 
 
 def test_evaluation_keeps_samples_if_its_scorer_fails(tmp_path: Path) -> None:
@@ -191,8 +187,7 @@ def test_finished_samples_in_the_old_format_are_regenerated(tmp_path: Path) -> N
     part.with_name(f"1-00000-{sha256(old).hexdigest()[:16]}.json").write_bytes(old)
     part.unlink()
     play(layout.root, fake_recipe(steps=1))
-    play(tmp_path / "whole", fake_recipe(steps=1))
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(layout.root) == undisturbed(steps=1)
     assert not layout.parts(1, "rollout").exists()
 
 
@@ -231,8 +226,7 @@ def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
     (layout.stage(2, "reward") / MANIFEST).unlink()  # as after a kill during its removal
     play(layout.root, fake_recipe(**REDO))
-    play(tmp_path / "whole", fake_recipe(**REDO))
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(layout.root) == undisturbed(**REDO)
 
 
 @pytest.mark.parametrize("stage", ["60-critic_update", "70-actor_update"])
@@ -245,5 +239,4 @@ def test_records_older_than_the_checkpoint_are_not_read(tmp_path: Path, stage: s
     record.unlink()
     assert plan_resume(half).start == 3
     play(half.root, fake_recipe(**tables))
-    play(tmp_path / "whole", fake_recipe(**tables))
-    assert result(half.root) == result(tmp_path / "whole")
+    assert result(half.root) == undisturbed(**tables)

@@ -11,7 +11,7 @@ import pytest
 
 from fakes.bigram import BigramTrainer
 from fakes.components import fake_recipe
-from fakes.job import Wiring, Witness, open_run, play, result, saved_checkpoints, stop_at
+from fakes.job import Wiring, Witness, open_run, play, result, saved_checkpoints, stop_at, undisturbed
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
@@ -55,11 +55,10 @@ def test_trained_totals_count_all_steps_and_survive_a_resume(tmp_path: Path, mom
 
 def test_resume_from_a_checkpoint_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     tables = {**EVERY_SECOND, "steps": 5, "actor": {"optimizer": WARMED}, "critic": {"optimizer": WARMED}}
-    play(tmp_path / "whole", fake_recipe(**tables))
     for moment in ("3 values starts", "4 critic_update written", "4 state/actor writing", "5 rollout starts"):
         layout = stop_at(tmp_path / moment, moment, **tables)
         play(layout.root, fake_recipe(**tables))
-        assert result(layout.root) == result(tmp_path / "whole"), moment
+        assert result(layout.root) == undisturbed(**tables), moment
 
 
 @pytest.mark.parametrize("schedule", [WARMED, {**WARMED, "lr_ticks": "step", "lr_warmup_updates": 4}])
@@ -67,10 +66,9 @@ def test_replay_counts_steps_and_updates_like_the_first_run(tmp_path: Path, sche
     ppo = {"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, "critic_only_steps": 1}
     tables = {"steps": 3, "ppo": ppo, "actor": {"optimizer": schedule}, "critic": {"optimizer": schedule}}
     tables["checkpoint"] = {"every_steps": 5}
-    play(tmp_path / "whole", fake_recipe(**tables))
     layout = stop_at(tmp_path / "run", "3 values starts", **tables)
     play(layout.root, fake_recipe(**tables))
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(layout.root) == undisturbed(**tables)
 
 
 def test_state_of_one_role_is_not_a_checkpoint(tmp_path: Path) -> None:
@@ -139,8 +137,7 @@ def test_health_stop_saves_an_unhealthy_checkpoint_that_can_resume(tmp_path: Pat
     ]
     assert not paths.step(3).exists()
     play(paths.root, fake_recipe(**tables))
-    play(tmp_path / "whole", fake_recipe(**tables))
-    assert result(paths.root) == result(tmp_path / "whole")
+    assert result(paths.root) == undisturbed(**tables)
 
 
 def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) -> None:
@@ -170,13 +167,12 @@ def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 def test_resume_from_an_older_checkpoint_gives_the_same_result(tmp_path: Path) -> None:
     tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
-    play(tmp_path / "whole", fake_recipe(**tables))
     layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
     assert (saved_checkpoints(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
     (layout.state("actor", 6) / "table.bin").unlink()
     repair(layout, plan_resume(layout))
     play(layout.root, fake_recipe(**tables))
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(layout.root) == undisturbed(**tables)
 
 
 def test_unreachable_state_is_named(tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ def worker() -> Callable[[int, int, str], Any]:
         def meeting_place(self) -> str:
             return self.address
 
+        def parent(self) -> int:
+            return os.getppid()
+
         def sleep(self) -> None:
             time.sleep(60)  # ended by the death of its node
 
@@ -128,6 +131,8 @@ def test_ranks_fill_nodes_in_order_and_use_node_interface(actor, cluster):
     assert actor.call("variables", *names) == [["node1", "lo", "=lo"], ["node2", "lo", "=lo"]]
     assert [cluster.name_of("actor", rank) for rank in range(2)] == ["node1", "node2"]
     assert cluster.name_of("critic", 0) == "node1"
+    # Each is an interpreter that Ray started. (Those of `test_ray_processes.py` are forked.)
+    assert [psutil.Process(pid).name() for pid in actor.call("parent")] == ["raylet"] * 2
     assert [actor.cluster.neighbours("actor", rank) for rank in range(2)] == [1, 1]
     assert actor.call("meeting_place")[0].startswith("127.0.0.1:")
     assert cluster.host is None
@@ -240,7 +245,7 @@ def test_killed_driver_leaves_no_processes_or_files_on_nodes(folder):
         assert {each.name() for each in left} >= {"raylet", "gcs_server"}
         assert len(private) == 2
         driver.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(left, timeout=20)
+    _, alive = psutil.wait_procs(left, timeout=60)
     assert alive == []
     assert [name for name in private if Path(name).exists()] == []
     assert not list(folder.glob("ray-token*"))

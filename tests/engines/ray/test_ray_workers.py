@@ -33,6 +33,8 @@ def worker() -> Callable[[int, int, str], Any]:
     return Worker
 
 
+@pytest.mark.slow
+@pytest.mark.minutes(0.5)
 def test_unforked_workers_behave_like_forked_workers() -> None:
     cluster = RayCluster(
         DevicePlacement({"actor": 2}, colocated=True),
