@@ -86,7 +86,7 @@ def test_run_sources_include_the_reference(base: Path, state: Path, tmp_path: Pa
     assert run_dir.facts(run)["reference_from"]["step"] == 12
     require_same_sources(run, both)
     # A copy has no manifest that would notice the change of one byte.
-    copied = tmp_path / "copied"
+    copied = tmp_path.parent / "copied"  # short: the message cuts long values, and a worker has a long folder
     shutil.copytree(state, copied, ignore=shutil.ignore_patterns(MANIFEST))
     assert model_digests(referring(copied)) == both
     (copied / "__0_0.distcp").write_text("x", "utf-8")
