@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,6 +25,13 @@ NAMES = [
     "open files", "processes", "address space", "locked memory", "ports", "Ray", "Slurm", "runs folder", "locks",
     "rename", "listing", "disk", "disk of /tmp",
 ]  # fmt: skip
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """Use a disk: `doctor` warns of runs in memory, where the other temporary folders are."""
+    with tempfile.TemporaryDirectory(dir=tempfile.gettempdir()) as name:
+        yield Path(name)
 
 
 def gpu_part(here: HostInfo) -> list[Finding]:
@@ -70,9 +79,9 @@ topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
 
 
 def test_doctor_prints_every_check_and_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(on_disk)
     FakeNvml(fault="NVML Shared Library Not Found").plant(monkeypatch)
     assert run(["doctor", "-v"]) == 0
     *checks, count = capsys.readouterr().out.splitlines()
@@ -80,7 +89,7 @@ def test_doctor_prints_every_check_and_leaves_no_files(
     assert count == f"{len(NAMES)} checks passed"
     assert run(["doctor"]) == 0
     assert tuple(capsys.readouterr()) == (f"{count}\n", "")
-    assert list(tmp_path.iterdir()) == []
+    assert list(on_disk.iterdir()) == []
 
 
 def test_doctor_json_has_every_finding_and_the_error(
@@ -100,9 +109,9 @@ def test_doctor_json_has_every_finding_and_the_error(
 
 
 def test_doctor_with_a_recipe_checks_its_requirements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(on_disk)
     FakeNvml(fault="NVML Shared Library Not Found").plant(monkeypatch)
     Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"').replace("train.jsonl", "$DATA_OF_DOC/t.jsonl"))
     monkeypatch.delenv("DATA_OF_DOC", raising=False)

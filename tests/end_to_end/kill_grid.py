@@ -5,8 +5,8 @@ copy is resumed once; two neighbouring moments may share a copy, and so may mome
 clocks. At some moments a process is really killed, and must leave such a directory, from which another process
 resumes.
 
-What a resume does depends on the stages that the newest step has, on the states, on the end of the journal, and on
-drafts. `make test` resumes one state of each such kind (`one_of_each`), `make test-slow` every state.
+A resume depends on the stages that the newest step has, on the states, on the end of the journal, and on drafts.
+`make test` resumes one state of each such kind (`one_of_each`), `make test-slow` every state.
 """
 
 import os

@@ -280,8 +280,7 @@ def test_hang_in_collective_shows_stack_of_every_rank(processes, group, monkeypa
     assert re.search("rank 1: .*reduce_without", says)
 
 
-def test_remote_error_without_process_death_is_reraised(processes, group, monkeypatch):
-    monkeypatch.setattr(processes, "group", replace(group, death_notice_s=0.2))
+def test_remote_error_without_process_death_is_reraised(processes):
     with pytest.raises(ZeroDivisionError, match="of rank 1"):
         processes.call("fail_unexpectedly_at", 1)
 
