@@ -52,6 +52,9 @@ def warn_in_the_middle_of(stages: Sequence[str], lab: Lab, folder: Path, whole: 
         require_complete(f"told in the middle of {stage}", drill, whole, [75, 0])
 
 
+@pytest.mark.slow
+@pytest.mark.one_each_time("Slurm jobs")
+@pytest.mark.minutes(1)
 def test_run_continues_after_a_time_limit_warning(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     warn_in_the_middle_of(["actor_update"], lab, tmp_path, whole)
 
@@ -138,6 +141,9 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.one_each_time("Slurm jobs")
+@pytest.mark.minutes(1)
 def test_controller_restart_does_not_affect_a_run(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drill = Drill(lab, tmp_path / "drill")
     drill.pause("2-values")
