@@ -41,13 +41,10 @@ PORT ?= 5000
 ui: setup ## Serve MLflow's pages of RUNS (runs) on PORT (5000) of this machine; Ctrl-C stops them
 	@exec $(BIN)/python -m ppoctl.cli.mlflow_pages "$(RUNS)" "$(PORT)"
 
-# Both parts at a time. If `make` cannot separate their output, they run one after the other.
-SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 WORKERS ?= 2
 ON_WORKERS = -n $(WORKERS) --dist worksteal
 
-test: setup ## Run the tests, in two parts at the same time (minutes; each part is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines quick
+test: engines quick ## Run the tests, in two parts (minutes)
 
 quick: setup ## Part of the tests: all that start no engine, on WORKERS (2) processes
 	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow and not engines" --ignore=tests/engines $(ARGS)

@@ -58,6 +58,8 @@ WATCHED = {
 }
 """A node that does not answer is considered dead after 10 s. Ray's default of 30 s or more suits nodes that may come
 back."""
+PATIENT = {"RAY_raylet_start_wait_time_s": "600"}
+"""Ray gives a node 30 s to start, too few on a busy one. The limit of the whole start ends the wait."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class NodeStep:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C must reach only the driver, which then ends this process gracefully
-                env={**WATCHED, **environment},
+                env={**WATCHED, **PATIENT, **environment},
             )
 
     def order(self, order: NodeOrder) -> None:
