@@ -44,7 +44,8 @@ ui: setup ## Serve MLflow's pages of RUNS (runs) on PORT (5000) of this machine;
 WORKERS ?= 2
 ON_WORKERS = -n $(WORKERS) --dist worksteal
 
-test: engines quick ## Run the tests, in two parts (minutes)
+test: setup ## Run the tests, in two parts (minutes)
+	@$(MAKE) --no-print-directory --keep-going engines quick
 
 quick: setup ## Part of the tests: all that start no engine, on WORKERS (2) processes
 	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow and not engines" --ignore=tests/engines $(ARGS)
