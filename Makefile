@@ -54,8 +54,8 @@ engines: setup ## Part of the tests: Megatron-Core, vLLM, Ray, and commands on t
 	$(BIN)/python -m pytest -m "engines and not slow" tests/engines tests/end_to_end $(ARGS)
 
 test-changed: setup ## Run the tests near the uncommitted change, or near the last commit (about a minute for a small one)
-	@files="$$($(BIN)/python tests/changed.py)"; \
-	if [ -n "$$files" ]; then $(BIN)/python -m pytest $(ON_WORKERS) -m "not slow" $$files $(ARGS); fi
+	@files="$$($(BIN)/python tests/changed.py)" || exit; [ -z "$$files" ] || \
+	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow" $$files $(ARGS) || [ $$? -eq 5 ]  # 5: all of them are slow
 
 test-slow: setup ## Run the long tests: all kills on the real engines, all recipes in small, the quickstart
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile many $(ARGS)

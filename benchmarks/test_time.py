@@ -1,4 +1,4 @@
-"""Where the tests spend their time: by part, file, fixture and cause.
+"""Measures where the tests spend their time: by part, file, fixture and cause.
 
 A plugin of pytest samples the stack of the thread that runs the tests, fifty times a second. The cause of a sample is
 the innermost frame that one row of `CAUSES` names; a wait is counted where the test waits, not in the process that it

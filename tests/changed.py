@@ -2,7 +2,8 @@
 
 The change is that of the working tree; if it is clean, that of the last commit. A test file is near a changed module
 if it imports the module, or a module that imports it; more steps are made only if these find none. For another file,
-such as a recipe or a page, tests that mention its name are selected. `make test` remains the proof.
+such as a recipe or a page, tests that mention its name are selected; for a `conftest.py`, those of its folder.
+`make test` remains the proof.
 
     python tests/changed.py       # prints the test files
 """
@@ -73,6 +74,8 @@ def near(changed: Collection[Path], graph: Graph, tests: Path) -> list[Path]:
         found = {file for file in reached if file.is_relative_to(tests) and file.name.startswith("test_")}
         if not more or (step >= STEPS and found):
             break
+    for file in python:
+        found |= {*file.parent.rglob("test_*.py")} if file.name == "conftest.py" else set()
     other = [file.name for file in changed if file not in python]
     if other:
         texts = {file: file.read_text(encoding="utf-8") for file in tests.rglob("test_*.py")}

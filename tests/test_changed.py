@@ -20,6 +20,8 @@ FILES = {
     "tests/unit/test_lab.py": "import lab\n",
     "tests/unit/test_far.py": "import pkg.far\n",
     "tests/unit/test_second.py": "from pkg.second import x\n",
+    "tests/part/conftest.py": "",
+    "tests/part/test_part.py": "",
     "tests/unit/test_page.py": "PAGE = 'page.md'\n",
     "docs/page.md": "",
 }
@@ -43,6 +45,7 @@ def root(tmp_path: Path) -> Path:
         ("src/pkg/alone.py", {"second"}),  # three steps, because fewer find none
         ("tests/unit/lab.py", {"lab"}),
         ("tests/unit/test_far.py", {"far"}),
+        ("tests/part/conftest.py", {"part"}),
         ("docs/page.md", {"page"}),
     ],
 )

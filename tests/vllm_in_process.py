@@ -110,7 +110,7 @@ def _started_as_a_guest(settings: VllmSettings, **options: Any) -> Any:
         llm = _started(settings, **options)
     TENANCY.engines.append(llm)
     if not TENANCY.has_frozen:
-        # The imports stay out of garbage collections, for which vLLM asks at each start and end: they take seconds.
+        # vLLM collects garbage at each start and end. With all imports, that takes seconds.
         TENANCY.has_frozen = True
         gc.collect()
         gc.freeze()

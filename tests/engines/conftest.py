@@ -1,6 +1,5 @@
 """All tests in this folder start real engines, so they run in a separate pytest process (see the Makefile)."""
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engines)
-
-
-def pytest_collection_finish() -> None:
-    """Keep the imports out of garbage collections, each of which would visit all objects of torch, Megatron-Core and
-    transformers."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

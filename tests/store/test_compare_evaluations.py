@@ -169,7 +169,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_exit_code_says_whether_a_score_differs_or_is_in_only_one_evaluation(
+def test_exit_code_is_10_if_a_score_differs_or_is_in_only_one_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What the recipe chooses: the step function of each combination of tables, and the stage that each key reaches in
+"""Choices of a recipe: the step function of each combination of tables, and the stage that each key reaches in
 every step function."""
 
 from collections.abc import Iterator, Mapping
@@ -8,9 +8,6 @@ from functools import cache, partial
 from itertools import product
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
-
-import jaxtyping
-import pytest
 
 from fakes.components import EvenScorer, fake_recipe
 from for_each import for_each
@@ -138,14 +135,6 @@ def tables_of(changes: Mapping[str, Any]) -> dict[str, Any]:
         else:
             table[last] = deepcopy(value)
     return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Build stages without checks of shapes."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 UPDATES = ("critic_update", "actor_update")
@@ -310,9 +299,9 @@ def reached(key: str, name: str) -> set[str]:
 
 
 BY_ANOTHER_STAGE = {("ppo.advantages.whiten", "pf_ppo, whitened last")}
-"""Key and step function in which another stage does what the key says."""
+"""Key and step function in which another stage uses the key."""
 NOT_IN_THE_FINGERPRINT = ("rollout.groups.max_rounds", "rollout.groups.when_short")
-"""Keys that a resume may change, because they do not change what a committed record says."""
+"""Keys that a resume may change, because committed records do not depend on them."""
 ALWAYS = ("ppo", "value head")
 """Step functions in which each key is tried. In the others, only stages are that these do not have."""
 

@@ -58,7 +58,7 @@ WATCHED = {
 }
 """A node that does not answer is considered dead after 10 s. Ray's default of 30 s or more suits nodes that may come
 back."""
-PATIENT = {"RAY_raylet_start_wait_time_s": "600"}
+PATIENT = {"RAY_raylet_start_wait_time_s": "86400"}
 """Ray gives a node 30 s to start, too few on a busy one. The limit of the whole start ends the wait."""
 
 
