@@ -2,7 +2,8 @@
 
 A plugin of pytest samples the stack of the thread that runs the tests, fifty times a second. The cause of a sample is
 the innermost frame that one row of `CAUSES` names; a wait is counted where the test waits, not in the process that it
-waits for. Without `--read`, runs `make test` with the plugin, on a machine that must be idle.
+waits for. CPU seconds are of the test's process, and of its children when they have ended. Without `--read`, runs
+`make test` with the plugin, on a machine that must be idle.
 
     PYTHONPATH=src python benchmarks/test_time.py --folder /tmp/times [--target test]
     PYTHONPATH=src python benchmarks/test_time.py --folder /tmp/times --read
@@ -13,6 +14,7 @@ import collections
 import json
 import linecache
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -56,16 +58,17 @@ class Clock:
         self._main = threading.get_ident()
         self._causes: collections.Counter[str] = collections.Counter()
         self._time = time.monotonic
-        self._start, self.now = self._time(), ("", "collection")
+        self._start, self.now, self._cpu = self._time(), ("", "collection"), _cpu_seconds()
         threading.Thread(target=self._sample, daemon=True).start()
 
     def enter(self, test: str, phase: str) -> None:
         """End the present phase, and begin another."""
         causes, self._causes = self._causes, collections.Counter()
-        now = self._time()
+        now, cpu = self._time(), _cpu_seconds()
         row = {"part": self._part, "test": self.now[0], "phase": self.now[1], "seconds": now - self._start}
-        self._file.write(json.dumps({**row, "causes": causes}) + "\n")
-        self._start, self.now = now, (test, phase)
+        used = {name: cpu[name] - before for name, before in self._cpu.items()}
+        self._file.write(json.dumps({**row, "causes": causes, "cpu": used}) + "\n")
+        self._start, self.now, self._cpu = now, (test, phase), cpu
 
     def close(self) -> None:
         """Write what is left."""
@@ -78,6 +81,13 @@ class Clock:
             frame = sys._current_frames().get(self._main)
             if frame is not None:
                 self._causes[_cause(frame)] += 1
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """Return the CPU seconds of this process, and of its children that have ended."""
+    of = {"own": resource.RUSAGE_SELF, "children": resource.RUSAGE_CHILDREN}
+    used = {name: resource.getrusage(who) for name, who in of.items()}
+    return {name: usage.ru_utime + usage.ru_stime for name, usage in used.items()}
 
 
 def _cause(innermost: FrameType) -> str:
@@ -179,6 +189,9 @@ def report(phases: list[dict]) -> None:
     table("by part", ((f"{row['part']}: {tests[row['part']]} tests", row["seconds"]) for row in phases), 0)
     causes = ((cause, count * SAMPLE_S) for row in phases for cause, count in row["causes"].items())
     table("by cause, of the thread that runs the tests", causes, 3)
+    for who in ("own", "children"):
+        used = ((row["test"].split("::")[0] or row["phase"], row["cpu"][who]) for row in phases)
+        table(f"by file, CPU seconds of {'the process' if who == 'own' else 'its children'}", used, 5)
     fixtures = (row for row in phases if row["phase"].startswith("fixture"))
     table("by fixture", ((row["phase"] + " " + row["test"].split("::")[0], row["seconds"]) for row in fixtures), 2)
     table("by file", ((row["test"].split("::")[0] or row["phase"], row["seconds"]) for row in phases), 5)

@@ -74,6 +74,13 @@ class Table(BaseModel):
     )
 
 
+def joined(name: str, kind: type[Table], use: type[Table]) -> Any:
+    """Return a table class of this name with the keys of both tables, and the docstring of the first. The keys have
+    their descriptions already: pydantic would search every loaded module for the source of the class."""
+    config = ConfigDict(use_attribute_docstrings=False)
+    return type(name, (kind, use), {"__doc__": kind.__doc__, "__module__": kind.__module__, "model_config": config})
+
+
 class ParallelTable(Table):
     """Parallel layout of one role in Megatron-Core. If the table is written, its missing keys are 1 or off."""
 

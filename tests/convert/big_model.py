@@ -1,7 +1,7 @@
 """Writer of a Hugging Face folder of any size with random weights, one tensor at a time, and a script that converts
-it in a separate process and prints the memory that the conversion used.
+it in a separate process, to one format after another, and prints the memory that each conversion used.
 
-    python tests/convert/big_model.py SOURCE OUT hf|megatron
+    python tests/convert/big_model.py SOURCE OUT FORMAT [OUT FORMAT]
 """
 
 import json
@@ -55,14 +55,16 @@ def forget_peak() -> None:
 def main() -> None:
     from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
 
-    source, out, to = sys.argv[1:]
+    source, *rest = sys.argv[1:]
     read_shape(Path(source))  # the memory of imports is not part of the conversion
-    before = memory("VmRSS")
-    forget_peak()
-    request = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
-    report = convert(request, lambda _: None)
-    counts = {check["name"]: check["count"] for check in report["checks"]}
-    print(json.dumps({"peak": memory("VmHWM") - before, "digests": counts["digests"]}))
+    for out, to in zip(rest[::2], rest[1::2], strict=True):
+        before = memory("VmRSS")
+        forget_peak()
+        request = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
+        report = convert(request, lambda _: None)
+        counts = {check["name"]: check["count"] for check in report["checks"]}
+        print(json.dumps({"to": to, "peak": memory("VmHWM") - before, "digests": counts["digests"]}))
+        source = out
 
 
 if __name__ == "__main__":

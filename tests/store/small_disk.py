@@ -1,10 +1,10 @@
 """A run on a file system that is too small and is then enlarged; executed as a process in its own user and mount
 namespaces.
 
-python small_disk.py FOLDER KIB
+python small_disk.py FOLDER KIB...
 
-Exits 0 if the run ended with the error for a full disk, lost nothing that was committed, and was completed
-afterwards.
+Exits 0 if on each disk the run ended with the error for a full disk, lost nothing that was committed, and was
+completed afterwards.
 """
 
 import subprocess
@@ -22,18 +22,19 @@ from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
 
-def main(folder: Path, kib: int) -> None:
-    disk = folder / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(disk)], check=True)
+def main(folder: Path, *sizes_kib: int) -> None:
     recipe = fake_recipe(rollout={**ROLLOUT})
-    with pytest.raises(StorageError, match="No space left on device"):
-        play(disk / "run", recipe)
-    assert not plan_resume(RunPaths(disk / "run")).broken
-    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    play(disk / "run", recipe)
     play(folder / "whole", recipe)
-    assert result(disk / "run") == result(folder / "whole")
+    for kib in sizes_kib:
+        disk = folder / f"disk-{kib}"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(disk)], check=True)
+        with pytest.raises(StorageError, match="No space left on device"):
+            play(disk / "run", recipe)
+        assert not plan_resume(RunPaths(disk / "run")).broken
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        play(disk / "run", recipe)
+        assert result(disk / "run") == result(folder / "whole"), f"{kib} KiB"
 
 
 ROLLOUT = {
@@ -45,4 +46,4 @@ ROLLOUT = {
 }
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

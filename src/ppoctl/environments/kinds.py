@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ppoctl.environments.choose import SINGLE, ChooseEnvironment
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
-from ppoctl.recipe_table import RESULTS, Table
+from ppoctl.recipe_table import RESULTS, Table, joined
 
 
 class NoEnvironment(Table):
@@ -17,9 +17,8 @@ class NoEnvironment(Table):
 
 
 def _with_limits(kind: type[EnvironmentTable]) -> Any:
-    """Return a table class with the keys of a kind and the limits of an episode, and the docstring of the kind."""
-    name = f"{kind.__name__.removesuffix('Environment')}Episodes"
-    return type(name, (kind, EpisodeTable), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    """Return a table class with the keys of a kind and the limits of an episode."""
+    return joined(f"{kind.__name__.removesuffix('Environment')}Episodes", kind, EpisodeTable)
 
 
 KINDS: tuple[type[EpisodeTable], ...] = (*map(_with_limits, SINGLE), ChooseEnvironment)

@@ -3,6 +3,7 @@ several scorers."""
 
 from typing import Any
 
+from ppoctl.recipe_table import Table, joined
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.dapo_math import DapoMathScorer
 from ppoctl.rewards.environment import EnvironmentScorer
@@ -32,11 +33,10 @@ SCORERS: tuple[type[ScorerTable], ...] = (
 """Tables that `[reward.cases.VALUE]` accepts."""
 
 
-def joined(scorer: type[ScorerTable], use: type, suffix: str) -> Any:
-    """Return a table class with the keys of a scorer and of `use`, and the docstring of the scorer."""
-    name = scorer.__name__.removesuffix("Scorer") + suffix
-    return type(name, (scorer, use), {"__doc__": scorer.__doc__, "__module__": scorer.__module__})
+def scorer_table(scorer: type[ScorerTable], use: type[Table], suffix: str) -> Any:
+    """Return a table class with the keys of a scorer and of `use`."""
+    return joined(scorer.__name__.removesuffix("Scorer") + suffix, scorer, use)
 
 
-PARTS: tuple[type[PartTable], ...] = tuple(joined(scorer, PartTable, "Part") for scorer in SCORERS)
+PARTS: tuple[type[PartTable], ...] = tuple(scorer_table(scorer, PartTable, "Part") for scorer in SCORERS)
 """Tables that `[reward.parts.NAME]` accepts."""

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Union
 from pydantic import Field
 
 from ppoctl.rewards.choose import ChooseReward
-from ppoctl.rewards.kinds import SCORERS, joined
+from ppoctl.rewards.kinds import SCORERS, scorer_table
 from ppoctl.rewards.sum import SumReward
 from ppoctl.rewards.table import RewardTable
 
 KINDS: tuple[type[RewardTable], ...] = (
-    *(joined(scorer, RewardTable, "Reward") for scorer in SCORERS),
+    *(scorer_table(scorer, RewardTable, "Reward") for scorer in SCORERS),
     SumReward,
     ChooseReward,
 )

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
@@ -126,6 +127,20 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
     return Worker
 
 
+Listener = tuple[int, str, int]
+"""Id of the process, address and port."""
+
+
+def listeners() -> Iterator[tuple[psutil.Process, Listener]]:
+    """Yield where this process and all that it started listen."""
+    driver = psutil.Process()
+    for process in (driver, *driver.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it may end meanwhile
+            for each in process.net_connections("inet"):
+                if each.status == psutil.CONN_LISTEN:
+                    yield process, (process.pid, *each.laddr)
+
+
 @pytest.fixture(scope="module")
 def forks() -> Iterator[None]:
     """Fork workers: most of these tests need new processes. (`test_ray_workers.py` does not fork.)"""
@@ -134,7 +149,13 @@ def forks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def cluster(forks: None) -> Iterator[RayCluster]:
+def others() -> set[Listener]:
+    """Return where processes of other tests listen."""
+    return {listener for _, listener in listeners()}
+
+
+@pytest.fixture(scope="module")
+def cluster(others: set[Listener], forks: None) -> Iterator[RayCluster]:
     made = RayCluster(
         DevicePlacement({"actor": 2, "critic": 2}, colocated=True),
         None,
@@ -475,24 +496,23 @@ METHODS = {
 """RPC methods of Ray's services by process name; all other processes serve calls of workers."""
 
 
-def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
+def test_local_ray_ports_use_loopback_and_require_token(processes, cluster, others):
     """All listeners except the autoscaler's monitor, which serves its metrics to every local user."""
     processes.call("who", "hello")
-    seen, driver = set(), psutil.Process()
-    for process in (driver, *driver.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):  # it may end meanwhile
-            listening = {each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
-            assert {address.ip.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1"}, process.cmdline()
-            if any("monitor.py" in word for word in process.cmdline()):
-                continue
-            for address in listening:
-                replies = call_without_token(
-                    address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"])
-                )
-                assert replies & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {replies}"
-                assert replies <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {replies}"
-                seen.add(process.name())
-    assert {"gcs_server", "raylet"} < seen
+    found = [(process, listener) for process, listener in listeners() if listener not in others]
+    assert {address.removeprefix("::ffff:") for _, (_, address, _) in found} <= {"127.0.0.1"}, found
+    asked = {
+        port: (process.name(), process.cmdline())
+        for process, (_, _, port) in found
+        if not any("monitor.py" in word for word in process.cmdline())
+    }
+    with ThreadPoolExecutor(len(asked)) as pool:  # most of them answer one of the two protocols only after a limit
+        methods = [METHODS.get(name, ["CoreWorkerService/PushTask"]) for name, _ in asked.values()]
+        replies = dict(zip(asked, pool.map(call_without_token, asked, methods), strict=True))
+    for port, (_, command) in asked.items():
+        assert replies[port] & {"UNAUTHENTICATED", "401"}, f"{command} says {replies[port]}"
+        assert replies[port] <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{command} says {replies[port]}"
+    assert {"gcs_server", "raylet"} < {name for name, _ in asked.values()}
     assert cluster.folder is not None
     assert (cluster.folder / "auth_token").stat().st_mode & 0o777 == 0o600
 
