@@ -8,6 +8,7 @@ chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metr
 
 import re
 from difflib import get_close_matches
+from functools import lru_cache
 
 from ppoctl.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
 from ppoctl.evaluation_metrics import EVALUATION_METRICS
@@ -319,6 +320,7 @@ ON_THE_CONSOLE: dict[str, str] = {
 """Metrics that the console shows for every step, by their short names on the console."""
 
 
+@lru_cache(maxsize=4096)
 def find(name: str) -> Metric | None:
     """Return the registry entry of a metric name or of a short name on the console; None if the registry has no such
     entry.

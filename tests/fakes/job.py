@@ -228,6 +228,7 @@ def undisturbed(**tables: Any) -> dict[str, object]:
 
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Folder for the files of a run, in which a flush takes no time; None: the usual one."""
 _PLAYED: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
 _RESULTS: dict[str, dict[str, object]] = {}
 

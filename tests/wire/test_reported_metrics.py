@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fakes.components import FEW_ROWS, fake_recipe
-from fakes.job import play
+from fakes.job import MEMORY, play
 from ppoctl.loading.rules.metrics import check_metrics_reported
 from ppoctl.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find
 from ppoctl.recipe.schema import Recipe
@@ -116,7 +116,7 @@ def names_of(setting: str) -> frozenset[str]:
     """Return the metric names in the journal of a run of two steps. A fake always has a set to evaluate; the recipe
     may have none."""
     recipe = recipe_of(setting)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=MEMORY) as folder:
         play(Path(folder) / "run", recipe)
         lines = read_lines(RunPaths(Path(folder) / "run").journal)
     found = {name for line in lines for name in reported(line)}

@@ -27,7 +27,7 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fakes.job import Witness
+from fakes.job import MEMORY, Witness
 from ppoctl.batch.records import Record
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
@@ -71,7 +71,7 @@ class Reader(Witness):
 
 def golden_run() -> dict[str, Any]:
     """Play the golden run; return everything that it committed, in the order of the steps."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=MEMORY) as folder:
         reader = Reader(root=Path(folder) / "run")
         harness = open_harness(Path(folder), tables(), witness=reader)
         run(harness.job)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, initial_table
 from fakes.components import BigramGenerator, FakeStream
-from fakes.job import BuiltStages, Witness, open_run
+from fakes.job import MEMORY, BuiltStages, Witness, open_run
 from ppoctl.batch.grid import pack
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import (
@@ -517,7 +517,7 @@ def greedy_responses(tables: Mapping[str, Any]) -> textbook.TextbookGreedy:
 @cache
 def played(written: str) -> Played:
     """Return one step of the wired stages for a recipe in JSON."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=MEMORY) as folder:
         return play_step(open_harness(Path(folder), json.loads(written)))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fakes.job import MEMORY
 from ppoctl.batch.scores import Score
 from ppoctl.errors import DataError
 from ppoctl.loop.run import run
@@ -80,7 +81,7 @@ def tables_with(groups: dict[str, Any]) -> dict[str, Any]:
 def wired_and_textbook(written: str) -> tuple[Chosen | None, Chosen | None]:
     """Return the choice of a run and that of the textbook; None: the step fails."""
     tables = json.loads(written)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=MEMORY) as folder:
         job, paths = open_harness(Path(folder), tables, lost=LOST).job, RunPaths(Path(folder) / "run")
         try:
             run(job)

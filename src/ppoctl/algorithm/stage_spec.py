@@ -138,8 +138,9 @@ class StageSpec(Generic[Result]):
 
     def reports(self, recipe: Recipe, name: str) -> bool:
         """Return whether the stage reports the metric of this name."""
+        metric = metric_registry.find(name)
         return name == f"time/{self.name}_s" or any(
-            each.is_on and each.metric is metric_registry.find(name) for each in self.metrics(recipe)
+            each.is_on and each.metric is metric for each in self.metrics(recipe)
         )
 
     def reports_from(self, recipe: Recipe) -> int:

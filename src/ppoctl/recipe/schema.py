@@ -380,8 +380,7 @@ class Recipe(Table):
     @property
     def trained(self) -> dict[str, TrainedTable]:
         """Role -> its table, for each role that this recipe trains, in the order of the tables."""
-        tables = {name: getattr(self, name, None) for name in type(self).model_fields}
-        return {name: table for name, table in tables.items() if isinstance(table, TrainedTable)}
+        return {name: table for name, table in self if isinstance(table, TrainedTable)}
 
     @property
     def eval_environment(self) -> EpisodeTable | None:
