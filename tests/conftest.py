@@ -44,7 +44,6 @@ SHAPE_TESTS = (
     "conventions",
     "engines",
     "estimators",
-    "loop",
     "ppo",
     "stages",
     "weights",

@@ -48,15 +48,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return asked
 
 
-@pytest.fixture
-def trained(ask: RunCli, model: Model) -> RunPaths:
-    """Return a run that has saved both roles at step 2 and the actor at step 4."""
-    paths = RunPaths(Path("runs/small"))
-    shutil.copytree(model("qwen2"), "source")
-    recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
-    paths.root.parent.mkdir()
-    sources = {COMPANIONS: companions_digest(Path("source"))}
-    run_dir.create(paths, recipe_toml=recipe, resolved=PPO_STEP_FUNCTIONS, facts={"sources": sources})
+@pytest.fixture(scope="module")
+def states(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the saved states of both roles at step 2, and of the actor at step 4."""
+    paths = RunPaths(tmp_path_factory.mktemp("trained"))
     rollouts = lab.make_rollouts()
     actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
     for step in (2, 4):
@@ -64,6 +59,19 @@ def trained(ask: RunCli, model: Model) -> RunPaths:
         save(paths, "actor", step, lambda folder: lab.save(actor, folder))
     critic.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
     save(paths, "critic", 2, lambda folder: lab.save(critic, folder))
+    return paths.states
+
+
+@pytest.fixture
+def trained(ask: RunCli, model: Model, states: Path) -> RunPaths:
+    """Return a run with these states."""
+    paths = RunPaths(Path("runs/small"))
+    shutil.copytree(model("qwen2"), "source")
+    recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
+    paths.root.parent.mkdir()
+    sources = {COMPANIONS: companions_digest(Path("source"))}
+    run_dir.create(paths, recipe_toml=recipe, resolved=PPO_STEP_FUNCTIONS, facts={"sources": sources})
+    shutil.copytree(states, paths.states, dirs_exist_ok=True)
     return paths
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from ppoctl.recipe import schema_tree as tree
@@ -29,16 +30,14 @@ def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] 
     Raises ValueError if a path is not in the schema: otherwise a misspelled path would hide a change of the key, and
     the stage would be reused.
     """
-    for path in (*paths, *without):
-        if not tree.keys_at(tree.of(type(recipe)), tuple(path.split("."))):
-            raise ValueError(f"`{path}` is not a recipe key")
+    tops, excluded = ([_path_of(type(recipe), path) for path in group] for group in (paths, without))
     chosen = {
         _KNOWN_AS.get(dotted(entry.path), dotted(entry.path)): entry.value
-        for entry in tree.values(recipe)
+        for entry in tree.values(recipe, among={top[0] for top in tops})
         if entry.value != AS_BEFORE.get(entry.path, entry.usual)
         and entry.key.effect is Effect.RESULTS
-        and _is_below(entry.path, paths)
-        and not _is_below(entry.path, without)
+        and _is_below(entry.path, tops)
+        and not _is_below(entry.path, excluded)
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -52,8 +51,16 @@ def with_earlier_values(resolved: Mapping[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def _is_below(path: KeyPath, tops: Sequence[str]) -> bool:
-    return any(path[: len(prefix)] == prefix for prefix in (tuple(top.split(".")) for top in tops))
+@cache
+def _path_of(recipe: type[Recipe], written: str) -> KeyPath:
+    path = tuple(written.split("."))
+    if not tree.keys_at(tree.of(recipe), path):
+        raise ValueError(f"`{written}` is not a recipe key")
+    return path
+
+
+def _is_below(path: KeyPath, tops: Sequence[KeyPath]) -> bool:
+    return any(path[: len(top)] == top for top in tops)
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:

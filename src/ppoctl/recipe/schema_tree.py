@@ -5,7 +5,7 @@ user chooses (evaluation sets, metric names, variables).
 """
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -226,12 +226,17 @@ class Value:
         return word_for_none(self.key.field.metadata) if self.value is None else self.value
 
 
-def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iterator[Value]:
+def values(
+    table: BaseModel, path: KeyPath = (), default: object = None, among: Collection[str] | None = None
+) -> Iterator[Value]:
     """Yield every value of a recipe (or of one of its tables), including defaults.
 
-    `default` is the table that applies if the table is not written.
+    `default` is the table that applies if the table is not written. With `among`, only the values of the keys and
+    tables with these names are read.
     """
     for name, key in of(type(table)).keys.items():
+        if among is not None and name not in among:
+            continue
         value = getattr(table, key.attribute)
         usual = getattr(default, key.attribute) if type(default) is type(table) else key.default
         if isinstance(value, BaseModel):
