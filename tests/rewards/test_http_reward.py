@@ -110,7 +110,7 @@ def test_late_answer_times_out_for_its_own_sample_only(client: Open) -> None:
     assert late.outcome == "timeout"
     assert re.fullmatch(r"no (answer|connection) within 0\.3 s \(after 2 tries\)", late.message)
     assert good == Score(1.0, "ok")
-    assert 0.6 <= late.seconds <= time.monotonic() - began < 5
+    assert 0.6 <= late.seconds <= time.monotonic() - began < 30
 
 
 def test_concurrent_requests_reuse_connections(service: Service, client: Open) -> None:
@@ -184,7 +184,7 @@ def test_http_scorer_close_cancels_requests_and_is_idempotent(service: Service, 
         time.sleep(0.01)
     scorer.close()
     scorer.close()
-    assert hanging.result(timeout=5).outcome == "unreachable"
+    assert hanging.result(timeout=20).outcome == "unreachable"
     assert waiting.cancelled()
 
 
@@ -195,7 +195,7 @@ def test_http_scorer_close_ends_requests_waiting_for_service(service: Service, c
     while not (service.asked and all(future.running() for future in futures)):
         time.sleep(0.01)
     scorer.close()
-    assert {future.result(timeout=5).outcome for future in futures} == {"unreachable"}
+    assert {future.result(timeout=20).outcome for future in futures} == {"unreachable"}
 
 
 def test_bearer_token_is_read_from_environment(

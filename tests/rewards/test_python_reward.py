@@ -1,7 +1,6 @@
 """A user's reward function: what it may return, and how its faults are reported."""
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -77,7 +76,7 @@ def test_function_may_return_number_dict_or_token_scores(name: str, told: dict[s
         ),
         (
             "fails",
-            "AttributeError: 'NoneType' object has no attribute 'strip' (users_functions.py:60, in `fails`: "
+            "AttributeError: 'NoneType' object has no attribute 'strip' (users_functions.py:67, in `fails`: "
             "`return float(sample.truth.strip())`)",
         ),
     ],
@@ -128,9 +127,8 @@ def test_batched_function_returns_one_result_per_sample() -> None:
 
 
 def test_async_calls_run_concurrently_with_separate_deadlines() -> None:
-    began = time.monotonic()
-    answers = replies("waits", *[request("0.2")] * 8, request("9"), request("x"))
-    assert time.monotonic() - began < 1.5
+    """One after the other, the first eight would wait for each other until the limit."""
+    answers = replies("meets", *[request("8")] * 8, request("hang"), request("x"))
     assert answers[:8] == [{"value": 1.0, "extras": {}}] * 8
     assert [answer["outcome"] for answer in answers[8:]] == ["timeout", "error"]
 

@@ -26,6 +26,8 @@ from rewards.asking import request, scores
 
 OpenPool = Callable[..., ScorerPool]
 
+LIMIT_S = 11.0
+"""Limit of pools with a scorer that hangs: other samples are scored within it on a loaded machine too."""
 GOOD = [request("a" * n) for n in range(5)]
 GOOD_SCORES = [Score(float(n), "ok") for n in range(5)]
 
@@ -77,7 +79,8 @@ def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
 
 def test_scoring_time_of_sample_is_measured(drill_pool: OpenPool) -> None:
     quick, slow = scores(drill_pool(), [GOOD[1], request("", "sleep 1")])
-    assert 0 < quick.seconds < 1 <= slow.seconds
+    assert 0 < quick.seconds < slow.seconds
+    assert slow.seconds >= 1
 
 
 @pytest.mark.usefixtures("drill_scorers")
@@ -114,18 +117,18 @@ def test_scorer_processes_are_started_once_and_reused(drill_pool: OpenPool) -> N
     assert pool.pids == first != []
 
 
-@pytest.mark.parametrize("hang", ["hang-in-python", "hang-in-c", "hang-stubbornly"])
-def test_hanging_scorer_times_out_for_its_own_sample_only(drill_pool: OpenPool, hang: str) -> None:
-    pool = drill_pool(timeout_s=1.5)
-    score = the_misdeed_of(scores(pool, with_misdeed(hang)))
-    assert score == Score(None, "timeout", "no score within 1.5 s")
-    assert score.seconds == 1.5
+def test_hanging_scorer_times_out_for_its_own_sample_only(drill_pool: OpenPool) -> None:
+    """Three processes hang, each in another way, and the samples behind theirs are scored after the limit."""
+    hangs = [request("", f"hang-{how}") for how in ("in-python", "in-c", "stubbornly")]
+    scored = scores(drill_pool(workers=3, timeout_s=LIMIT_S), [*hangs, *GOOD])
+    assert scored == [Score(None, "timeout", "no score within 11 s")] * 3 + GOOD_SCORES
+    assert [score.seconds for score in scored[:3]] == [LIMIT_S] * 3
 
 
 def test_scorer_deadline_is_per_sample(drill_pool: OpenPool) -> None:
-    pool = drill_pool(timeout_s=2.5)
-    scored = scores(pool, [request("", "sleep 0.3")] * 10)
-    assert [score.outcome for score in scored] == ["ok"] * 10
+    pool = drill_pool(timeout_s=LIMIT_S)
+    scored = scores(pool, [request("", "sleep 0.5")] * 23)  # 11.5 s in all
+    assert [score.outcome for score in scored] == ["ok"] * 23
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_failing_scorer_affects_its_own_sample_only(drill_pool: OpenPool, truth:
 
 def test_consecutive_failures_each_affect_one_sample(drill_pool: OpenPool) -> None:
     truths = ["os._exit", "hang-in-c", "kill", "good", "raise", "os._exit", "good"]
-    scored = scores(drill_pool(workers=2, timeout_s=1.0), [request("a", truth) for truth in truths])
+    scored = scores(drill_pool(workers=2, timeout_s=LIMIT_S), [request("a", truth) for truth in truths])
     assert [score.outcome for score in scored] == ["error", "timeout", "error", "ok", "error", "error", "ok"]
 
 
@@ -172,7 +175,7 @@ def test_scorer_output_is_kept_up_to_limit_per_call(drill_pool: OpenPool, capfd:
 def test_endless_scorer_output_times_out_and_is_counted(
     drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pool = drill_pool(timeout_s=1.0)
+    pool = drill_pool(workers=2, timeout_s=LIMIT_S)
     scored = scores(pool, [request("", "print-without-end")] * 2 + [GOOD[1]])
     assert [score.outcome for score in scored] == ["timeout", "timeout", "ok"]
     pool.close()
@@ -214,7 +217,7 @@ def test_leftover_daemon_of_scorer_does_not_block_close(drill_pool: OpenPool, tm
         time.sleep(0.01)
     began = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert hanging.result().outcome == "error"
     daemon.unlink()
 
@@ -225,7 +228,7 @@ def test_forked_copy_of_scorer_does_not_reply(drill_pool: OpenPool) -> None:
 
 def test_processes_started_by_hanging_scorer_are_killed(drill_pool: OpenPool, tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    (score,) = scores(drill_pool(timeout_s=4.0), [request("", f"start-and-hang {note}")])
+    (score,) = scores(drill_pool(timeout_s=LIMIT_S), [request("", f"start-and-hang {note}")])
     assert score.outcome == "timeout"
     assert not _runs(int(note.read_text()))
 
@@ -252,7 +255,7 @@ def test_responses_larger_than_pipe_arrive_complete(drill_pool: OpenPool) -> Non
 
 
 def test_stopped_child_does_not_block_parent(drill_pool: OpenPool) -> None:
-    pool = drill_pool(timeout_s=1.5)
+    pool = drill_pool(timeout_s=LIMIT_S)
     scores(pool, GOOD)
     os.kill(pool.pids[0], signal.SIGSTOP)
     scored = scores(pool, [request("a" * 200_000, "good")] * 2)

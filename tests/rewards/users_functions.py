@@ -39,8 +39,15 @@ def too_few(samples: Any) -> list[float]:
     return [1.0]
 
 
-async def waits(sample: Any) -> float:
-    await asyncio.sleep(float(sample.response))
+EIGHT = asyncio.Barrier(8)
+
+
+async def meets(sample: Any) -> float:
+    """Wait until eight samples are scored at the same time, or for longer than any limit."""
+    if sample.response == "hang":
+        await asyncio.sleep(600)
+    assert sample.response == "8"
+    await EIGHT.wait()
     return 1.0
 
 

