@@ -11,8 +11,10 @@ The tests are those of `make test`. With `--since COMMIT`, only mutants run whos
 
 import argparse
 import importlib.util
+import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,8 @@ import changed  # noqa: E402 - below the path
 TABLES = Path(__file__).parent / "mutants"
 TEST_LIMIT_S = 60
 """A mutant may loop forever; a test that takes this long has detected it."""
+MUTANT_LIMIT_S = 300.0
+"""The same, for all tests of a mutant: pytest cannot interrupt arithmetic with huge numbers."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def applied(mutant: Mutant, package: Path) -> Iterator[None]:
         _rewrite(path, text)
 
 
-def run_tests(tests: Sequence[str], skip: str, source: Path, scratch: Path) -> Outcome:
+def run_tests(tests: Sequence[str], skip: str, source: Path, scratch: Path, limit_s: float = math.inf) -> Outcome:
     """Run tests in a forked child that imports the package from `source`: the parent has imported torch, but not
     ppoctl."""
     answer = scratch / "answer"
@@ -127,8 +131,14 @@ def run_tests(tests: Sequence[str], skip: str, source: Path, scratch: Path) -> O
     child = os.fork()
     if child == 0:
         os._exit(_run_in_child(tests, skip, source, scratch))
-    _, status = os.waitpid(child, 0)
-    return Outcome(os.waitstatus_to_exitcode(status), answer.read_text() if answer.exists() else "")
+    until = time.monotonic() + limit_s
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return Outcome(1, f"no end after {limit_s:.0f} s")
+        time.sleep(0.05)
+    return Outcome(os.waitstatus_to_exitcode(ended[1]), answer.read_text() if answer.exists() else "")
 
 
 def _run_in_child(tests: Sequence[str], skip: str, source: Path, scratch: Path) -> int:
@@ -202,7 +212,7 @@ def main() -> int:
         for mutant in mutants:
             began = time.monotonic()
             with applied(mutant, source / "ppoctl"):
-                outcome = run_tests(mutant.tests, mutant.skip, source, scratch)
+                outcome = run_tests(mutant.tests, mutant.skip, source, scratch, MUTANT_LIMIT_S)
             verdicts.append(judge(mutant, outcome))
             took = f"{time.monotonic() - began:.0f} s"
             print(f"{verdicts[-1]:10} {mutant.file}: {mutant.defect} [{took}] {outcome.first_failure}", flush=True)
