@@ -16,7 +16,6 @@ import psutil
 import pytest
 import ray
 
-from ppoctl.engines.ray import cluster as cluster_module
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
@@ -187,8 +186,8 @@ def test_ray_survives_sigterm_to_all_step_processes(actor):
     assert {each.name() for each in of_the_nodes()} >= {"raylet", "gcs_server"}
 
 
-def test_dead_raylet_error_names_node_and_ranks(folder, actor, cluster, monkeypatch):
-    monkeypatch.setattr(cluster_module, "NOTICE_S", 60.0)  # until `srun` has reported the reason, on any machine
+def test_dead_raylet_error_names_node_and_ranks(folder, actor, cluster):
+    cluster.notice_s = 60.0  # the node's program reports the reason later on a loaded machine
     actor.call("meeting_place")
     waiting = actor.begin("sleep")
     started = time.monotonic()

@@ -49,6 +49,8 @@ class RayCluster:
         self._object_store_bytes = object_store_bytes
         self.notify: Callable[[str], None] = _ignore
         """Callback that is called with messages about what the driver waits for."""
+        self.notice_s = NOTICE_S
+        """Seconds until a lost node is reported without the reason, which its `srun` reports."""
         self.logs: Path | None = None
         """Log folder of the attempt, visible to all nodes, with one file per process. None: the output of processes
         is discarded, and the nodes of a job exchange the token of Ray in the current folder."""
@@ -153,7 +155,7 @@ class RayCluster:
     def _require_nodes(self) -> None:
         if self._lost is None and self._steps is not None:
             silent = None if self._steps.dead() else self._silent_node()
-            until = time.monotonic() + NOTICE_S
+            until = time.monotonic() + self.notice_s
             while silent and not self._steps.dead() and time.monotonic() < until:
                 time.sleep(JOIN_EVERY_S)  # the node's srun may still report the reason
             dead = self._steps.dead()
