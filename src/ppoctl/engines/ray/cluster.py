@@ -50,7 +50,6 @@ class RayCluster:
         self.notify: Callable[[str], None] = _ignore
         """Callback that is called with messages about what the driver waits for."""
         self.notice_s = NOTICE_S
-        """Seconds until a lost node is reported without the reason, which its `srun` reports."""
         self.logs: Path | None = None
         """Log folder of the attempt, visible to all nodes, with one file per process. None: the output of processes
         is discarded, and the nodes of a job exchange the token of Ray in the current folder."""
