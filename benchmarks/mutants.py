@@ -38,7 +38,7 @@ TABLES = Path(__file__).parent / "mutants"
 TEST_LIMIT_S = 60
 """A mutant may loop forever; a test that takes this long has detected it."""
 MUTANT_LIMIT_S = 300.0
-"""The same, for all tests of a mutant: pytest cannot interrupt arithmetic with huge numbers."""
+"""Tests of a mutant that take this long have detected it: pytest cannot interrupt arithmetic with huge numbers."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def filled(node: ast.expr) -> str | None:
         elif isinstance(part, ast.FormattedValue):
             expression = ast.unparse(part.value)
             if text.endswith(("--set ", "--set '", "=")) or re.search(r"--set '?[\w.]*$", text):
-                text += "\0"  # a value or key of a setting, which only the error knows
+                text += "\0"  # a value or key of a setting, which is known at run time
             text += INSERTED.get(expression, "1")
     return re.sub(r"--set ('[^']*\0[^']*'|[^\s']*\0\S*)", "", text).replace("\0", "")
 

@@ -1,5 +1,6 @@
-"""Writer of a Hugging Face folder of any size with random weights, one tensor at a time, and a script that converts
-it in a separate process, to one format after another, and prints the memory that each conversion used.
+"""Writer of a Hugging Face folder of any size with random weights, one tensor at a time.
+
+As a script, it converts such a folder to one format after another, and prints the memory that each conversion used.
 
     python tests/convert/big_model.py SOURCE OUT FORMAT [OUT FORMAT]
 """

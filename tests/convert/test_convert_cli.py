@@ -40,7 +40,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     ask = cli_runner(capsys)
 
     def asked(*words: str) -> CliResult:
-        capsys.readouterr()  # what making models says
+        capsys.readouterr()  # the output of transformers when it writes the model
         said = ask(*words)
         out = re.sub(r"largest difference [\d.e-]+,", "largest difference X,", said.out)
         return CliResult(said.code, out, re.sub(r"in [\d.]+ s", "in X s", said.err))

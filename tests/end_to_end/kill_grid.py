@@ -81,8 +81,8 @@ class Left:
         return max((int(name[6:12]) for name in self.files if re.match("steps/[0-9]{6}", name)), default=0)
 
     def kinds(self, states: States) -> list[Hashable]:
-        """Return the last stage of the newest step, what is saved, and what the stage that was cut has left, in words
-        that are the same in each step and each later round, and in all stages with the same kind of record."""
+        """Return the last stage of the newest step, what is saved, and what the unfinished stage has left. The words
+        are the same in each step and each later round, and in all stages with the same kind of record."""
         names = {SAMPLE.sub("", ROUND.sub(".later", STEP.sub(self._relative, name))) for name in self.files}
         journal, number = self.files.get("./journal.jsonl") or b"", self.step
         listed = [name.decode() for name in re.findall(rb'"stage": "([^"]+)", "step": %d\b' % number, journal)]

@@ -1,4 +1,4 @@
-"""Servers that misuse HTTP, for each user of the client: a try ends in time, with an error that says why."""
+"""Servers that misuse HTTP, for each user of the client: a try ends in time, with an error that names the cause."""
 
 import re
 import threading

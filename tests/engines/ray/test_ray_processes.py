@@ -131,14 +131,15 @@ Listener = tuple[int, str, int]
 """Id of the process, address and port."""
 
 
-def listeners() -> Iterator[tuple[psutil.Process, Listener]]:
-    """Yield where this process and all that it started listen."""
+def listeners() -> Iterator[tuple[str, list[str], Listener]]:
+    """Yield name, command and listener, of this process and all that it started."""
     driver = psutil.Process()
     for process in (driver, *driver.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it may end meanwhile
+            name, command = process.name(), process.cmdline()
             for each in process.net_connections("inet"):
                 if each.status == psutil.CONN_LISTEN:
-                    yield process, (process.pid, *each.laddr)
+                    yield name, command, (process.pid, *each.laddr)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def forks() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def others() -> set[Listener]:
     """Return where processes of other tests listen."""
-    return {listener for _, listener in listeners()}
+    return {listener for _, _, listener in listeners()}
 
 
 @pytest.fixture(scope="module")
@@ -499,12 +500,12 @@ METHODS = {
 def test_local_ray_ports_use_loopback_and_require_token(processes, cluster, others):
     """All listeners except the autoscaler's monitor, which serves its metrics to every local user."""
     processes.call("who", "hello")
-    found = [(process, listener) for process, listener in listeners() if listener not in others]
-    assert {address.removeprefix("::ffff:") for _, (_, address, _) in found} <= {"127.0.0.1"}, found
+    found = [each for each in listeners() if each[2] not in others]
+    assert {address.removeprefix("::ffff:") for _, _, (_, address, _) in found} <= {"127.0.0.1"}, found
     asked = {
-        port: (process.name(), process.cmdline())
-        for process, (_, _, port) in found
-        if not any("monitor.py" in word for word in process.cmdline())
+        port: (name, command)
+        for name, command, (_, _, port) in found
+        if not any("monitor.py" in word for word in command)
     }
     with ThreadPoolExecutor(len(asked)) as pool:  # most of them answer one of the two protocols only after a limit
         methods = [METHODS.get(name, ["CoreWorkerService/PushTask"]) for name, _ in asked.values()]
