@@ -198,6 +198,9 @@ def main() -> int:
     if chosen.since is not None:
         mutants = with_changed_tests(mutants, chosen.since)
         print(f"{len(mutants)} mutants", flush=True)
+    if not mutants:  # pytest without file names would run all tests
+        print("no mutant is selected")
+        return 2
     memory = Path("/dev/shm")
     verdicts: list[str] = []
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
