@@ -43,6 +43,8 @@ ui: setup ## Serve MLflow's pages of RUNS (runs) on PORT (5000) of this machine;
 
 WORKERS ?= 2
 ON_WORKERS = -n $(WORKERS) --dist worksteal
+# Tests marked `ci` take long and see what others see in less time: they run where CI is set.
+LONG = slow$(if $(CI),, or ci)
 
 # Engines wait often, for ranks and for starts, but not long. The other tests, beside them, have the lowest priority.
 test: setup ## Run the tests, in two parts beside each other (minutes)
@@ -51,14 +53,14 @@ test: setup ## Run the tests, in two parts beside each other (minutes)
 	tail -n +1 -f --pid=$$engines $(VENV)/engines.log; wait $$engines && exit $$quick
 
 quick: setup ## Part of the tests: all that start no engine, on WORKERS (2) processes
-	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow and not engines" --ignore=tests/engines $(ARGS)
+	$(BIN)/python -m pytest $(ON_WORKERS) -m "not ($(LONG)) and not engines" --ignore=tests/engines $(ARGS)
 
 engines: setup ## Part of the tests: Megatron-Core, vLLM, Ray, and commands on them, on a subset of the cases
-	$(BIN)/python -m pytest -m "engines and not slow" tests/engines tests/end_to_end $(ARGS)
+	$(BIN)/python -m pytest -m "engines and not ($(LONG))" tests/engines tests/end_to_end $(ARGS)
 
 test-changed: setup ## Run the tests near the uncommitted change, or near the last commit (about a minute for a small one)
 	@files="$$($(BIN)/python tests/changed.py)" || exit; [ -z "$$files" ] || \
-	$(BIN)/python -m pytest $(ON_WORKERS) -m "not slow" $$files $(ARGS) || [ $$? -eq 5 ]  # 5: all of them are slow
+	$(BIN)/python -m pytest $(ON_WORKERS) -m "not ($(LONG))" $$files $(ARGS) || [ $$? -eq 5 ]  # 5: all of them are slow
 
 test-slow: setup ## Run the long tests: all kills on the real engines, all recipes in small, the quickstart
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile many $(ARGS)

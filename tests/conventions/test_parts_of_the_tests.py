@@ -18,7 +18,7 @@ def test_engine_tests_are_in_folders_that_make_collects() -> None:
     # Those of `slurm` are all slow.
     assert {file.parts[0] for file in files} == {"engines", "slurm", "end_to_end"}
     commands = (ROOT / "Makefile").read_text("utf-8")
-    assert '-m "engines and not slow" tests/engines tests/end_to_end $(ARGS)' in commands
+    assert '-m "engines and not ($(LONG))" tests/engines tests/end_to_end $(ARGS)' in commands
 
 
 def marks_engines(file: Path) -> bool:
