@@ -22,8 +22,6 @@ SHORT_S = {False: 0.3, True: 3.0}
 
 
 SAME_FOR_ANY_USER = (
-    "fork bomb",
-    "many",
     "piece by piece",
     "busy",
     "sleep",
