@@ -85,7 +85,7 @@ def test_preview_imports_no_transformers(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     code = (
         "import sys; from ppoctl.cli.app import run; "
-        f"code = run(['preview', {str(tmp_path / 'recipes/quickstart.toml')!r}]); "
+        f"code = run(['preview', {str(tmp_path / 'recipes/quickstart.toml')!r}, '--set', 'data.train.max_rows=200']); "
         "print(code, {'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys() or '')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
