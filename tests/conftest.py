@@ -25,9 +25,13 @@ if Path("/dev/shm").is_dir():
 if not Path("/dev/nvidia0").exists():
     # On a CPU, the C++ compiler takes seconds for each small function; on a GPU, compilation must stay on.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # Megatron-Core then does not import the compiler: two seconds
 
 # The tensors of tests are small: two threads take twice the CPU time of one thread. A run sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# transformers would import scikit-learn and scipy, for decoding with a second model: two seconds.
+sys.modules["sklearn"] = None
 
 # An example may take long on a busy machine. In CI, Hypothesis's own profile for it is the parent.
 settings.register_profile("many", settings.default, deadline=None)
@@ -113,8 +117,10 @@ def _cell(item: pytest.Item) -> Cell:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what was imported and collected from garbage collection."""
+    """Exclude what was imported and collected from garbage collection, and collect less often than Python does:
+    otherwise this takes half of the time in which a test parses files."""
     gc.freeze()
+    gc.set_threshold(10_000, 10, 20)
     gc.enable()
 
 

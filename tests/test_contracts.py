@@ -13,6 +13,7 @@ import contracts
 from ppoctl.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
+ROWS = ("data.train.max_rows=16", "data.eval.heldout.max_rows=8")
 ON_FAKES = (sys.executable, str(ROOT / "tests" / "slurm" / "ppoctl_on_fakes.py"))
 
 
@@ -23,7 +24,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").partition("[expect]")[0]
     Path("tiny.toml").write_text(text.replace('"quickstart/', f'"{ROOT}/recipes/quickstart/'), "utf-8")
-    small = ("steps=2", "rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "tracking.kind=none")
+    small = ("steps=2", "rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "tracking.kind=none", *ROWS)
     sets = [word for item in small for word in ("--set", item)]
     return ["tiny.toml", "--runs", "runs", "--out", "table.md", *sets]
 

@@ -47,7 +47,9 @@ def test_keys_lookup_finds_every_key_containing_the_word(ask: LookUp) -> None:
     assert {line.split(".")[0] for line in ask("keys", "eval").splitlines()[1:]} == {"eval"}
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, 400])
+@pytest.mark.parametrize(
+    "columns", [60, pytest.param(80, marks=pytest.mark.ci("60")), 120, pytest.param(400, marks=pytest.mark.ci("120"))]
+)
 def test_lookup_output_fits_the_terminal(ask: LookUp, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """On a terminal too narrow for its table a key is a block; lines break between words."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -18,6 +18,7 @@ def keys(*texts: str) -> list[str]:
     return [word for text in texts for word in ("--set", text)]
 
 
+FEW_ROWS = keys("data.train.max_rows=400", "data.eval.heldout.max_rows=8")
 ONE_PROCESS = keys("actor.parallel={}", "critic.parallel={}", "generator.engines=1", "cluster.offload=[]")
 ONE_PROCESS += keys("checkpoint.reshardable=full")
 LARGE = [str(ROOT / "recipes" / "dsr1-7b.toml"), *keys("generator.compile=true"), *ONE_PROCESS]
@@ -295,7 +296,7 @@ def test_plan_states_its_assumptions_about_a_family(
     out = output_of(capsys, *LARGE, *keys(f"model.path={tmp_path}"))
     assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
     assert assumed in out
-    assert "assumed: " not in output_of(capsys, QUICKSTART)
+    assert "assumed: " not in output_of(capsys, QUICKSTART, *FEW_ROWS)
     if family == "gemma2":
         out = output_of(capsys, *LARGE, *keys(f"model.path={tmp_path}"), "--gpu-gib", "1", code=7)
         assert "  warning: attention of the actor has no flash kernel and keeps 3.22 GiB of scores" in out
@@ -316,13 +317,13 @@ def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) ->
 
 def test_plan_json_has_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
     doubtful = ("ppo.policy_loss.kind=reinforce", "ppo.epochs=2")
-    [found] = json.loads(output_of(capsys, QUICKSTART, *keys(*doubtful), "--json"))["findings"]
+    [found] = json.loads(output_of(capsys, QUICKSTART, *FEW_ROWS, *keys(*doubtful), "--json"))["findings"]
     assert (found["level"], found["kind"], found["where"]) == ("note", "recipe", "--set")
     assert "all but the first are off-policy" in found["what"]
 
 
 def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
-    out = output_of(capsys, QUICKSTART, *keys(*sets))
+    out = output_of(capsys, QUICKSTART, *FEW_ROWS, *keys(*sets))
     return out[out.index("processes\n") : out.index("\nupdates")]
 
 
@@ -351,7 +352,7 @@ def test_plan_reports_engines_that_cannot_start(capsys: pytest.CaptureFixture[st
     config = json.loads((ROOT / "recipes/quickstart/model/config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     sets = ["generator.kv_cache_mib=1", "rollout.max_new_tokens=1000", f"model.path={tmp_path}"]
-    out = output_of(capsys, QUICKSTART, *keys(*sets))
+    out = output_of(capsys, QUICKSTART, *FEW_ROWS, *keys(*sets))
     assert "  rollout        1.06 GiB   no cache for one sequence\n" in out
     assert out.endswith(
         "  vLLM will not start: a sequence of full length needs 2.08 MiB, more than its KV cache has; raise\n"

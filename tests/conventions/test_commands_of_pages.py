@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -194,7 +194,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("words", TO_RUN, ids=[" ".join(words) for words in TO_RUN])
+def run_cases() -> Iterator[Any]:
+    """Yield the commands. Only CI runs a command that differs from an earlier one in numbers only."""
+    first: dict[str, str] = {}
+    for words in TO_RUN:
+        typed = " ".join(words)
+        same = first.setdefault(re.sub(r"[\d.]+", "N", typed), typed)
+        yield pytest.param(words, id=typed, marks=[] if same == typed else [pytest.mark.ci(same)])
+
+
+@pytest.mark.parametrize("words", list(run_cases()))
 def test_read_only_commands_in_docs_succeed(
     words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

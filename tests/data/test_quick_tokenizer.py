@@ -83,9 +83,9 @@ def test_folder_without_a_readable_tokenizer_file_has_none(tmp_path: Path) -> No
 
 def test_preview_imports_no_transformers(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    words = ["preview", str(tmp_path / "recipes" / "quickstart.toml"), "--set", "data.train.max_rows=200"]
     code = (
-        "import sys; from ppoctl.cli.app import run; "
-        f"code = run(['preview', {str(tmp_path / 'recipes/quickstart.toml')!r}]); "
+        f"import sys; from ppoctl.cli.app import run; code = run({words!r}); "
         "print(code, {'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys() or '')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,8 +1,8 @@
 """Environments of a user, correct and faulty. Only processes of environments import them."""
 
 import asyncio
+import ctypes
 import os
-import re
 import signal
 import sys
 import time
@@ -91,8 +91,9 @@ def _hang(detail: str) -> None:
 
 
 def _hang_in_c(detail: str) -> None:
-    # Catastrophic backtracking: C code that holds the interpreter lock and rarely handles signals.
-    re.match(r"(a|aa)+$", "a" * 200 + "b")
+    """Hang in C code that holds the interpreter lock."""
+    while True:
+        ctypes.PyDLL(None).sleep(600)
 
 
 def _write_into_pipes(detail: str) -> str:

@@ -24,6 +24,7 @@ from recipe.conftest import Write
 
 NAMES = {"nemo_rl": 1153, "verl": 1183, "trlx": 225, "trl": 242, "openrlhf": 164, "peft": 84}
 """The lists, and the number of keys in each."""
+ALONE_TOO = pytest.mark.ci("alone; in a recipe-trlx")
 OURS_TOO = {
     "trlx": {"name"},
     "trl": {"model", "seed"},
@@ -71,8 +72,16 @@ def answers_to(key: str, rows: dict[str, str], lists: dict[str, str]) -> list[st
     return [each[key] for each in (rows, lists) if key in each] + listed
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("alone", [False, True], ids=["in a recipe", "alone"])
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        *(pytest.param(name, True, id=f"alone-{name}") for name in NAMES),
+        *(
+            pytest.param(name, False, id=f"in a recipe-{name}", marks=[ALONE_TOO] if count > 1000 else [])
+            for name, count in NAMES.items()
+        ),
+    ],
+)
 def test_every_key_of_other_system_has_mapping_or_listed_reason(
     smallest: Path, write: Write, name: str, *, alone: bool
 ) -> None:

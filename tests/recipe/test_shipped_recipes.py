@@ -112,15 +112,33 @@ def told_where_nothing_is(
     return answers, loaded
 
 
-def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path) -> None:
-    commands = [[command, str(file)] for command in ("validate", "plan") for file in FILES]
+FEW = (
+    "calculator-small",
+    "dsr1-7b",
+    "llama-sentiments",
+    "qwen3-4b-tools-80g",
+    "ppo-qwen2.5-1.5b-gsm8k-1n8g-megatron",
+)
+"""Recipes with each kind of data, model, environment and reward."""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param([file for file in FILES if file.stem in FEW], id="few"),
+        pytest.param(FILES, id="all", marks=pytest.mark.ci("few, test_recipe_fits_gpus_named_in_its_header")),
+    ],
+)
+def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path, files: list[Path]) -> None:
+    assert len(files) >= len(FEW)
+    commands = [[command, str(file)] for command in ("validate", "plan") for file in files]
     answers, loaded = told_where_nothing_is(commands, tmp_path)
     assert {name: output for name, (code, output) in answers.items() if code} == {}
     notes = "\n".join(note["what"] for note in answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["findings"])
     assert "it has not been fetched; not checked" in notes
     assert "from a config.json that ships with the recipes" in notes
     assert "`PPOCTL_DATA` is not set in the environment; not checked" in notes
-    for file in FILES:
+    for file in files:
         planned = answers[f"plan {file}"][1]
         assert planned["memory"] is not None, f"{file}: no config.json of its model ships"
     assert not HEAVY & set(loaded)

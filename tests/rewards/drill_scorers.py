@@ -1,9 +1,9 @@
 """Scorers that misbehave on demand: the ground truth names the fault. Scorer processes import it, like a user's
 scorer."""
 
+import ctypes
 import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -37,9 +37,11 @@ def _hang_in_python(detail: str) -> RewardValue:
 
 
 def _hang_in_c(detail: str) -> RewardValue:
-    # Catastrophic backtracking: C code that holds the interpreter lock and rarely handles signals.
-    re.match(r"(a|aa)+$", "a" * 200 + "b")
-    raise AssertionError("unreachable")
+    """Hang in C code that holds the interpreter lock; create the file first, if one is named."""
+    if detail:
+        Path(detail).touch()
+    while True:
+        ctypes.PyDLL(None).sleep(600)
 
 
 def _ignore_signals_and_hang(detail: str) -> RewardValue:
@@ -87,6 +89,7 @@ def _chatter(detail: str) -> RewardValue:
 def _print_without_end(detail: str) -> RewardValue:
     while True:
         print("x" * 10**6)
+        time.sleep(0.05)
 
 
 def _print(detail: str) -> RewardValue:

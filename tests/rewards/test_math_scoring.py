@@ -2,6 +2,7 @@ r"""Mathematics: which answers count as correct, in any notation."""
 
 import json
 import logging
+import os
 from functools import partial
 from pathlib import Path
 
@@ -245,7 +246,8 @@ def test_gold_math_and_aime_answers_beat_other_candidates(part: int, ppoctl_data
     lines = (ppoctl_data / "aime24" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     truths += [json.loads(line)["answer"] for line in lines]
     assert (len(truths), truths.count("")) == (12_530, EMPTY_TRUTHS)
-    for truth in sorted(set(truths) - {""})[part::40]:
+    step = 40 if os.environ.get("CI") else 160  # of each part, CI tries all truths
+    for truth in sorted(set(truths) - {""})[part::step]:
         for name, rule in RULES.items():
             tried = MathScorer(kind="math", rule=name).candidates(truth)
             values = [rule(request(text, truth)).value for text in (tried.gold, tried.truncated, tried.empty)]

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -71,6 +73,30 @@ def test_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
     assert f"port {port} is in use: make ui PORT=" in done.stderr
 
 
+def test_make_ui_passes_database_and_address_to_mlflow(tmp_path: Path) -> None:
+    """In place of MLflow's server, a program prints its arguments."""
+    bin_ = tmp_path / "venv" / "bin"
+    bin_.mkdir(parents=True)
+    (bin_ / "python").symlink_to(sys.executable)
+    (bin_ / "mlflow").write_text('#!/bin/sh\necho "$@" "$MLFLOW_DISABLE_TELEMETRY"\n')
+    (bin_ / "mlflow").chmod(0o755)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database, database:
+        for table, name in (("experiments", "quickstart"), ("runs", "run")):
+            database.execute(f"CREATE TABLE {table} (experiment_id INTEGER, name TEXT, lifecycle_stage TEXT)")
+            database.execute(f"INSERT INTO {table} VALUES (1, ?, 'active')", [name])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = ["make", "-s", "-o", "setup", "ui", f"RUNS={tmp_path}", f"PORT={port}", f"VENV={bin_.parent}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        f"ui --host 127.0.0.1 --port {port} --workers 1 --backend-store-uri sqlite:///{tmp_path}/mlflow.db true\n"
+    )
+    assert f"charts of quickstart: http://127.0.0.1:{port}/#/experiments/1/runs?" in done.stderr
+
+
+@pytest.mark.ci("test_make_ui_passes_database_and_address_to_mlflow")
 def test_make_ui_serves_the_pages_and_the_run(address: str, tmp_path: Path) -> None:
     assert "<title>MLflow</title>" in page(address, tmp_path / "log")
     charts = (
