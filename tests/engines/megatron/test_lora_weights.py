@@ -31,7 +31,7 @@ SENT = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("kind", "trainable", "layout"), SENT, ids=[f"{kind} {layout}" for kind, _, layout in SENT])
 def test_sent_and_exported_weights_are_merged_from_the_whole_matrices(
@@ -77,7 +77,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_reference_is_the_base_model_and_full_kl_is_that_of_two_complete_models(model, tmp_path, kind):
     folder = lab.with_ends(model(kind), tmp_path / "base", (5, 33))
