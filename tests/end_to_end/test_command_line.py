@@ -1,7 +1,7 @@
 """ppoctl as typed: one process per command, real engines, real GSM8K rows.
 
-Lightweight commands (`status`, `resume --plan`) and one complete `train` use new interpreters; the others are forked
-from a process that has done the imports (`fork_server.py`).
+Lightweight commands (`status`, `resume --plan`) and, in CI, one complete `train` use new interpreters; the others are
+forked from a process that has done the imports (`fork_server.py`).
 """
 
 import json
@@ -47,13 +47,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory, ppoctl_data: Path, forked:
     """Return a folder with `runs/gsm8k-smoke`: one command has made its first rollout, another has trained it."""
     folder = tmp_path_factory.mktemp("trained")
     assert answer(forked, folder, "rollout", str(SMOKE))["figures"]["reward/error_frac"] == 0
-    done = fresh(folder, "train", str(SMOKE))
+    require_only_own_lines(forked(folder, "train", str(SMOKE)))
+    return folder
+
+
+def require_only_own_lines(done: "subprocess.CompletedProcess[str]") -> None:
+    """Fail if the run did not succeed, or printed warnings of libraries or control characters."""
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stderr
     assert "Traceback" not in done.stderr
-    # Only ppoctl's own lines: no library warnings, no control characters.
     assert all(line.startswith(OURS) for line in done.stderr.splitlines())
-    return folder
+
+
+@pytest.mark.ci("the same command, forked, and the imports of test_lightweight_imports.py")
+def test_new_interpreter_trains_without_warnings(tmp_path: Path, ppoctl_data: Path) -> None:
+    require_only_own_lines(fresh(tmp_path, "train", str(SMOKE)))
 
 
 @pytest.fixture(scope="module")

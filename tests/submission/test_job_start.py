@@ -54,7 +54,10 @@ def test_custom_script_starts_and_is_not_counted(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize(
     ("code", "leaves"),
-    [(0, True), (2, True), (5, True), (9, True), (130, True), (75, False), (3, False), (137, False)],
+    [
+        *((code, True) for code in (0, 2, 5, 7, 9, 130, 133, 140)),
+        *((code, False) for code in (75, 3, 6, 134, 137, 139)),
+    ],
 )
 def test_chained_job_starts_only_if_work_remains(paths: RunPaths, code: int, leaves: bool) -> None:
     ended(paths, "7", "0 75 100 USR1", f"1 {code} 200 -")
@@ -91,7 +94,7 @@ def test_start_is_recorded_with_the_seconds_until_its_time_limit(paths: RunPaths
     now = time.time()
     assert register_start(paths, job("7", 2, Answering(now + 600.0))) is None
     [start] = starts(paths, "7")
-    assert (start.restart, start.progress) == (2, 0)
+    assert (start.restart, start.progress, start.at) == (2, 0, pytest.approx(now, abs=2.0))
     assert start.limit_s == pytest.approx(now + 600.0 - start.at, abs=2.0)  # whole seconds
 
 
