@@ -85,19 +85,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_samples(items: list[pytest.Item]) -> None:
-    """Keep a subset of each grid that is marked `sampled`, and its cases that are marked `pinned`; mark the others
-    `slow`."""
+    """Keep a subset of each grid that is marked `sampled`; mark further cases `ci`, among them the `pinned` ones, and
+    the others `slow`."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
             grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     for name, grid in grids.items():
-        (count,) = grid[0].get_closest_marker("sampled").args
+        count, *more = grid[0].get_closest_marker("sampled").args
         pinned = [number for number, item in enumerate(grid) if item.get_closest_marker("pinned") is not None]
-        kept = sampled(name, len(grid), count, pinned)
+        in_ci = sorted(sampled(name, len(grid), *(more or [count]), pinned))
+        kept = {in_ci[place] for place in sampled(name, len(in_ci), count)} if more else {*in_ci}
         for number, item in enumerate(grid):
             if number not in kept:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.ci("other cases") if number in in_ci else pytest.mark.slow)
 
 
 def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:

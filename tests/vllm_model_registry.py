@@ -1,11 +1,13 @@
-"""Inspection of model classes, which vLLM does before it loads a model, in the tests' process.
+"""What vLLM does at each start of an engine, done once in the tests' process.
 
-vLLM imports each architecture in a separate process (ten seconds of imports) and caches the result in the home
-folder: on a new machine that adds a minute to these tests. One complete command in `test_command_line.py`, which
-starts from nothing, still uses vLLM's own inspection.
+Before it loads a model, vLLM imports each architecture in a separate process (ten seconds of imports) and caches the
+result in the home folder: on a new machine that adds a minute to these tests. On a CPU without Triton, each start
+searches all loaded modules for Triton's kernels, which takes seconds, to replace what the first start has replaced.
+One complete command in `test_command_line.py`, which starts from nothing, does neither in this way.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 
@@ -14,6 +16,15 @@ def inspect_in_this_process() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = _run_here
+
+
+def replace_kernels_once() -> None:
+    """Let only the first start in this process and its children replace Triton's kernels. Imports vLLM."""
+    from vllm.platforms import current_platform
+
+    replace: Any = current_platform.register_triton_kernel_overrides
+    if not hasattr(replace, "cache_info"):
+        current_platform.register_triton_kernel_overrides = cache(replace)  # type: ignore[method-assign]
 
 
 def _run_here(inspect: Callable[[], Any]) -> Any:

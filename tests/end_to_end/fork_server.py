@@ -19,7 +19,7 @@ import warnings
 from dataclasses import dataclass
 
 import ray_forks
-from vllm_model_registry import inspect_in_this_process
+from vllm_model_registry import inspect_in_this_process, replace_kernels_once
 
 HEAVY = (
     "ppoctl.runs.commands",
@@ -71,6 +71,8 @@ def preload() -> None:
         for name in HEAVY if torch.cuda.is_available() else HEAVY + HEAVY_ON_A_CPU:
             importlib.import_module(name)
         inspect_in_this_process()
+        replace_kernels_once()
+        importlib.import_module("vllm.platforms").current_platform.register_triton_kernel_overrides()
     # A thread or a device that exists now would be missing, or broken, in every child.
     assert psutil.Process().num_threads() == 1
     assert not torch.distributed.is_initialized()
@@ -126,5 +128,6 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         preload()
         received = serve(requests)
-    if received is not None:
-        become(received)
+    if received is None:
+        os._exit(0)  # at once: nothing has been started
+    become(received)

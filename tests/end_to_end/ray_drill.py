@@ -1,10 +1,10 @@
 """A run in Ray processes, some of which are killed: python -m end_to_end.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
 
 A chain of attempts, as in `real_drill`: in each, processes are killed at the moments of a list, `STEP STAGE WHO`,
-when the stage starts or a moment after. WHO is a rank of the actor, the critic, an engine, this driver, or the
-raylet. A killed engine is restarted and the attempt continues; the others end it with their exit code. After the last
-attempt ledger, states and metrics must equal those of the undisturbed run, and nothing of any attempt may be left.
-The undisturbed run is in WHOLE; it is made if it does not exist. Prints how each attempt ended.
+when the stage starts or a moment after; the last one ends the run. WHO is a rank of the actor, the critic, an engine,
+this driver, or the raylet. A killed engine is restarted and the attempt continues; the others end it with their exit
+code. After the last attempt, ledger, states and metrics must equal those of the undisturbed run, and nothing of any
+attempt may be left. The undisturbed run is in WHOLE; it is made if it does not exist. Prints how each attempt ended.
 """
 
 import ctypes
@@ -114,9 +114,9 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
 
 
 def drill(root: Path, recipe: Recipe, attempts: list[list[str]]) -> list[int]:
-    """Run an attempt for each list of kills, then one that ends the run; return how each ended (signals negative)."""
+    """Run an attempt for each list of kills; return how each ended (signals negative)."""
     ends = []
-    for kills in [*attempts, []]:
+    for kills in attempts:
         print(f"== attempt with kills {kills}", file=sys.stderr, flush=True)
         ends.append(in_a_process(lambda kills=kills: attempt(root, recipe, kills), exits=True))
     return ends
@@ -146,7 +146,7 @@ def main(folder: Path, whole_run: Path, layout: dict[str, object], attempts: lis
     preload()
     recipe = real_recipe(every_steps=1, **layout)
     if not whole_run.exists():
-        assert drill(whole_run, recipe, []) == [0]
+        assert drill(whole_run, recipe, [[]]) == [0]
     ends = drill(folder / "killed", recipe, attempts)
     killed, whole = outcome(folder / "killed"), outcome(whole_run)
     for part in whole:

@@ -162,6 +162,7 @@ def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Fork
     weights_of(forked, tmp_path, *WITH_CRITIC, *ALTERNATIVES["nearly everything"])
 
 
+@pytest.mark.ci("test_recipe_with_nearly_all_alternatives_trains")
 def test_recipe_without_critic_trains(tmp_path: Path, forked: Forked) -> None:
     weights_of(forked, tmp_path, *WITHOUT_CRITIC)
     assert sorted(path.name for path in (tmp_path / "runs/quickstart-grpo/states").iterdir()) == ["actor"]

@@ -1,7 +1,7 @@
 """ppoctl as typed: one process per command, real engines, real GSM8K rows.
 
-Lightweight commands (`status`, `resume --plan`) and one complete `train` use new interpreters; the others are forked
-from a process that has done the imports (`fork_server.py`).
+Lightweight commands (`status`, `resume --plan`) and, in CI, one complete `train` use new interpreters; the others are
+forked from a process that has done the imports (`fork_server.py`).
 """
 
 import json
@@ -42,34 +42,58 @@ def test_forked_command_has_the_output_of_a_fresh_process(tmp_path: Path, forked
     assert one.stdout + one.stderr
 
 
-def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
-    rollout = answer(forked, tmp_path, "rollout", str(SMOKE))
-    assert rollout["figures"]["reward/error_frac"] == 0
-    trained = fresh(tmp_path, "train", str(SMOKE))
-    assert trained.returncode == 0, trained.stderr
-    assert "step 2/2" in trained.stderr
-    assert "Traceback" not in trained.stderr
-    # Only ppoctl's own lines: no library warnings, no control characters.
-    assert all(line.startswith(OURS) for line in trained.stderr.splitlines())
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, ppoctl_data: Path, forked: Forked) -> Path:
+    """Return a folder with `runs/gsm8k-smoke`: one command has made its first rollout, another has trained it."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert answer(forked, folder, "rollout", str(SMOKE))["figures"]["reward/error_frac"] == 0
+    require_only_own_lines(forked(folder, "train", str(SMOKE)))
+    return folder
 
-    status = answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")
+
+def require_only_own_lines(done: "subprocess.CompletedProcess[str]") -> None:
+    """Fail if the run did not succeed, or printed warnings of libraries or control characters."""
+    assert done.returncode == 0, done.stderr
+    assert "step 2/2" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(line.startswith(OURS) for line in done.stderr.splitlines())
+
+
+@pytest.mark.ci("the same command, forked, and the imports of test_lightweight_imports.py")
+def test_new_interpreter_trains_without_warnings(tmp_path: Path, ppoctl_data: Path) -> None:
+    require_only_own_lines(fresh(tmp_path, "train", str(SMOKE)))
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: Path, forked: Forked) -> dict[str, Any]:
+    return answer(forked, trained, "eval", "--ckpt", "runs/gsm8k-smoke", "--out", "samples.jsonl")["figures"]
+
+
+def test_trained_run_is_shown(trained: Path, forked: Forked) -> None:
+    status = answer(fresh, trained, "status", "runs/gsm8k-smoke")
     assert (status["state"], status["steps_done"], status["saved_steps"]) == ("finished", 2, [1, 2])
     assert [attempt["status"] for attempt in status["attempts"]] == ["finished", "finished"]
-
-    sample = answer(forked, tmp_path, "show", "runs/gsm8k-smoke", "--step", "2", "--best")
+    sample = answer(forked, trained, "show", "runs/gsm8k-smoke", "--step", "2", "--best")
     assert len(sample["tokens"]) == len(sample["advantages"]) == len(sample["logprobs"]) == len(sample["pieces"])
     assert "".join(sample["pieces"]).startswith(sample["response"][:5])
 
-    evaluated = answer(forked, tmp_path, "eval", "--ckpt", "runs/gsm8k-smoke", "--out", "samples.jsonl")
-    last = status["figures"]
-    assert evaluated["figures"]["eval/gsm8k/pass_at_1"] == last["eval/gsm8k/pass_at_1"]
-    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2 * 16
-    assert forked(tmp_path, "convert-ckpt", "runs/gsm8k-smoke", "trained", "--to", "hf").returncode == 0
-    exported = answer(forked, tmp_path, "eval", str(SMOKE), "--ckpt", "trained", "--out", "exported.jsonl")
-    assert exported["figures"] == evaluated["figures"]
-    assert (tmp_path / "exported.jsonl").read_bytes() == (tmp_path / "samples.jsonl").read_bytes()
 
-    plan = answer(fresh, tmp_path, "resume", "runs/gsm8k-smoke", "--plan")
+def test_evaluation_of_a_run_equals_its_last_one(trained: Path, forked: Forked, evaluated: dict[str, Any]) -> None:
+    last = answer(forked, trained, "status", "runs/gsm8k-smoke")["figures"]
+    assert evaluated["eval/gsm8k/pass_at_1"] == last["eval/gsm8k/pass_at_1"]
+    assert len((trained / "samples.jsonl").read_text().splitlines()) == 2 * 16
+
+
+@pytest.mark.ci("test_evaluation_of_a_run_equals_its_last_one, test_evaluate.py and test_convert_cli.py")
+def test_exported_actor_is_evaluated_like_its_run(trained: Path, forked: Forked, evaluated: dict[str, Any]) -> None:
+    forked.succeeds(trained, "convert-ckpt", "runs/gsm8k-smoke", "trained", "--to", "hf")
+    exported = answer(forked, trained, "eval", str(SMOKE), "--ckpt", "trained", "--out", "exported.jsonl")
+    assert exported["figures"] == evaluated
+    assert (trained / "exported.jsonl").read_bytes() == (trained / "samples.jsonl").read_bytes()
+
+
+def test_finished_run_has_nothing_to_resume(trained: Path, forked: Forked) -> None:
+    plan = answer(fresh, trained, "resume", "runs/gsm8k-smoke", "--plan")
     assert plan == {
         "from_step": 2,
         "finished_samples": [],
@@ -79,13 +103,14 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
         "notes": [],
         "steps_to_come": [],
     }
-    refused = forked(tmp_path, "train", str(SMOKE))
+    refused = forked(trained, "train", str(SMOKE))
     assert refused.returncode == 2
     assert refused.stderr == (
         "error: run directory `runs/gsm8k-smoke` exists\n\nhint: continue it: ppoctl resume runs/gsm8k-smoke\n"
     )
 
 
+@pytest.mark.ci("test_stops.py, test_early_signals.py")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_signal_ends_the_run_gracefully(

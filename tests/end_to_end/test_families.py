@@ -31,15 +31,16 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     return found[1]
 
 
-# A family whose engine is restarted for each state is tested every day; `test_recipes_in_small.py` has one that takes
-# weights in place.
+# CI tests a family whose engine is restarted for each state; `test_recipes_in_small.py` has one that takes weights in
+# place.
+IN_CI = pytest.param("deepseek_v3", marks=pytest.mark.ci("test_engine_restarted_on_export_has_its_weights"))
 IN_THE_STORY = [
     pytest.param(kind, marks=pytest.mark.slow)
     for kind in ("gemma2", "llama", "mistral", "qwen2_moe", "qwen3", "qwen3_moe")
 ]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", *IN_THE_STORY])
+@pytest.mark.parametrize("kind", [IN_CI, *IN_THE_STORY])
 def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
     found = metrics_of(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
     # The engine that generated step 2 held the weights that step 1 trained.

@@ -129,6 +129,7 @@ def without_service(file: Path, folder: Path) -> Path:
     return file
 
 
+@pytest.mark.ci("test_alternatives.py")
 @pytest.mark.sampled(1)
 @pytest.mark.minutes(0.5)
 @pytest.mark.parametrize("name", NAMES)

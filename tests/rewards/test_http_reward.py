@@ -159,12 +159,10 @@ def test_service_that_stays_down_stops_run(service: Service, client: Open) -> No
 
 
 def test_idle_time_between_steps_is_not_counted_as_down(service: Service, client: Open) -> None:
-    scorer = client(
-        concurrent=1, tries=2, breaker_failures=2, breaker_pause_s=0.05, try_timeout_s=0.05, give_up_s=0.5
-    )
+    scorer = client(concurrent=1, tries=2, breaker_failures=2, breaker_pause_s=0.05, try_timeout_s=1.0, give_up_s=3.0)
     service.is_down = True
     assert scores_of(scorer, "200 1")[0].outcome in ("unreachable", "timeout")
-    time.sleep(1.2)  # longer than the time after which it gives up
+    time.sleep(3.5)  # longer than the time after which it gives up
     future = scorer.submit(request("200 2"))
     time.sleep(0.1)  # its first try then finds the service down
     service.is_down = False

@@ -81,6 +81,8 @@ CASES = [
     Case("short", facts(ended(status="short", code=9), jobs=()), NO_JOBS, "short",
          "attempt 1 ended cleanly before the"),
     Case("health", facts(ended(status="stopped", code=5), jobs=()), NO_JOBS, "stopped", "a check stopped attempt 1"),
+    Case("superseded", facts(ended(status="superseded", code=8), jobs=()), NO_JOBS, "superseded",
+         "attempt 1 was superseded by a newer attempt"),
     Case("by hand", facts(ended(status="interrupted", code=130), jobs=()), NO_JOBS, "interrupted",
          "`ppoctl stop` or Ctrl-C"),
     # In the queue.
@@ -97,12 +99,18 @@ CASES = [
          slurm(job("TIMEOUT"), job("PENDING", "13")), "pending", "job 13 waits"),
     Case("requeued", facts(ended(**in_job())), slurm(job("PENDING", restarts=2, reason="BeginTime")), "requeued",
          "job 12 is back in the queue, for the 2nd time, for `BeginTime`: Slurm delays its start"),
+    Case("requeued eleven times", facts(ended(**in_job())), slurm(job("PENDING", restarts=11)), "requeued",
+         "the 11th time"),
+    Case("requeued very often", facts(ended(**in_job())), slurm(job("PENDING", restarts=121)), "requeued",
+         "the 121st time"),
     Case("requeued after a kill", facts(attempt(**in_job())), slurm(job("PENDING", restarts=1)), "requeued",
          "the 1st time"),
     # Running.
     Case("starting", facts(), slurm(job()), "starting",
          "job 12 on node[1-2] started 6m 40s ago; its attempt has not started yet"),
     Case("starting again", facts(ended(**in_job())), slurm(job(restarts=1)), "starting",
+         "its attempt has not started yet"),
+    Case("about to be late", facts(quiet_s=99999.0), slurm(job(starts_at=NOW - 3600)), "starting",
          "its attempt has not started yet"),
     Case("never began", facts(quiet_s=99999.0), slurm(job(starts_at=NOW - 3601)), "hung",
          "but no attempt started in it"),
@@ -131,6 +139,8 @@ CASES = [
          "attempt 1 did not record how it ended"),
     Case("cancelled in order", facts(ended(**in_job())), slurm(job("CANCELLED")), "cancelled",
          "attempt 1 ended cleanly"),
+    Case("in order before the time limit", facts(ended(**in_job())), slurm(job("TIMEOUT")), "preempted",
+         "attempt 1 received a signal to stop, and ended cleanly"),
     Case("time limit in start-up", facts(words="*** JOB 12 CANCELLED DUE TO TIME LIMIT ***"),
          slurm(job("TIMEOUT", exit_code="0:15")), "failed",
          "job 12 ended with `TIMEOUT`, exit code 0:15; no attempt started in it: *** JOB 12 CANCELLED DUE TO TIME"),
@@ -144,6 +154,10 @@ CASES = [
     Case("forgotten, an end written", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 137, NOW)]}), slurm(),
          "failed",
          "the script of job 12 ended with exit code 137 (signal 9); attempt 1 did not record how it ended"),
+    Case("forgotten, no signal", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 128, NOW)]}), slurm(),
+         "failed", "the script of job 12 ended with exit code 128; attempt 1 did not"),
+    Case("forgotten, short", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 9, NOW)]}), slurm(), "short",
+         "exit code 9 (short)"),
     Case("forgotten before an attempt", facts(ends={"12": [ScriptEnd(0, 130, NOW)]}), slurm(), "interrupted",
          "(interrupted)"),
     Case("lost", facts(attempt(**in_job())), slurm(), "lost",
@@ -156,6 +170,10 @@ CASES = [
     # No answer.
     Case("submitted, no answer", facts(), NO_ANSWER, "submitted",
          f"the run has no record of its start; the state of job 12 is unknown: {SILENT}"),
+    Case("ended before an attempt, no answer", facts(ends={"12": [ScriptEnd(0, 130, NOW)]}), NO_ANSWER,
+         "interrupted", "the script of job 12 ended with exit code 130 (interrupted); no attempt started in it"),
+    Case("elsewhere, no answer", facts(attempt(), jobs=()), NO_ANSWER, "unknown",
+         "running or killed on node1; it last wrote 5.0s ago"),
     Case("at work, no answer", facts(attempt(**in_job())), NO_ANSWER, "unknown",
          "attempt 1 started in job 12 on node1, and last wrote 5.0s ago; the state of job 12 is unknown"),
     Case("alive here, no answer", facts(attempt(status="running", **in_job())), NO_ANSWER, "running",
@@ -177,6 +195,7 @@ def test_run_state_follows_table(case: Case) -> None:
     found = run_state(case.facts, case.slurm, now=NOW)
     assert found.word == case.word
     assert case.says in found.description
+    assert ("[expect]" in found.description) == (case.word == "unmet")
 
 
 def test_every_state_of_table_has_a_case() -> None:
@@ -197,6 +216,9 @@ def test_expected_start_shows_time_and_duration() -> None:
     assert waits_until(NOW + 90).endswith("(in 1m 30s)")
     assert "on 1970-01-1" in waits_until(NOW + 86400)
     assert "(in" not in waits_until(NOW - 90)  # an outdated estimate
+    assert [("(in" in waits_until(NOW + soon_s)) for soon_s in (0.9, 1.0, 1.5)] == [False, True, True]
+    day = [("on 1970-01-" in waits_until(NOW + hours * 3600)) for hours in (11.9, 12, 12.5)]
+    assert day == [False, True, True]
 
 
 def test_run_is_hung_after_quiet_time_beyond_its_timeout() -> None:

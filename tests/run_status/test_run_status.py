@@ -3,6 +3,8 @@
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,12 +12,13 @@ import psutil
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import play
+from fakes.job import play, stop_at
 from fakes.slurm import FakeSlurm
 from ppoctl.errors import RunAliveError, SlurmError
 from ppoctl.slurm import run_status
 from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.run_state import RunFacts
+from ppoctl.store import liveness
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record
 from ppoctl.store.journal import Journal, read_lines
@@ -50,6 +53,51 @@ def age(path: Path, seconds: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     os.utime(path, (time.time() - seconds,) * 2)
+
+
+def started(number: int, pid: int, at: float) -> dict[str, object]:
+    return {"event": "attempt_started", "attempt": number, "pid": pid, "host": platform.node(), "at": at}
+
+
+def ended(number: int, **fields: object) -> dict[str, object]:
+    return {"event": "attempt_ended", "attempt": number, "status": "failed", "exit_code": 7, "at": 9.5, **fields}
+
+
+def test_attempt_is_running_while_the_process_that_started_it_lives() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()  # until it closes
+        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        now, began = time.time(), psutil.Process().create_time()
+        lines = [
+            started(1, os.getpid(), now),
+            started(2, os.getpid(), began - 5.0),  # a newer process has this pid
+            started(3, child.pid, now),
+            started(4, 2**22 + 1, now),  # more than Linux gives
+        ]
+        found = liveness.attempts(lines)
+    assert [attempt["status"] for attempt in found] == ["running", "killed", "killed", "killed"]
+    assert found[1]["at"] == began - 5.0
+
+
+def test_attempt_ends_as_its_last_line_says() -> None:
+    lines = [ended(3), started(1, 2**22 + 1, 2.5), ended(1, until="`a` is 1"), started(2, 2**22 + 1, 8.5), ended(2)]
+    first, second = liveness.attempts(lines)
+    assert (first["attempt"], first["status"], first["exit_code"], first["at"], first["ended_at"]) == (
+        *(1, "failed", 7),
+        *(2.5, 9.5),
+    )
+    assert (first["until"], "until" in second) == ("`a` is 1", False)
+    assert liveness.ended_early(lines[:3]) == "`a` is 1"
+    assert liveness.ended_early(lines) is None, "the newest attempt decides"
+    assert liveness.ended_early([]) is None
+
+
+def test_unfinished_run_has_done_and_planned_steps(tmp_path: Path) -> None:
+    stop_at(tmp_path / "run", "2 rollout starts", steps=3)
+    found = facts(RunPaths(tmp_path / "run"))
+    assert (found.steps_done, found.steps_planned) == (1, 3)
 
 
 def test_run_facts_cover_done_steps_and_submitted_jobs(paths: RunPaths) -> None:

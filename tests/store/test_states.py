@@ -200,6 +200,18 @@ def test_at_stop_states_load_only_under_the_same_layout(tmp_path: Path, shards: 
     assert [text.split()[1] for text in messages if text.startswith("replayed")] == replayed
 
 
+def test_at_stop_states_are_dropped_when_their_step_is_saved(tmp_path: Path) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(checkpoint={"every_steps": 3}), stopping_at("3 rollout starts"))
+    with pytest.raises(StopError):
+        run(wiring.job)
+    assert wiring.job.states.keep_residents() == ["actor", "critic"]
+    folder = RunPaths(tmp_path / "run").at_stop
+    wiring.job.retention.drop_kept_at_stop(1)
+    assert [manifests.require(folder / role).step for role in ("actor", "critic")] == [2, 2]
+    wiring.job.retention.drop_kept_at_stop(2)
+    assert list(folder.iterdir()) == []
+
+
 def test_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=4, checkpoint={"best": "reward/score_mean"})
     wiring = play(tmp_path / "run", recipe)

@@ -232,11 +232,13 @@ def test_signal_is_passed_to_the_command(
 
 
 def test_later_warning_during_shutdown_changes_nothing(tmp_path: Path, programs: Programs) -> None:
-    programs.make("work", "trap : TERM USR1; echo ready; for n in {1..30}; do sleep 0.05; done; exit 75")
+    told = "trap 'echo told' TERM; trap : USR1"
+    programs.make("work", f"{told}; echo ready; for n in {{1..30}}; do sleep 0.05; done; exit 75")
     in_queue(programs, tmp_path / "run")
     job = ready(tmp_path / "run")
+    assert job.stdout is not None
     job.send_signal(signal.SIGTERM)
-    time.sleep(0.3)  # until the shell has received it: two at once arrive in any order
+    assert job.stdout.readline() == "told\n"  # two signals at once would arrive in any order
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)
     assert not requeued(programs)

@@ -1,5 +1,7 @@
 """The start of a job for a run: when it continues, and when it ends at once."""
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from ppoctl.batch.sealed_json import seal
 from ppoctl.errors import FinishedShortError
 from ppoctl.slurm.allocation import Allocation
-from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.client import Slurm, SlurmJob
 from ppoctl.slurm.job_start import MAX_STARTS_WITHOUT_PROGRESS, register_start
+from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, Start, jobs, record, started, starts
+from ppoctl.store.journal import Journal
 from ppoctl.store.run_paths import FORMAT, RunPaths
 
 
@@ -24,8 +28,19 @@ def paths(tmp_path: Path) -> RunPaths:
     return made
 
 
-def job(id: str, restarts: int = 0) -> Allocation:
-    return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
+class Answering(Slurm):
+    """Slurm that knows when each job ends."""
+
+    def __init__(self, ends_at: float) -> None:
+        super().__init__({})
+        self.ends_at = ends_at
+
+    def job(self, id: str) -> SlurmJob:
+        return SlurmJob(id, "RUNNING", ends_at=self.ends_at)
+
+
+def job(id: str, restarts: int = 0, slurm: Slurm | None = None) -> Allocation:
+    return Allocation(id, restarts, "node1", 1, "node1", slurm or Slurm({}))
 
 
 def ended(paths: RunPaths, id: str, *lines: str) -> None:
@@ -39,7 +54,10 @@ def test_custom_script_starts_and_is_not_counted(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize(
     ("code", "leaves"),
-    [(0, True), (2, True), (5, True), (9, True), (130, True), (75, False), (3, False), (137, False)],
+    [
+        *((code, True) for code in (0, 2, 5, 7, 9, 130, 133, 140)),
+        *((code, False) for code in (75, 3, 6, 134, 137, 139)),
+    ],
 )
 def test_chained_job_starts_only_if_work_remains(paths: RunPaths, code: int, leaves: bool) -> None:
     ended(paths, "7", "0 75 100 USR1", f"1 {code} 200 -")
@@ -72,9 +90,20 @@ def test_late_end_of_a_superseded_attempt_does_not_end_the_chain(paths: RunPaths
     assert register_start(paths, job("8")) is None
 
 
+def test_start_is_recorded_with_the_seconds_until_its_time_limit(paths: RunPaths) -> None:
+    now = time.time()
+    assert register_start(paths, job("7", 2, Answering(now + 600.0))) is None
+    [start] = starts(paths, "7")
+    assert (start.restart, start.progress, start.at) == (2, 0, pytest.approx(now, abs=2.0))
+    assert start.limit_s == pytest.approx(now + 600.0 - start.at, abs=2.0)  # whole seconds
+
+
 def test_job_stops_after_repeated_starts_without_progress(paths: RunPaths) -> None:
+    """Their events are no progress."""
+    journal = Journal(paths, claim(paths))
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
         assert register_start(paths, job("7", restart)) is None
+        journal.event("attempt_started", pid=1, host="node1", job="7", restart=restart)
         end(paths, restart)
     with pytest.raises(
         FinishedShortError, match="job 7 started 3 times in a row and committed nothing new"
@@ -93,11 +122,23 @@ def test_starts_ended_by_slurm_do_not_count_as_failures(paths: RunPaths, signal:
             end(paths, restart, code=75, signal=signal)
 
 
-def test_time_limit_too_short_to_start_counts_as_no_progress(paths: RunPaths) -> None:
+@pytest.mark.parametrize(
+    ("limit_s", "signal", "at", "counts"),
+    [
+        (600.0, "USR1", 1301.0, True),
+        (600.0, "USR1", 1300.0, False),  # half of the limit: a preemption
+        (600.0, "USR1", 1250.0, False),
+        (600.0, "TERM", 1500.0, False),
+        (0.0, "USR1", 1500.0, False),  # no limit is known
+    ],
+)
+def test_time_limit_too_short_to_start_counts_as_no_progress(
+    paths: RunPaths, limit_s: float, signal: str, at: float, counts: bool
+) -> None:
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
-        started(paths, "7", Start(restart, 0, 1000.0, 600.0))
-        end(paths, restart, code=75, signal="USR1", at=1400.0)
-    with pytest.raises(FinishedShortError):
+        started(paths, "7", Start(restart, 0, 1000.0, limit_s))
+        end(paths, restart, code=75, signal=signal, at=at)
+    with pytest.raises(FinishedShortError) if counts else nullcontext():
         register_start(paths, job("7", MAX_STARTS_WITHOUT_PROGRESS))
 
 

@@ -260,7 +260,7 @@ def _without_answer(facts: RunFacts, snapshot: SlurmSnapshot) -> RunState | None
 
 def _in_ended_job(facts: RunFacts, snapshot: SlurmSnapshot) -> RunState | None:
     newest, last = facts.newest, _last_without_attempt(facts)
-    if last is not None and snapshot.no_answer_reason is None:
+    if last is not None and (snapshot.no_answer_reason is None or last.id not in facts.open_jobs):
         return _over(last.id, facts, snapshot, "no attempt started in it")
     if newest is None or "job" not in newest:
         return None

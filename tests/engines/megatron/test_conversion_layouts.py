@@ -33,7 +33,7 @@ def megatron(model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, 3)
 @pytest.mark.parametrize(("kind", "layout", "role"), CASES)
 def test_converted_checkpoint_starts_under_every_layout_and_its_state_converts_back(
     pool, model, megatron, tmp_path, kind, layout, role

@@ -55,6 +55,7 @@ def peaked_model(folder: Path, kind: str) -> Path:
     return folder
 
 
+@pytest.mark.ci("test_family_export.py, and the weights of test_deepseek.py")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_and_vllm_load_trained_deepseek_export(tmp_path, kind):

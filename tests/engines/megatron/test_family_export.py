@@ -37,7 +37,7 @@ def peaked_model(kind: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_transformers_and_vllm_load_export_of_every_family(tmp_path, kind):
     check_export(peaked_model(kind, tmp_path / "source"), tmp_path / "target")

@@ -68,7 +68,7 @@ def alone(pool, model, tmp_path_factory):
     return folder, root / "state", computed
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, 3)
 @pytest.mark.parametrize("layout", NAMES)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_full_kl_and_gradient_do_not_depend_on_layout(pool, alone, layout, name):

@@ -172,7 +172,7 @@ def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[
 LIVES = [(layout, dtype) for number, layout in enumerate(LAYOUTS) for dtype in DTYPES[:: 1 - number % 2 * 2]]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, 3)
 @pytest.mark.parametrize(("layout", "dtype"), LIVES, ids=[f"{layout}-{dtype}" for layout, dtype in LIVES])
 def test_offload_after_each_call_does_not_change_results(pool, model, tmp_path, layout, dtype):
     made_from = settings_of(model, "qwen2-deep", layout, dtype=getattr(torch, dtype))

@@ -197,7 +197,9 @@ LAYOUTS = {
     "EP2 DP2 distributed optimizer": ("qwen3-moe", "EP2 DP2 sharded", Trainable()),
 }
 CASES = {f"{layout} {dtype}": (*of, dtype) for layout, of in LAYOUTS.items() for dtype in ("float32", "bfloat16")}
-QUICK = ("alone float32", "DP2 distributed optimizer bfloat16", "PP2, top layer bfloat16")
+QUICK = ("DP2 distributed optimizer bfloat16",)
+IN_CI = ("alone float32", "PP2, top layer bfloat16")
+MARKS = {**dict.fromkeys(QUICK, ()), **dict.fromkeys(IN_CI, pytest.mark.ci(*QUICK))}
 
 
 def made_of(model: Callable[[str], Path], case: tuple[str, str, Trainable, str]) -> TrainerSettings:
@@ -209,7 +211,7 @@ def made_of(model: Callable[[str], Path], case: tuple[str, str, Trainable, str])
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()],
+    [pytest.param(case, id=name, marks=MARKS.get(name, pytest.mark.slow)) for name, case in CASES.items()],
 )
 def test_ten_steps_and_states_are_those_of_the_device(pool, model, tmp_path, case) -> None:
     """Also if the role is offloaded between its calls, and if a state is loaded by the other kind of optimizer."""

@@ -19,6 +19,7 @@ print(optimizer.Adam is torch.optim.AdamW, transformer_block.HAVE_TE, transforme
 FOREIGN = "class FusedAdam: pass\nclass FusedSGD: pass\nclass FusedLayerNorm: pass\n"
 
 
+@pytest.mark.ci("test_already_imported_package_raises_with_uninstall_hint")
 def test_installed_transformer_engine_and_apex_are_not_used(tmp_path: Path):
     for name in (
         "transformer_engine/__init__",

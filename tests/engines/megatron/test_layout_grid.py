@@ -22,6 +22,7 @@ from layout_cases import (
     ALONE,
     DENSE,
     EXPERTS,
+    IN_CI,
     LATENTS,
     NEVER,
     NUM_NEVER,
@@ -165,16 +166,20 @@ def check_start(pool: RankPool, actor: MegatronActor, kind: str, folder: Path) -
     assert names == expected_names
 
 
+def marks_of(case: tuple[str, ...]) -> tuple[pytest.MarkDecorator, ...]:
+    return () if case in QUICK else (pytest.mark.ci("the pairs of QUICK"),) if case in IN_CI else (pytest.mark.slow,)
+
+
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=" ".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in STEPS],
+    [pytest.param(case, id=" ".join(case), marks=marks_of(case)) for case in STEPS],
 )
 def test_outputs_weights_and_steps_do_not_depend_on_layout(compare, case):
     *where, trains, recompute = case
     compare(where, ADAPTERS[case[0]] if trains == "adapters" else ALONE[trains], recompute)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_parameters_of_a_pattern_stay_and_others_have_the_gradient_of_full_training(compare, pattern):
     compare(*PATTERNS[pattern])
@@ -235,7 +240,7 @@ STATES = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3, 6)
 @pytest.mark.parametrize(("trains", "kind", "saved_under", "loaded_under", "dtype"), STATES, ids=named(STATES))
 def test_state_loads_under_other_layout(pool, model, tmp_path, trains, kind, saved_under, loaded_under, dtype):
     trainable = {"all": ALL, "top": TOP, "adapters": ADAPTERS.get(kind, ALL)}[trains].trainable

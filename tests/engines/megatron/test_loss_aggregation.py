@@ -81,7 +81,7 @@ def whole(pool, model):
     return old, {kind: gradient for (kind, _), gradient in found.items()}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_aggregation_gradient_ignores_microbatches_and_layout(pool, model, whole, layout):
     old, expected = whole

@@ -34,7 +34,7 @@ def in_turn(*kinds: str) -> list[tuple[str, str]]:
     return [(kind, dtype) for number, kind in enumerate(kinds) for dtype in DTYPES[:: 1 - number % 2 * 2]]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2, 3)
 @pytest.mark.parametrize(("kind", "dtype"), in_turn("qwen2", "qwen2-tied", "qwen3-moe-mixed"))
 def test_resumed_actor_matches_uninterrupted_actor(model, tmp_path, dtype, kind):
     rollouts = lab.make_rollouts()
@@ -68,7 +68,7 @@ def test_resumed_critic_matches_uninterrupted_critic(model, tmp_path):
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize(("kind", "dtype"), in_turn("llama", "qwen3-moe"))
 def test_state_saved_before_first_step_can_be_loaded(model, tmp_path, kind, dtype):
     rollouts = lab.make_rollouts()

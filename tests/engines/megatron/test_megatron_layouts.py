@@ -121,7 +121,7 @@ def narrow(model, layout: str, dtype: torch.dtype = torch.float32) -> TrainerSet
     return settings_of(model, DENSE, f"{layout} sharded", dtype=dtype, reshardable="dp")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),

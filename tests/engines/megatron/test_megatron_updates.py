@@ -42,7 +42,7 @@ def test_gradients_match_transformers(fresh, kind):
     FLOAT32.check(result.grad_norm, norm)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize(
     ("needs_entropy", "kind"),
     # A random subset has a kind with experts and a kind without, and both results.
@@ -134,7 +134,7 @@ def test_masked_out_garbage_does_not_change_update(model, garbage):
     lab.check_all(EXACT, lab.weights_of(trainers[1]), lab.weights_of(trainers[0]))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, 2)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     # A random subset has both kinds and both dtypes.

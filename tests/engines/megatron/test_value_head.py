@@ -167,8 +167,10 @@ CASES = {
 """Name -> model, head, layout that saves, layout that loads and computes, recomputation."""
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1, 2)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.pinned] if name == "mlp" else []) for name in CASES]
+)
 def test_outputs_and_joint_gradient_are_those_of_two_plain_models(pool, model, tmp_path, case):
     kind, head, first, second, recompute = CASES[case]
     folder, rollouts = model(kind), lab.make_rollouts()

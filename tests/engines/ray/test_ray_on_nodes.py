@@ -231,6 +231,7 @@ def test_failed_node_start_error_quotes_srun_output(folder):
     assert_nothing_left(folder)
 
 
+@pytest.mark.ci("test_dead_raylet_error_names_node_and_ranks, which also looks at what is left")
 def test_killed_driver_leaves_no_processes_or_files_on_nodes(folder):
     program = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"

@@ -74,6 +74,7 @@ def test_vllm_score_is_probability_of_named_label(
     torch.testing.assert_close(torch.tensor(found), logits(folder).softmax(1)[:, 1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.ci("test_vllm_scores_match_transformers_and_keep_rng_state")
 def test_vllm_score_of_response_matches_megatron(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "judge")
     score_requests: list[ScoreRequest] = [request(f"{n} + 1 = {n + 1}", "2") for n in range(5)]

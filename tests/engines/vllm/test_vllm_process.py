@@ -24,13 +24,17 @@ pytestmark = pytest.mark.engines
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8)
 
 
-def test_bfloat16_engine_is_exact_and_keeps_thread_settings(model_folder: Callable[[str], Path], tied: Bench) -> None:
+def test_bfloat16_engine_is_exact_and_leaves_threads_and_temporary_folder_alone(
+    model_folder: Callable[[str], Path], tied: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tied.generate(prompts(2), SAMPLING)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     bench = Bench.start(model_folder("untied"), dtype="bfloat16")
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     bench.trainer.move(0.01)
     assert len(bench.generate(prompts(10), SAMPLING)) == 10
     assert (torch.get_num_threads(), torch.set_num_threads) == (threads, set_threads)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
     bench.generator.close()
     bench.generator.close()
     assert len(tied.generate(prompts(2), SAMPLING)) == 2
@@ -49,16 +53,6 @@ def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: 
         monkeypatch.undo()
     untied.trainer.move(0.05)
     assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
-
-
-def test_engine_creates_no_files_in_temporary_folder(
-    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    bench = Bench.start(model_folder("tied"))
-    assert len(bench.generate(prompts(2), SAMPLING)) == 2
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
-    bench.generator.close()
 
 
 def test_folder_without_model_raises_environment_problem(tmp_path: Path, tied: Bench) -> None:
