@@ -4,6 +4,7 @@ another version of ppoctl recorded."""
 import json
 import shlex
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -104,7 +105,13 @@ STOPPED = {
 """Algorithm -> the stage of step 3 before which the run is stopped, the reused stages, and those that are run."""
 
 
-@pytest.mark.parametrize("name", STOPPED)
+def and_in_ci(*kept: str, others: Iterable[str]) -> list[Any]:
+    """Return these cases, and the others for CI."""
+    marks = pytest.mark.ci(", ".join(kept))
+    return [*kept, *(pytest.param(case, marks=marks) for case in others if case not in kept)]
+
+
+@pytest.mark.parametrize("name", and_in_ci("resampled, then whitened", "two critics", "one step off", others=STOPPED))
 def test_stopped_run_shows_its_stages_and_those_to_run(tmp_path: Path, ask: Cli, name: str) -> None:
     stage, reused, to_run = STOPPED[name]
     root = played(tmp_path / "run", name, f"3 {stage} starts")
@@ -139,7 +146,7 @@ def test_run_stopped_in_round_2_shows_the_stages_of_that_round(tmp_path: Path, a
     assert all(row["score"] is not None for row in listed)
 
 
-@pytest.mark.parametrize("stage", ["10-rollout.2", "20-reward.2", "25-keep_groups.2"])
+@pytest.mark.parametrize("stage", and_in_ci("25-keep_groups.2", others=("10-rollout.2", "20-reward.2")))
 def test_hole_in_round_2_is_named(tmp_path: Path, ask: Cli, stage: str) -> None:
     root = played(tmp_path / "run", "dynamic sampling", AFTER_ROUNDS)
     rmtree(root / "steps/000003" / stage)
@@ -148,7 +155,7 @@ def test_hole_in_round_2_is_named(tmp_path: Path, ask: Cli, stage: str) -> None:
     assert f"`steps/000003/{stage}` (missing)" in ask.capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.ci("2"))])
 def test_whole_round_that_is_gone_is_named(tmp_path: Path, ask: Cli, number: int) -> None:
     """Step 3 has three rounds."""
     root = played(tmp_path / "run", "dynamic sampling", AFTER_ROUNDS)
@@ -164,7 +171,7 @@ def test_record_of_the_step_before_that_is_gone_is_named(tmp_path: Path, ask: Cl
     assert actions(ask, root, code=8)["missing"] == ["000002/next_rollout"]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", and_in_ci("critic sees all", "two critics", "one step off", others=EVERY))
 def test_complete_run_is_shown_and_reported_with_all_of_its_samples(tmp_path: Path, ask: Cli, name: str) -> None:
     root = played(tmp_path / "run", name)
     assert ask("status", root)["steps_done"] == 3

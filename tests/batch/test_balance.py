@@ -129,8 +129,8 @@ def test_small_splits_meet_graham_bound_and_are_mostly_optimal():
     assert best_found >= 27
 
 
-@pytest.mark.parametrize("num_seqs", [2048, 4096])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("num_seqs", [2048, pytest.param(4096, marks=pytest.mark.ci("2048"))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.ci("0"))])
 def test_slowest_of_64_ranks_is_within_2_percent_of_bound(num_seqs: int, seed: int, ppoctl_data: Path):
     """The bound is the larger of the mean load and the longest sequence, including attention, on real and on
     long-tailed lengths. 1 in 1,000 is met today; the rest of the 2 % is a margin for other lengths."""
@@ -142,7 +142,9 @@ def test_slowest_of_64_ranks_is_within_2_percent_of_bound(num_seqs: int, seed: i
         assert ratio <= 1.001, name
 
 
-@pytest.mark.parametrize("num_seqs", [256, 512, 1024])
+@pytest.mark.parametrize(
+    "num_seqs", [256, *(pytest.param(number, marks=pytest.mark.ci("256")) for number in (512, 1024))]
+)
 def test_few_rows_per_rank_stay_close_to_lower_bound(num_seqs: int, ppoctl_data: Path):
     """Four rows per rank and more. With few rows the mean can be unreachable: 65 equal rows on 64 ranks put two on
     one rank. The bound includes that."""

@@ -1,16 +1,20 @@
-"""Writer of a Hugging Face folder of any size with random weights, one tensor at a time.
+"""Writer of a Hugging Face folder of any size with random weights, one tensor at a time, and the memory of its
+conversions.
 
 As a script, it converts such a folder to one format after another, and prints the memory that each conversion used.
 
     python tests/convert/big_model.py SOURCE OUT FORMAT [OUT FORMAT]
 """
 
+import ctypes
 import json
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
+from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SafetensorsWriter
 from ppoctl.convert.tensors import placements
@@ -53,18 +57,26 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5", "ascii")
 
 
-def main() -> None:
-    from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
+def converted(source: Path, to: Literal["hf", "megatron"], out: Path) -> dict[str, Any]:
+    request = ConvertRequest(source=str(source), to=to, out=out, shard_gib=1.0, parity=False)
+    return convert(request, lambda _: None)
 
+
+def memory_of_conversion(source: Path, to: Literal["hf", "megatron"], out: Path) -> dict[str, int]:
+    """Convert; return the bytes that it needed, and the number of its digests."""
+    ctypes.CDLL(None).malloc_trim(0)  # what this process has freed must not be used again
+    before = memory("VmRSS")
+    forget_peak()
+    report = converted(source, to, out)
+    counts = {check["name"]: check["count"] for check in report["checks"]}
+    return {"peak": memory("VmHWM") - before, "digests": counts["digests"]}
+
+
+def main() -> None:
     source, *rest = sys.argv[1:]
     read_shape(Path(source))  # the memory of imports is not part of the conversion
     for out, to in zip(rest[::2], rest[1::2], strict=True):
-        before = memory("VmRSS")
-        forget_peak()
-        request = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
-        report = convert(request, lambda _: None)
-        counts = {check["name"]: check["count"] for check in report["checks"]}
-        print(json.dumps({"to": to, "peak": memory("VmHWM") - before, "digests": counts["digests"]}))
+        print(json.dumps({"to": to, **memory_of_conversion(Path(source), to, Path(out))}))  # type: ignore[arg-type]
         source = out
 
 

@@ -52,7 +52,8 @@ FAMILIES = {
     "deepseek-v3-low-rank": LOW_RANK,
 }
 QUICK = 3
-KINDS = [pytest.param(kind, marks=[] if i < QUICK else pytest.mark.slow) for i, kind in enumerate(FAMILIES)]
+MARKS = [[], *[pytest.mark.ci("the first family")] * (QUICK - 1), *[pytest.mark.slow] * (len(FAMILIES) - QUICK)]
+KINDS = [pytest.param(kind, marks=marks) for kind, marks in zip(FAMILIES, MARKS, strict=True)]
 
 
 def random_matrices(base: Path, trainable: Trainable, seed: int = 3) -> dict[str, Tensor]:

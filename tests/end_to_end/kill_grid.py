@@ -6,7 +6,8 @@ clocks. At some moments a process is really killed, and must leave such a direct
 resumes.
 
 A resume depends on the stages that the newest step has, on the states, on the end of the journal, and on drafts.
-`make test` resumes one state of each such kind (`one_of_each`), `make test-slow` every state.
+`make test` resumes one state of each such kind of PPO (`one_of_each`), and of other step functions the kinds that PPO
+lacks. CI resumes one of each kind of every step function, `make test-slow` every state.
 """
 
 import os
@@ -16,7 +17,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,20 +41,39 @@ KEEPS_EACH = {
 EACH = 24
 """One of EACH moments is a real kill, if every state is resumed."""
 
-States = Literal["of each stage", "of each save", "of each moment", "first half", "second half"]
-"""States of a walk to resume: one for each stage that may be the last, also for each part of a save, also for each
-moment of each kind of record; or half of all."""
-GRAINS: tuple[States, ...] = ("of each stage", "of each save", "of each moment")
+States = Literal["of own stages", "of each stage", "of each save", "of each moment", "first half", "second half"]
+"""States of a walk to resume: one for each stage that may be the last, or only for those that PPO lacks and for a few
+others; one for each part of a save; one for each of both, and for each moment of each kind of record; half of all."""
+GRAINS: dict[States, slice] = {
+    "of own stages": slice(1),
+    "of each stage": slice(1),
+    "of each save": slice(1, 2),
+    "of each moment": slice(3),
+}
+OF_PPO = re.compile("|eval|rollout|reward|values|logprobs|advantages|(critic|actor)_update")
+AFTER = ("reward", "actor_update", "eval")
+"""Stages of PPO after which each walk is resumed: what is carried has changed, or the run ends."""
 STEP = re.compile(r"\b(steps|states[/.][a-z_0-9]+)[/.]([0-9]{6})")
 ROUND = re.compile("[.][2-9](?=/|[.]parts|$)")
 SAMPLE = re.compile("(?<=[.]parts/)(?!episodes).*")
 OF_A_STAGE = re.compile("(?<=steps newest[.])[^/]*")
+ATTEMPT = re.compile("drafts/attempt-[0-9]+/")
 LAST_KIND = re.compile(rb'"(?:kind|number)": "?([a-z0-9]+)')
 
 CLOCKS = re.compile(
     rb'"(at|seconds|rounds_s|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)'
 )
 """The parts of files in which two equal runs differ."""
+
+
+def in_ci(*walk: object, states: States = "of each stage") -> Any:
+    """Return the case of this walk that CI resumes from each stage."""
+    return pytest.param(*walk, states, marks=pytest.mark.ci("the walk of its own stages, and that of PPO"))
+
+
+def steps_of(states: States) -> int:
+    """Return the number of steps of a walk. What a step carries or reads again, the next one has."""
+    return 2 if states == "of own stages" else 3
 
 
 def every_state(walks: Iterable[tuple[object, ...]] = ((),)) -> list[Any]:
@@ -72,8 +92,7 @@ class Left:
 
     def without_clocks(self) -> int:
         """Return a digest that two moments of different walks share if they leave equal files."""
-        parts = (f"{name} {data if data is None else CLOCKS.sub(b'', data)!r}" for name, data in self.files.items())
-        return hash("\n".join(sorted(parts)))
+        return hash(frozenset((name, data and _without_clocks(data)) for name, data in self.files.items()))
 
     @cached_property
     def step(self) -> int:
@@ -96,8 +115,10 @@ class Left:
         )
         draft = frozenset(OF_A_STAGE.sub(_kind_of, name) for name in names if "own/steps" in name)
         cut = draft, bool(unlisted), b'"step": %d,' % number in self._last_line("./ledger.jsonl")
-        kinds: list[Hashable] = [(ROUND.sub(".later", "".join(last)), parts, *map(tuple, logs)), saved, cut]
-        return kinds[: GRAINS.index(states) + 1]
+        stage = ROUND.sub(".later", "".join(last))
+        if states == "of own stages" and not _is_own(stage, parts):
+            return []
+        return [(stage, parts, *map(tuple, logs)), saved, cut][GRAINS[states]]
 
     def _relative(self, name: re.Match[str]) -> str:
         """Return `steps newest` for `steps/000002`, or `states/actor older`."""
@@ -108,11 +129,24 @@ class Left:
         return last
 
     def restore(self, root: Path) -> None:
+        if self.files:
+            root.mkdir(parents=True)
         for name, data in self.files.items():
             if data is None:
-                (root / name).mkdir(parents=True)
+                (root / name).mkdir()
             else:
                 (root / name).write_bytes(data)
+
+
+@cache
+def _without_clocks(data: bytes) -> bytes:
+    return CLOCKS.sub(b"", data)
+
+
+def _is_own(last: str, parts: Iterable[str]) -> bool:
+    """Return whether PPO has no such state, or each walk is resumed from it."""
+    begun = [re.sub(".*/([0-9]+-)?(?=.*[.]parts)|[.]parts/.*", "", name) for name in parts]
+    return (last in AFTER and not begun) or not all(map(OF_PPO.fullmatch, (last, *begun)))
 
 
 def _kind_of(stage: re.Match[str]) -> str:
@@ -142,11 +176,17 @@ def contents(root: Path) -> dict[str, bytes | None]:
     """Return the contents of a directory; a folder comes before its files. An attempt's own folder has another name
     in each run."""
     found: dict[str, bytes | None] = {}
-    for folder, folders, files in os.walk(root):
-        inside = re.sub("^(drafts/attempt-[0-9]+)/[0-9a-f]{8}", r"\1/own", os.path.relpath(folder, root))
-        named = ["own" if re.fullmatch("drafts/attempt-[0-9]+", inside) else name for name in folders]
-        found |= {os.path.join(inside, name): None for name in named}  # noqa: PTH118 - names, not paths
-        found |= {os.path.join(inside, name): (Path(folder) / name).read_bytes() for name in files}  # noqa: PTH118
+    folders = [(str(root), "./")]
+    for folder, inside in folders:  # which grows
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    name = "own" if ATTEMPT.fullmatch(inside) else entry.name
+                    found[inside + name] = None
+                    folders.append((entry.path, f"{inside.removeprefix('./')}{name}/"))
+                else:
+                    with open(entry.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+                        found[inside + entry.name] = file.read()
     return found
 
 
@@ -160,7 +200,7 @@ def one_of_each(lefts: Sequence[Left], states: States) -> list[Left]:
     times, seen = Counter[int](), set[Hashable]()
     for kind, members in of_kind.items():
         if kind not in seen:
-            left = min(members, key=lambda left: times[left.step] / (1 + left.step))
+            left = min(members, key=lambda left: (times[left.step] / (1 + left.step), -left.step))
             chosen.append(left)
             times[left.step] += 1
             seen |= {*enumerate(left.kinds(states))}
@@ -246,7 +286,10 @@ def resume_from(
     chosen = selected(list(lefts.values()), states)
     # Each stage may be the last, and one of each of four kinds is begun, drafted, and published without its line.
     names = {ROUND.sub(".later", name) for name in stages if "/" not in name}
-    assert len(chosen) >= len(names) + 4 * 3 * (states == "of each moment")
+    names = {name for name in names if states != "of own stages" or _is_own(name, ())}
+    # Nothing is saved, the first role, both, also the first role of the newest step, also both.
+    least = 5 if states == "of each save" else len(names) + 4 * 3 * (states == "of each moment")
+    assert len(chosen) >= least
     kills = [
         (looks, *moment)
         for looks, witness in witnesses.items()

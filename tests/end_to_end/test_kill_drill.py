@@ -21,9 +21,11 @@ from end_to_end.kill_grid import (
     Walk,
     contents,
     every_state,
+    in_ci,
     one_of_each,
     resume_each,
     resume_from,
+    steps_of,
 )
 from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
@@ -141,19 +143,23 @@ WALKS = [
 DAILY: list[tuple[str, str, States]] = [
     ("every third", "ppo", "of each moment"),
     ("at three paces", "ppo", "of each save"),
-    ("behind the rollout", "two rounds", "of each stage"),
-    *(("every third", name, "of each stage") for name in ("all adapts", "remax", "early end")),
+    ("behind the rollout", "two rounds", "of own stages"),
+    *(("every third", name, "of own stages") for name in ("all adapts", "remax", "early end")),
+]
+IN_CI = [
+    in_ci("at three paces", "ppo"),
+    in_ci("behind the rollout", "two rounds"),
+    *(in_ci("every third", name) for name in ("all adapts", "remax", "early end")),
 ]
 
 
-@pytest.mark.parametrize(("how", "step_function", "states"), [*DAILY, *every_state(WALKS)])
+@pytest.mark.parametrize(("how", "step_function", "states"), [*DAILY, *IN_CI, *every_state(WALKS)])
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
     folder: Path, how: str, step_function: str, states: States
 ) -> None:
     (checkpoint, paces), choose = HOW_SAVED[how], STEP_FUNCTIONS.get(step_function, step_function_at)
-    recipe = fake_recipe(
-        checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
-    )
+    tables = {"steps": steps_of(states), "ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
+    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **tables)
     resume_from(folder, recipe, choose, states=states, paces=paces)
 
 
@@ -174,7 +180,7 @@ def test_recorded_walk_has_run_files_of_every_moment(folder: Path) -> None:
 def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> None:
     """One role's state of step 3 exists, the other's is still being written: the run resumes from the source."""
     other = {"actor": "critic", "critic": "actor"}[first]
-    recipe = fake_recipe(steps=5, checkpoint={"every_steps": 3})
+    recipe = fake_recipe(steps=4, checkpoint={"every_steps": 3})
     walk = Walk(folder / "whole")
     witness = Witness(act=walk.on_moment, looks={first: 1, other: inf})
     play(walk.root, recipe, witness)
@@ -237,8 +243,9 @@ def test_schedules_and_critic_only_steps_survive_a_kill(
     )
     walk = Walk(folder / "whole")
     play(walk.root, recipe, Witness(act=walk.on_moment))
-    lefts = one_of_each([left for left in walk.all if left.moments[0][0] in killed_in], "of each stage")
-    assert {left.step for left in lefts} >= set(map(int, killed_in))
+    ends = [f"{step} {role}_update renamed" for step in killed_in for role in ("critic", "actor")[int(step) % 2 :]]
+    lefts = [left for left in walk.all if left.moments[0] in ends]
+    assert {left.step for left in lefts} == set(map(int, killed_in))
     resume_each(folder, lefts, partial(play, recipe=recipe), result(walk.root))
 
 

@@ -56,6 +56,7 @@ class BigramGenerator:
         self.num_generated = 0
         self.syncs = 0
         self.stream: FakeStream | None = None
+        self.known: dict[tuple[int, bool, OutputRequest], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def prepare(self, state: State) -> None:
         assert self.stream is None or self.stream.is_closed
@@ -64,6 +65,7 @@ class BigramGenerator:
             actor = self.actor_at(state)
             assert isinstance(actor, BigramTrainer)
             self.table = actor.table[:, :VOCABULARY].clone()
+            self.known = {}
             self.lineage = state.lineage
             self.syncs += 1
 
@@ -84,11 +86,8 @@ class BigramGenerator:
         limit = request.max_new_tokens or params.new_tokens(len(request.prompt_tokens))
         minimum = 0 if request.is_continued else params.min_new_tokens
         for number in range(limit):
-            early = torch.tensor([number < minimum])
-            [logs] = filtered_logs(
-                without_ends(self.table[tokens[-1]][None], early, None, output_request), None, output_request
-            )
-            token = int(torch.multinomial(logs.exp(), 1, generator=generator))
+            logs, probs = self._after(tokens[-1], number < minimum, output_request)
+            token = int(torch.multinomial(probs, 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
             shown = [token for token in tokens[1:] if params.special_tokens == "keep" or token != self.special]
@@ -100,6 +99,15 @@ class BigramGenerator:
                 break
         self.num_generated += 1
         return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, self.state.stamp)
+
+    def _after(self, token: int, is_early: bool, request: OutputRequest) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probs and the probabilities of the next token; they are computed once for each table."""
+        key = (token, is_early, request)
+        if key not in self.known:
+            logits = without_ends(self.table[token][None], torch.tensor([is_early]), None, request)
+            [logs] = filtered_logs(logits, None, request)
+            self.known[key] = logs, logs.exp()
+        return self.known[key]
 
 
 class EvenScorer:

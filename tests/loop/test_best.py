@@ -84,8 +84,18 @@ def test_equal_metrics_keep_later_actors(tmp_path: Path) -> None:
     assert all_kept(tmp_path / "run") == [2, 3]
 
 
-@pytest.mark.parametrize("name", ["reward/score_mean", "eval/held/pass_at_1"])
-def test_repeated_steps_keep_same_best_actors(tmp_path: Path, name: str) -> None:
+MOMENTS = {
+    "reward/score_mean": ("3 actor_update starts", "5 rollout starts"),
+    "eval/held/pass_at_1": ("3 values starts", "4 eval renamed"),
+}
+OTHERS = dict(zip(MOMENTS, reversed(MOMENTS.values()), strict=True))
+SEEN = pytest.mark.ci("two moments of each metric")
+
+
+@pytest.mark.parametrize(
+    ("name", "moments"), [*MOMENTS.items(), *(pytest.param(*each, marks=SEEN) for each in OTHERS.items())]
+)
+def test_repeated_steps_keep_same_best_actors(tmp_path: Path, name: str, moments: tuple[str, ...]) -> None:
     tables = {"steps": 5, "checkpoint": {"every_steps": 5, "best": name, "best_keep": 2}, "eval": {"every_steps": 1}}
 
     def folders(root: Path) -> dict[int, bytes]:
@@ -93,9 +103,7 @@ def test_repeated_steps_keep_same_best_actors(tmp_path: Path, name: str) -> None
         return {step: (best / f"{step:06d}" / "table.bin").read_bytes() for step in all_kept(root)}
 
     play(tmp_path / "whole", fake_recipe(**tables))
-    for number, moment in enumerate(
-        ("3 values starts", "3 actor_update starts", "4 eval renamed", "5 rollout starts")
-    ):
+    for number, moment in enumerate(moments):
         root = stop_at(tmp_path / f"{number}", moment, **tables).root
         play(root, fake_recipe(**tables))
         assert folders(root) == folders(tmp_path / "whole"), moment

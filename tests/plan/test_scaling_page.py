@@ -1,13 +1,13 @@
 """docs/scaling.md shows the current output of its commands."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+
+from ppoctl.cli.app import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,13 +18,21 @@ SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("command", "shown"), list(zip(COMMANDS, SHOWN, strict=True)), ids=["steps", "memory"])
-def test_scaling_page_shows_command_output(command: str, shown: str) -> None:
+def test_scaling_page_shows_command_output(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, python, *words = shlex.split(command)
     assert (path, python) == ("PYTHONPATH=src", "python")
-    environ = {**os.environ, "PPOCTL_DATA": "/data", "PYTHONPATH": "src"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-    )
-    errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    assert (errors, done.returncode) == ([], 0)
-    assert done.stdout.endswith(shown), "put the new output in, and read what the page says about it again"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PPOCTL_DATA", "/data")
+    if words[:2] == ["-m", "ppoctl"]:
+        code = run(words[2:])
+    else:
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as ended:
+            run_path(words[0], run_name="__main__")
+        code = ended.value.code
+    written = capsys.readouterr()
+    errors = [line for line in written.err.splitlines() if not line.startswith("note: ")]
+    assert (errors, code or 0) == ([], 0)
+    assert written.out.endswith(shown), "put the new output in, and read what the page says about it again"

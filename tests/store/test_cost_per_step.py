@@ -50,7 +50,14 @@ class Operations:
         return counted
 
 
-@pytest.mark.parametrize("last", [40, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "last",
+    [
+        20,
+        pytest.param(40, marks=pytest.mark.ci("20")),
+        pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
 def test_file_operations_per_step_do_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     # Ends with a step that saves, evaluates, removes an old step and keeps one for reading, like step 10.
     operations = Operations(monkeypatch)

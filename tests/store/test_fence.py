@@ -37,10 +37,6 @@ RECIPE = {
 """Everything that writes into a run: stages, both ways of saving, the best state, finished samples, retention."""
 
 
-EACH = 10
-"""One of EACH moments, and one of EACH checks, is tried."""
-
-
 def contents(root: Path) -> dict[str, bytes | None]:
     """Return a folder's files with their bytes; folders map to None."""
     return {
@@ -100,7 +96,9 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
     return passed
 
 
-def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", [30, pytest.param(10, marks=pytest.mark.ci("one in 30"))])
+def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path, each: int) -> None:
+    """One of so many moments, and one of so many checks, is tried."""
     passed = overtaken(tmp_path / "whole")
     moments = list(dict.fromkeys(name for name in passed if not name.startswith("check")))
     checks = [name for name in passed if name.startswith("check")]
@@ -120,7 +118,7 @@ def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None
             raise
 
     # All 250 of them take minutes; neighbours differ little.
-    selected = [*moments[3::EACH], *checks[1::EACH]]
+    selected = [*moments[3::each], *checks[1::each]]
     side_by_side([partial(at, number, name) for number, name in enumerate(selected)])
 
 

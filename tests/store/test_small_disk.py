@@ -4,35 +4,67 @@ A tmpfs of a few KiB is mounted in a separate namespace. This needs no privilege
 only the tests with a file size limit cover full disks.
 """
 
+import ctypes
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("small_disk.py")
+from end_to_end.drill import in_a_process
+from fakes.components import fake_recipe
+from fakes.job import play, result
+from ppoctl.errors import StorageError
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000
+ROLLOUT = {
+    "prompts_per_step": 4,
+    "samples_per_prompt": 2,
+    "max_prompt_tokens": 4,
+    "max_new_tokens": 6,
+    "keep_finished_every_s": 1e-9,
+}
 
 
 @pytest.fixture(scope="module")
-def own_mounts() -> tuple[str, ...]:
-    """Return the command that gives a process its own mounts; skip the test if the kernel forbids it."""
+def _own_mounts() -> None:
+    """Skip the test if the kernel forbids a process its own mounts."""
     try:
         subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", "/mnt"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no user namespace with mounts here: {error}")
-    return OWN_MOUNTS
 
 
-def test_run_on_a_full_disk_fails_clearly_and_resumes_with_space(tmp_path: Path, own_mounts: tuple[str, ...]) -> None:
+def take_own_mounts() -> None:
+    """Give this forked process its own user and mount namespaces, as `unshare` does."""
+    user, group = os.getuid(), os.getgid()
+    assert ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+@pytest.mark.usefixtures("_own_mounts")
+@pytest.mark.parametrize("kib", [48, 120, 240])
+def test_run_on_a_full_disk_fails_clearly_and_resumes_with_space(tmp_path: Path, kib: int) -> None:
     """Three sizes: the disk is full at three points of the run."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [*own_mounts, sys.executable, str(SCRIPT), str(tmp_path), "48", "120", "240"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    recipe = fake_recipe(rollout=ROLLOUT)
+    play(tmp_path / "whole", recipe)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def on_a_small_disk() -> None:
+        take_own_mounts()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(disk)], check=True)
+        with pytest.raises(StorageError, match="No space left on device"):
+            play(disk / "run", recipe)
+        assert not plan_resume(RunPaths(disk / "run")).broken
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        play(disk / "run", recipe)
+        assert result(disk / "run") == result(tmp_path / "whole")
+
+    assert in_a_process(on_a_small_disk) == 0
+    assert list(disk.iterdir()) == [], "the mount was not its own"

@@ -15,6 +15,9 @@ def template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a migrated MLflow database, which takes 1 s to make and must not be written to."""
     runs = tmp_path_factory.mktemp("template")
     run = RunDir(runs)
+    # A process that was killed has left half a database.
+    (runs / ".mlflow.db.making").mkdir()
+    (runs / ".mlflow.db.making" / "made.db").write_bytes(b"half")
     # Made by ppoctl itself, so that a real first run creates a fresh database.
     assert rebuild(run.root, SETTINGS).params
     empty = runs / "empty.db"

@@ -1,9 +1,12 @@
 """The mirror thread: training never waits for it and never fails because of it."""
 
+import multiprocessing
+import os
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -325,42 +328,35 @@ def test_superseded_attempt_does_not_report_a_running_status(run: RunDir, messag
     assert target.statuses == ["RUNNING"]
 
 
-LIFE = """
-import os, signal, sys, time
-sys.path[:0] = [{tests!r}]
-from pathlib import Path
-from tracking_lab import SETTINGS, Mlflow, RunDir
-from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror
-
-run = RunDir(Path({runs!r}))
-around = MirrorHooks(notify=sys.stderr.write)
-mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals(poll_s=0.01))
-run.event("attempt_started")
-mirror.start()
-for step in range(1, 10_000):
-    run.step(step)
-    mirror.notify()
-    if step == 2:
-        print("under way", flush=True)
-    time.sleep(0.03)
-"""
+def live(runs: Path, ready: int) -> None:
+    """Append steps to a run that is mirrored; write a line to this file after the second."""
+    run = RunDir(runs)
+    around = MirrorHooks(notify=sys.stderr.write)
+    mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals(poll_s=0.01))
+    run.event("attempt_started")
+    mirror.start()
+    for step in range(1, 10_000):
+        run.step(step)
+        mirror.notify()
+        if step == 2:
+            os.write(ready, b"under way\n")
+        time.sleep(0.03)
 
 
-def test_kill_while_mirroring_loses_and_doubles_nothing(runs_dir: Path, mlflow: Mlflow, template_db: Path) -> None:
-    script = LIFE.format(tests=str(Path(__file__).parent), runs=str(runs_dir))
-    life = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert life.stdout is not None
-    assert life.stderr is not None
+def test_kill_while_mirroring_loses_and_doubles_nothing(runs_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = os.pipe()
+    life = multiprocessing.get_context("fork").Process(target=live, args=(runs_dir, theirs))
+    life.start()
+    os.close(theirs)
+    mlflow = Mlflow(runs_dir)  # after the fork, which must not share a connection
     try:
-        assert life.stdout.readline() == b"under way\n"
+        assert os.read(ours, 20) == b"under way\n"
         until(lambda: bool(mlflow.runs()) and "policy/loss" in mlflow.run().data.metrics)
     finally:
         life.kill()
-        noise = life.stderr.read()
-        life.stdout.close()
-        life.stderr.close()
-        life.wait()
-    assert noise == b""
+        life.join()
+        os.close(ours)
+    assert capfd.readouterr().err == ""
     assert mlflow.run().info.status == "RUNNING"
     root = runs_dir / "demo"
     before = sum(mlflow.points().values())

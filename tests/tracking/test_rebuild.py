@@ -359,16 +359,31 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.parametrize("is_sent_again", [False, True], ids=["first sent", "sent again"])
+def test_kill_at_some_transactions_doubles_and_loses_nothing(
+    runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_sent_again: bool
+) -> None:
+    kill_at(range(2, 200, 7), runs_dir, mlflow, monkeypatch, is_sent_again=is_sent_again)
+
+
+@pytest.mark.ci("a seventh of the transactions")
 @pytest.mark.sampled(2)  # every second transaction of both
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("is_sent_again", [False, True], ids=["first sent", "sent again"])
 def test_kill_at_any_transaction_doubles_and_loses_nothing(
     runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_sent_again: bool, first: int
 ) -> None:
+    kill_at(range(first, 200, 2), runs_dir, mlflow, monkeypatch, is_sent_again=is_sent_again)
+
+
+def kill_at(
+    numbers: range, runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, *, is_sent_again: bool
+) -> None:
+    """Mirror a run for each of these transactions, until there are no more, and kill it there."""
     # At most two points per batch: several small transactions instead of one.
     monkeypatch.setattr("ppoctl.tracking.mlflow_payloads.POINTS_PER_BATCH", 2)
     kills = 0
-    for number in range(first, 200, 2):
+    for number in numbers:
         run = RunDir(runs_dir, "k" * number)
         run.event("attempt_started")
         run.evaluation(1)
@@ -389,4 +404,4 @@ def test_kill_at_any_transaction_doubles_and_loses_nothing(
         assert found.data.tags["nonfinite/reward/score_std"] == "inf at step 2"
         assert mlflow.text("samples/step-000001.json", run.root.name) == TABLE
         assert num_missing(rebuild(run.root, SETTINGS)) == 0
-    assert 3 < kills < 50
+    assert 6 <= kills * numbers.step < 100

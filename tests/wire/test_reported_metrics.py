@@ -108,7 +108,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(setting: str) -> Recipe:
-    return fake_recipe(steps=2, **SETTINGS[setting])
+    return fake_recipe(steps=2, **{"eval": {"every_steps": 2, "at_start": False}, **SETTINGS[setting]})
 
 
 @cache

@@ -380,7 +380,7 @@ class Recipe(Table):
     @property
     def trained(self) -> dict[str, TrainedTable]:
         """Role -> its table, for each role that this recipe trains, in the order of the tables."""
-        return {name: table for name, table in self if isinstance(table, TrainedTable)}
+        return {name: table for name, table in vars(self).items() if isinstance(table, TrainedTable)}
 
     @property
     def eval_environment(self) -> EpisodeTable | None:
