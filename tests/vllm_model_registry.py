@@ -1,4 +1,4 @@
-"""What vLLM does at each start of an engine, done once in the tests' process.
+"""Preparations that vLLM repeats at each start of an engine, done once in the tests' process.
 
 Before it loads a model, vLLM imports each architecture in a separate process (ten seconds of imports) and caches the
 result in the home folder: on a new machine that adds a minute to these tests. On a CPU without Triton, each start

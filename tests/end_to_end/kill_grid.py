@@ -72,7 +72,7 @@ def in_ci(*walk: object, states: States = "of each stage") -> Any:
 
 
 def steps_of(states: States) -> int:
-    """Return the number of steps of a walk. What a step carries or reads again, the next one has."""
+    """Return the number of steps of a walk. Two steps suffice: the second has what the first carries."""
     return 2 if states == "of own stages" else 3
 
 

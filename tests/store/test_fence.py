@@ -98,7 +98,7 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
 
 @pytest.mark.parametrize("each", [30, pytest.param(10, marks=pytest.mark.ci("one in 30"))])
 def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path, each: int) -> None:
-    """One of so many moments, and one of so many checks, is tried."""
+    """Every `each`th moment, and every `each`th check, is tried."""
     passed = overtaken(tmp_path / "whole")
     moments = list(dict.fromkeys(name for name in passed if not name.startswith("check")))
     checks = [name for name in passed if name.startswith("check")]

@@ -99,7 +99,7 @@ def test_start_is_recorded_with_the_seconds_until_its_time_limit(paths: RunPaths
 
 
 def test_job_stops_after_repeated_starts_without_progress(paths: RunPaths) -> None:
-    """Their events are no progress."""
+    """Events of attempts do not count as progress."""
     journal = Journal(paths, claim(paths))
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
         assert register_start(paths, job("7", restart)) is None
