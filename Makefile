@@ -46,10 +46,10 @@ ON_WORKERS = -n $(WORKERS) --dist worksteal
 # Tests marked `ci` take long and see what others see in less time: they run where CI is set.
 LONG = slow$(if $(CI),, or ci)
 
-# Engines wait often, for ranks and for starts, but not long. The other tests, beside them, have the lowest priority.
+# Engines wait often, for ranks and for starts, and end last: the other tests, beside them, have a lower priority.
 test: setup ## Run the tests, in two parts beside each other (minutes)
 	@$(MAKE) --no-print-directory engines >$(VENV)/engines.log 2>&1 & engines=$$!; \
-	nice -n 19 $(MAKE) --no-print-directory quick; quick=$$?; \
+	nice -n 5 $(MAKE) --no-print-directory quick; quick=$$?; \
 	tail -n +1 -f --pid=$$engines $(VENV)/engines.log; wait $$engines && exit $$quick
 
 quick: setup ## Part of the tests: all that start no engine, on WORKERS (2) processes

@@ -49,6 +49,8 @@ class BigramGenerator:
 
     special: int | None = None
     """Token that `special_tokens` drops."""
+    known: dict[tuple[int, bool, OutputRequest], tuple[torch.Tensor, torch.Tensor]]
+    """Log-probs and probabilities that the stream has computed."""
 
     def __init__(self, actor_at: Callable[[State], Actor]) -> None:
         self.actor_at = actor_at
@@ -56,7 +58,6 @@ class BigramGenerator:
         self.num_generated = 0
         self.syncs = 0
         self.stream: FakeStream | None = None
-        self.known: dict[tuple[int, bool, OutputRequest], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def prepare(self, state: State) -> None:
         assert self.stream is None or self.stream.is_closed
@@ -65,13 +66,12 @@ class BigramGenerator:
             actor = self.actor_at(state)
             assert isinstance(actor, BigramTrainer)
             self.table = actor.table[:, :VOCABULARY].clone()
-            self.known = {}
             self.lineage = state.lineage
             self.syncs += 1
 
     def open(self, params: SamplingParams) -> "FakeStream":
         assert self.stream is None or self.stream.is_closed
-        self.stream = FakeStream(lambda request: self.generate(request, params))
+        self.stream, self.known = FakeStream(lambda request: self.generate(request, params)), {}
         return self.stream
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class BigramGenerator:
         return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, self.state.stamp)
 
     def _after(self, token: int, is_early: bool, request: OutputRequest) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probs and the probabilities of the next token; they are computed once for each table."""
+        """Return the log-probs and the probabilities of the next token; they are computed once for each stream."""
         key = (token, is_early, request)
         if key not in self.known:
             logits = without_ends(self.table[token][None], torch.tensor([is_early]), None, request)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ def drill_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def drill_pool(drill_scorers: None) -> Iterator[OpenPool]:
     """Open pools of `drill_scorers`, and close them; afterwards no child process may be left."""
-    before = set(psutil.Process().children(recursive=True))
+    before = children()
     pools: list[ScorerPool] = []
 
     def open_pool(entry: str = "drill_scorers:score", *, workers: int = 1, timeout_s: float = 30.0) -> ScorerPool:
@@ -33,4 +34,14 @@ def drill_pool(drill_scorers: None) -> Iterator[OpenPool]:
     yield open_pool
     for pool in pools:
         pool.close()
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert children() <= before
+
+
+def children() -> set[psutil.Process]:
+    """Return the processes that this one has started, without those of the browser of other tests."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "chrom" not in process.name():
+                found.add(process)
+    return found
