@@ -58,7 +58,7 @@ def cluster_of(folder: Path, *names: str) -> RayCluster:
     made = RayCluster(
         DevicePlacement({"actor": 2, "critic": 1}, colocated=True),
         JobNodes("7", names[0], dict.fromkeys(names, "127.0.0.1")),
-        start_deadline_s=120.0,
+        start_deadline_s=600.0,  # a busy machine takes minutes
         object_store_bytes=OBJECT_STORE_BYTES,
     )
     made.logs = folder
@@ -96,7 +96,7 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def actor(cluster: RayCluster) -> Iterator[RayProcesses]:
-    made = RayProcesses(GroupSettings("actor", "actor", 2, worker(), 2, 120.0, 60.0), cluster)
+    made = RayProcesses(GroupSettings("actor", "actor", 2, worker(), 2, 600.0, 60.0), cluster)
     made.call("meeting_place")
     yield made
     made.close()
