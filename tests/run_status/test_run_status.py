@@ -139,6 +139,24 @@ def test_quiet_time_uses_journal_console_and_job_log(paths: RunPaths) -> None:
     assert quiet() == 40
 
 
+def test_logs_of_older_attempts_and_jobs_are_neither_recent_nor_read(paths: RunPaths) -> None:
+    began = time.time() - 900
+    lines = [line | {"at": began - 100} for line in read_lines(paths.journal)]
+    for number, job in ((7, "12"), (8, "13")):
+        lines.append({"event": "attempt_started", "attempt": number, "at": began, "pid": 1, "host": "x", "job": job})
+        record(paths, JobRecord(str(int(job) + 2), 5.0 + number, "resume"))  # 14, then 15
+        paths.job_log(str(int(job) + 2)).parent.mkdir(exist_ok=True)
+        paths.job_log(str(int(job) + 2)).write_text(f"error: of job {int(job) + 2}\n")
+    lines.append({"event": "reward_tried", "attempt": 8, "at": began})
+    for old in (paths.console_log(7), paths.job_log("12"), paths.job_log("14")):
+        age(old, 10)
+    age(paths.job_log("15"), 600)
+    found = run_status.facts(paths, lines)
+    assert (round(found.quiet_s, -1), found.words) == (600, "of job 15")
+    age(paths.job_log("13"), 400)  # of the newest attempt
+    assert round(run_status.facts(paths, lines).quiet_s, -1) == 400
+
+
 def test_last_error_of_log_is_one_line_without_secrets(tmp_path: Path) -> None:
     log = tmp_path / "slurm-12.log"
     assert run_status.last_error(log) == ""
