@@ -95,7 +95,7 @@ def test_attempt_ends_as_its_last_line_says() -> None:
 
 
 def test_unfinished_run_has_done_and_planned_steps(tmp_path: Path) -> None:
-    stop_at(tmp_path / "run", "2 rollout starts", steps=3)
+    stop_at(tmp_path / "run", "2 values starts", steps=3)
     found = facts(RunPaths(tmp_path / "run"))
     assert (found.steps_done, found.steps_planned) == (1, 3)
 
