@@ -158,7 +158,7 @@ def _run_in_child(tests: Sequence[str], skip: str, source: Path, scratch: Path) 
         "-x",
         "-q",
         "-m",
-        "not slow",
+        "not (slow or ci)",
         "-p",
         "no:cacheprovider",
         "-o",
