@@ -5,7 +5,7 @@ This process has imported torch, Megatron-Core and vLLM, but not Ray (see `ray_f
 group or second thread, and only forks. A child behaves like a new interpreter: arguments, folder, environment and
 both output streams are those of the request, and it ends as any interpreter does, so exit code, stdout, stderr and
 death by a signal are those of a separate process. Errors of the imports themselves (their order, their warnings)
-cannot show here: one complete command in `test_command_line.py` therefore is a real `python -m ppoctl`.
+cannot show here: CI therefore runs one complete command of `test_command_line.py` as a real `python -m ppoctl`.
 """
 
 import gc
@@ -19,7 +19,7 @@ import warnings
 from dataclasses import dataclass
 
 import ray_forks
-from vllm_model_registry import inspect_in_this_process, replace_kernels_once
+from vllm_prepared_once import prepare_once
 
 HEAVY = (
     "ppoctl.runs.commands",
@@ -70,8 +70,7 @@ def preload() -> None:
     with _third_party_quiet():
         for name in HEAVY if torch.cuda.is_available() else HEAVY + HEAVY_ON_A_CPU:
             importlib.import_module(name)
-        inspect_in_this_process()
-        replace_kernels_once()
+        prepare_once()
         importlib.import_module("vllm.platforms").current_platform.register_triton_kernel_overrides()
     # A thread or a device that exists now would be missing, or broken, in every child.
     assert psutil.Process().num_threads() == 1

@@ -38,8 +38,8 @@ HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
     "every step": ({"every_steps": 1, "asynchronous": False}, (1,)),
     "every third": ({"every_steps": 3, "asynchronous": False}, (1,)),
     "behind the rollout": ({"every_steps": 1}, (1,)),
-    # A background save writes half a file more at each poll (it ends after the rollout), at every fifth poll (after
-    # the whole step), or never (when the next save waits).
+    # A background save writes half a file more at each poll, and ends after the rollout. Or it does so at every fifth
+    # poll, and ends after the step. Or it writes only when the next save waits for it.
     "at three paces": ({"every_steps": 1}, (1, 4, inf)),
 }
 

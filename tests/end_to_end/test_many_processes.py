@@ -33,8 +33,9 @@ GRID = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 
 """Fewer processes, for more attempts."""
 
 SURVIVED = [["1 values engine"]]
-"""A kill that the run survives, and others that it does not. Each attempt starts five processes."""
+"""A kill that the run survives. Each attempt starts five processes."""
 LOST = [["2 actor_update actor"], []]
+"""A kill that ends an attempt."""
 BEFORE_THE_CHANGE = [["1 critic_update critic"], []]
 """Kills in a run that is then resumed in another layout."""
 

@@ -82,7 +82,7 @@ def test_gae_passes_terminal_reward_to_first_of_10000_tokens():
     "lam", [0.95, 0.999, 0.99999, 1.0, length_adaptive_lambda(torch.ones(1, 16_384).bool(), alpha=9.0)]
 )
 def test_values_that_predict_the_reward_of_16384_tokens_have_advantage_zero(lam):
-    # Each delta_t is 3 - 3 = 0, so every advantage is 0 and every return is 3, whatever lambda is.
+    # Each delta_t is 3 - 3 = 0, so every advantage is 0 and every return is 3, for each lambda.
     rewards, values = torch.zeros(1, 16_384), torch.full((1, 16_384), 3.0)
     rewards[0, -1] = 3.0
     advantages, returns = gae(rewards, values, torch.ones(1, 16_384, dtype=torch.bool), gamma=1.0, lam=lam)

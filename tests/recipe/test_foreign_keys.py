@@ -46,8 +46,8 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
 
 
 def answers(name: str) -> tuple[str, dict[str, str], dict[str, str], dict[str, str]]:
-    """Return the system, the messages for its keys, by row and by pattern of a list, and the tables whose keys have
-    the answers of another table, read from the file itself."""
+    """Return the system, the messages for its keys by row, those by pattern of a list, and the tables that share the
+    answers of another table. Reads the file itself."""
     file = tomllib.loads((PACKAGE / "recipe" / "other_systems" / f"{name}.toml").read_text("utf-8"))
     rows, lists = {}, {}
     for key, row in file["keys"].items():
@@ -239,7 +239,7 @@ def is_value(key: str, value: str) -> bool:
     return bool(found) and (written in allowed if allowed else isinstance(written, bool | str))
 
 
-def test_every_key_that_books_devices_says_how_they_are_used() -> None:
+def test_every_key_that_books_devices_states_their_use() -> None:
     books = {"slurm.nodes", "slurm.gpus_per_node"}
     rows = [row for system in systems() for row in system.rows if books & set(row.ours_of_all)]
     assert {name for row in rows for name in row.theirs} >= {"trainer.n_gpus_per_node", "cluster.gpus_per_node"}

@@ -81,7 +81,7 @@ def test_attempt_is_running_while_the_process_that_started_it_lives() -> None:
     assert found[1]["at"] == began - 5.0
 
 
-def test_attempt_ends_as_its_last_line_says() -> None:
+def test_attempt_has_the_end_of_its_last_line() -> None:
     lines = [ended(3), started(1, 2**22 + 1, 2.5), ended(1, until="`a` is 1"), started(2, 2**22 + 1, 8.5), ended(2)]
     first, second = liveness.attempts(lines)
     assert (first["attempt"], first["status"], first["exit_code"], first["at"], first["ended_at"]) == (

@@ -29,7 +29,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 class Answering(Slurm):
-    """Slurm that knows when each job ends."""
+    """Slurm client with the same end for each job."""
 
     def __init__(self, ends_at: float) -> None:
         super().__init__({})

@@ -134,7 +134,7 @@ class SlurmSnapshot:
     """Slurm's answer about a run's jobs."""
 
     jobs: Mapping[str, SlurmJob] = field(default_factory=dict)
-    """Jobs that Slurm knows, by id."""
+    """Jobs in Slurm's answer, by id."""
     no_answer_reason: str | None = None
     """Reason why Slurm did not answer; None: it answered."""
 

@@ -12,12 +12,11 @@ from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
 from vllm_in_process import engines_are_guests
-from vllm_model_registry import inspect_in_this_process, replace_kernels_once
+from vllm_prepared_once import prepare_once
 
 
 def vllm_settings(folder: Path) -> VllmSettings:
-    inspect_in_this_process()
-    replace_kernels_once()
+    prepare_once()
     engines_are_guests()
     return VllmSettings(str(folder), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
 

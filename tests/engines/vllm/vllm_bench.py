@@ -22,7 +22,7 @@ from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights, Part
 from ppoctl.weights.sync import EngineSide, TrainerSide
 from vllm_in_process import Here, engines_are_guests
-from vllm_model_registry import inspect_in_this_process, replace_kernels_once
+from vllm_prepared_once import prepare_once
 
 END = 41
 """Ends a response: an ordinary token, not the end-of-sequence token of the model folder."""
@@ -179,8 +179,7 @@ class Bench:
 
     @staticmethod
     def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> "Bench":
-        inspect_in_this_process()
-        replace_kernels_once()
+        prepare_once()
         engines_are_guests()
         trainer = HfTrainer(folder, dtype)
         settings = settings_for(folder, dtype=dtype, seats=seats)

@@ -3,7 +3,7 @@
 Before it loads a model, vLLM imports each architecture in a separate process (ten seconds of imports) and caches the
 result in the home folder: on a new machine that adds a minute to these tests. On a CPU without Triton, each start
 searches all loaded modules for Triton's kernels, which takes seconds, to replace what the first start has replaced.
-One complete command in `test_command_line.py`, which starts from nothing, does neither in this way.
+A command that only CI runs, in `test_command_line.py`, starts from nothing and does neither in this way.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,13 @@ from functools import cache
 from typing import Any
 
 
-def inspect_in_this_process() -> None:
-    """Patch vLLM's model registry from now on. Imports vLLM."""
+def prepare_once() -> None:
+    """Let vLLM inspect models in this process from now on, and let only the first start in this process and its
+    children replace Triton's kernels. Imports vLLM."""
     from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = _run_here
-
-
-def replace_kernels_once() -> None:
-    """Let only the first start in this process and its children replace Triton's kernels. Imports vLLM."""
     from vllm.platforms import current_platform
 
+    registry._run_in_subprocess = _run_here
     replace: Any = current_platform.register_triton_kernel_overrides
     if not hasattr(replace, "cache_info"):
         current_platform.register_triton_kernel_overrides = cache(replace)  # type: ignore[method-assign]
