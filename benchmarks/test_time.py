@@ -2,8 +2,9 @@
 
 A plugin of pytest samples the stack of the thread that runs the tests, fifty times a second. The cause of a sample is
 the innermost frame that one row of `CAUSES` names; a wait is counted where the test waits, not in the process that it
-waits for. CPU seconds are of the test's process, and of its children when they have ended. Without `--read`, runs
-`make test` with the plugin, on a machine that must be idle.
+waits for. CPU seconds are of the test's process, of its children when they have ended, and of the whole machine: these
+alone count ranks and Ray, and say something if one process of tests runs. Without `--read`, runs `make test` with the
+plugin, on a machine that must be idle.
 
     PYTHONPATH=src python benchmarks/test_time.py --folder /tmp/times [--target test]
     PYTHONPATH=src python benchmarks/test_time.py --folder /tmp/times --read
@@ -23,6 +24,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -84,10 +86,12 @@ class Clock:
 
 
 def _cpu_seconds() -> dict[str, float]:
-    """Return the CPU seconds of this process, and of its children that have ended."""
+    """Return the CPU seconds of this process, of its children that have ended, and of all processes."""
     of = {"own": resource.RUSAGE_SELF, "children": resource.RUSAGE_CHILDREN}
     used = {name: resource.getrusage(who) for name, who in of.items()}
-    return {name: usage.ru_utime + usage.ru_stime for name, usage in used.items()}
+    all_cores = psutil.cpu_times()
+    of_all = all_cores.user + all_cores.nice + all_cores.system
+    return {name: usage.ru_utime + usage.ru_stime for name, usage in used.items()} | {"machine": of_all}
 
 
 def _cause(innermost: FrameType) -> str:
@@ -189,9 +193,9 @@ def report(phases: list[dict]) -> None:
     table("by part", ((f"{row['part']}: {tests[row['part']]} tests", row["seconds"]) for row in phases), 0)
     causes = ((cause, count * SAMPLE_S) for row in phases for cause, count in row["causes"].items())
     table("by cause, of the thread that runs the tests", causes, 3)
-    for who in ("own", "children"):
+    for who, title in (("own", "the process"), ("children", "its children"), ("machine", "the machine")):
         used = ((row["test"].split("::")[0] or row["phase"], row["cpu"][who]) for row in phases)
-        table(f"by file, CPU seconds of {'the process' if who == 'own' else 'its children'}", used, 5)
+        table(f"by file, CPU seconds of {title}", used, 5)
     fixtures = (row for row in phases if row["phase"].startswith("fixture"))
     table("by fixture", ((row["phase"] + " " + row["test"].split("::")[0], row["seconds"]) for row in fixtures), 2)
     table("by file", ((row["test"].split("::")[0] or row["phase"], row["seconds"]) for row in phases), 5)

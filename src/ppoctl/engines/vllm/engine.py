@@ -255,7 +255,6 @@ class Engine(ReceivingEngine):
 
     def close(self) -> None:
         """Free the engine and all process groups of this process."""
-        gc.freeze()  # vLLM collects garbage twice: freezing makes the first collection cheap
         end(self._llm)
         del self._llm
         gc.collect()
