@@ -60,7 +60,7 @@ jaxtyping.install_import_hook(
         for file in (SOURCE / "ppoctl" / room).glob("*.py")
         if "from jaxtyping import" in file.read_text("utf-8")
     ],
-    "beartype.beartype",
+    "shape_checks.checked",
 )
 # Before torch: pydantic searches all loaded modules for the docstrings of its keys.
 import ppoctl.recipe.schema  # noqa: E402, F401
