@@ -158,11 +158,12 @@ def test_python_copy_of_the_clip_loss_trains_identical_weights(tmp_path: Path, f
     assert weights_of(forked, tmp_path, *WITH_CRITIC, copied) == plain
 
 
+@pytest.mark.ci("the run of test_command_line.py, and each alternative against the textbook in tests/wiring")
 def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Forked) -> None:
     weights_of(forked, tmp_path, *WITH_CRITIC, *ALTERNATIVES["nearly everything"])
 
 
-@pytest.mark.ci("test_recipe_with_nearly_all_alternatives_trains")
+@pytest.mark.ci("the run of test_command_line.py")
 def test_recipe_without_critic_trains(tmp_path: Path, forked: Forked) -> None:
     weights_of(forked, tmp_path, *WITHOUT_CRITIC)
     assert sorted(path.name for path in (tmp_path / "runs/quickstart-grpo/states").iterdir()) == ["actor"]

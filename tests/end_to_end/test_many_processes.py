@@ -68,7 +68,8 @@ def expected_ends(attempts: list[list[str]]) -> list[int]:
     return [ENDS[kills[-1].split(" ")[2]] if kills else 0 for kills in attempts]
 
 
-@pytest.mark.parametrize("attempts", [SURVIVED, pytest.param(LOST, marks=pytest.mark.ci("test_ray_processes.py"))])
+@pytest.mark.ci("test_ray_processes.py, test_ray_on_nodes.py and the layouts in tests/engines/megatron")
+@pytest.mark.parametrize("attempts", [SURVIVED, LOST])
 def test_multiprocess_run_survives_a_kill_of_any_process(
     tmp_path: Path, wholes: Path, forked: Forked, attempts: list[list[str]]
 ) -> None:

@@ -249,6 +249,7 @@ def test_remote_error_is_reraised_and_other_ranks_end(processes):
     assert_gone(pids)
 
 
+@pytest.mark.ci("test_rank_death_in_collective_names_rank")
 def test_process_death_error_names_rank(processes):
     pids = processes.call("pid")
     with pytest.raises(ProcessLostError, match="process 0 of the actor's 2 died during `die_at`"):
@@ -256,6 +257,7 @@ def test_process_death_error_names_rank(processes):
     assert_gone(pids)
 
 
+@pytest.mark.ci("test_hang_in_collective_shows_stack_of_every_rank")
 def test_hang_error_shows_stack_of_waiting_ranks(processes, group, monkeypatch):
     processes.call("sleep", 0.0)  # they are up
     monkeypatch.setattr(processes, "group", replace(group, call_deadline_s=4.0))
@@ -302,6 +304,7 @@ def test_hang_in_collective_shows_stack_of_every_rank(processes, group, monkeypa
     assert re.search("rank 1: .*reduce_without", says)
 
 
+@pytest.mark.ci("test_remote_error_is_reraised_and_other_ranks_end")
 def test_remote_error_without_process_death_is_reraised(processes):
     with pytest.raises(ZeroDivisionError, match="of rank 1"):
         processes.call("fail_unexpectedly_at", 1)
