@@ -113,8 +113,7 @@ def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _cell(item: pytest.Item) -> Cell:
     minutes, always = item.get_closest_marker("minutes"), item.get_closest_marker("one_each_time")
-    grid = "" if always is None else always.args[0] if always.args else item.nodeid.split("[")[0]
-    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, grid)
+    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, always.args[0] if always else "")
 
 
 def pytest_collection_finish() -> None:

@@ -24,7 +24,7 @@ QUARTERS = 4
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.minutes(1.5)
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("pages")
 @pytest.mark.parametrize("quarter", range(QUARTERS))
 def test_every_part_of_the_dry_run_is_ok(
     forked: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quarter: int

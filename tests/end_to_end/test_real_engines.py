@@ -75,7 +75,7 @@ PARTS = 4
 
 
 @pytest.mark.slow
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("kills on real engines")
 @pytest.mark.minutes(3)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
@@ -176,7 +176,7 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.one_each_time
+@pytest.mark.one_each_time("kills on real engines")
 @pytest.mark.minutes(2)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ALGORITHMS)
