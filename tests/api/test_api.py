@@ -85,8 +85,12 @@ def test_run_refuses_a_folder_that_is_not_a_run_directory(tmp_path: Path) -> Non
         ppoctl.Run(tmp_path)
 
 
-def test_train_from_python_equals_train_from_the_command_line(on_fakes: Path) -> None:
+def test_train_from_python_continues_from_rollouts_and_is_continued(on_fakes: Path) -> None:
+    generated = ppoctl.rollout(QUICKSTART, {**LITTLE, "name": "mine"})
+    assert generated.steps_with_samples() == [1]
+    assert "policy/approx_kl" not in generated.metrics().column_names
     trained = ppoctl.train(QUICKSTART, {**LITTLE, "name": "mine"})
+    assert "policy/approx_kl" in trained.metrics().column_names
     assert trained.path == on_fakes / "runs/mine"
     assert trained.recipe["steps"] == 1
     assert trained.metrics()["step"].to_pylist()[-1] == 1
@@ -96,14 +100,6 @@ def test_train_from_python_equals_train_from_the_command_line(on_fakes: Path) ->
     assert longer.metrics()["step"].to_pylist()[-1] == 2
     resumed = ppoctl.train(str(QUICKSTART), {**LITTLE, "name": "mine", "steps": 2}, or_resume=True)
     assert resumed.ledger() == longer.ledger()
-
-
-def test_train_from_python_continues_from_rollouts(on_fakes: Path) -> None:
-    keys = {**LITTLE, "name": "drawn"}
-    generated = ppoctl.rollout(QUICKSTART, keys)
-    assert generated.steps_with_samples() == [1]
-    assert "policy/approx_kl" not in generated.metrics().column_names
-    assert "policy/approx_kl" in ppoctl.train(QUICKSTART, keys).metrics().column_names
 
 
 def test_unmet_expectations_raise_an_error_and_the_run_exists(on_fakes: Path) -> None:

@@ -52,18 +52,34 @@ def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]]
 
 ALIKE = {
     "qwen2": "qwen2-tied",
-    "mistral": "qwen3",
-    "qwen3-moe": "qwen3-moe-mixed",
-    "qwen2-moe": "qwen3-moe-mixed",
+    "mistral": "llama3-rope",
+    "qwen3": "an expert permuted",
+    "qwen3-moe": "an expert permuted",
+    "qwen3-moe-mixed": "an expert permuted; deepseek-v3-low-rank",
+    "qwen2-moe": "an expert permuted",
     "deepseek-v3": "deepseek-v3-low-rank",
 }
-"""Family -> another one with the same kinds of layers, and more."""
+"""Family -> another one with the same kinds of layers, or the defect that a model with the same kinds of layers has
+before its round trip."""
+
+
+@pytest.fixture(scope="module")
+def megatron(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Return the checked Megatron folder of a model by kind."""
+    root = tmp_path_factory.mktemp("megatron")
+
+    def folder(kind: str) -> Path:
+        if not (root / kind).exists():
+            run(model(kind), "megatron", root / kind)
+        return root / kind
+
+    return folder
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        *("qwen2-tied", "llama3-rope", "qwen3", "qwen3-moe-mixed", "gemma2", "deepseek-v3-low-rank"),
+        *("qwen2-tied", "llama3-rope", "gemma2", "deepseek-v3-low-rank"),
         *(pytest.param(kind, marks=pytest.mark.ci(other)) for kind, other in ALIKE.items()),
     ],
 )
@@ -187,13 +203,16 @@ DEFECTS = {
 }
 
 
+RETRIED = ("a shard dropped", "an expert permuted", "a truncated Megatron file")
+"""Both directions, several files, and a model with experts. The other models are those of other round trips."""
+
+
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_defect_in_the_output_is_named_and_nothing_is_left(model: Model, tmp_path: Path, defect: str) -> None:
+def test_defect_in_the_output_is_named_and_nothing_is_left(
+    model: Model, megatron: Model, tmp_path: Path, defect: str
+) -> None:
     kind, to, damage, words = DEFECTS[defect]
-    source = model(kind)
-    if to == "hf":
-        run(model(kind), "megatron", tmp_path / "megatron")
-        source = tmp_path / "megatron"
+    source = megatron(kind) if to == "hf" else model(kind)
 
     def damage_written(message: str) -> None:
         if message.startswith("wrote "):
@@ -204,7 +223,8 @@ def test_defect_in_the_output_is_named_and_nothing_is_left(model: Model, tmp_pat
     with pytest.raises(ConversionError, match=words):
         run(source, to, tmp_path / "out", damage_written, shard_gib=shard_gib)
     assert sorted(tmp_path.iterdir()) == before
-    run(source, to, tmp_path / "out", shard_gib=shard_gib)
+    if defect in RETRIED:
+        run(source, to, tmp_path / "out", shard_gib=shard_gib)
 
 
 def test_symmetric_mapping_error_is_found_by_logprobs(
@@ -228,7 +248,16 @@ COMPUTED_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("defect", COMPUTED_OTHERWISE)
+SEEN = {"scores not capped": "a norm not offset", "another rope base": "experts not renormalised"}
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        pytest.param(defect, marks=[pytest.mark.ci(SEEN[defect])] if defect in SEEN else [])
+        for defect in COMPUTED_OTHERWISE
+    ],
+)
 def test_model_with_another_computation_is_found_by_logprobs(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:

@@ -34,8 +34,8 @@ def past(key: str = "a", truth: str | None = "start", *, seed: int = 5, **fields
 
 
 def turn(text: str, *calls: ToolCall) -> Turn:
-    """Return a turn with one token per character."""
-    return Turn(text, tuple(range(len(text))), calls)
+    """Return a turn with one token for each of the first thousand characters."""
+    return Turn(text, tuple(range(min(len(text), 1000))), calls)
 
 
 def outcome_of(future: Future[Outcome]) -> Outcome:

@@ -217,20 +217,29 @@ def stop_at(root: Path, moment: str, *, choose: StepFunctionAt = step_function_a
     return RunPaths(shutil.copytree(Path(_PLAYED[key].name) / "run", root))
 
 
+def finished(root: Path, **tables: Any) -> RunPaths:
+    """Create a run of this recipe that nothing stopped. Equal runs are played once."""
+    return RunPaths(shutil.copytree(_whole(tables), root))
+
+
 def undisturbed(**tables: Any) -> dict[str, object]:
     """Return the result of a run of this recipe that nothing stops. Equal runs are played once."""
+    return result(_whole(tables))
+
+
+def _whole(tables: Mapping[str, Any]) -> Path:
     key = repr(tables)
-    if key not in _RESULTS:
-        with tempfile.TemporaryDirectory(prefix="ppoctl-whole-", dir=MEMORY) as folder:
-            play(Path(folder) / "run", fake_recipe(**tables))
-            _RESULTS[key] = result(Path(folder) / "run")
-    return _RESULTS[key]
+    if key not in _WHOLE:
+        folder = tempfile.TemporaryDirectory(prefix="ppoctl-whole-", dir=MEMORY)
+        play(Path(folder.name) / "run", fake_recipe(**tables))
+        _WHOLE[key] = folder
+    return Path(_WHOLE[key].name) / "run"
 
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Folder for the files of a run, in which a flush takes no time; None: the usual one."""
 _PLAYED: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
-_RESULTS: dict[str, dict[str, object]] = {}
+_WHOLE: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
 
 
 def result(root: Path) -> dict[str, object]:

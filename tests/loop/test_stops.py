@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -39,16 +39,22 @@ DAILY: dict[str, tuple[Sequence[object], ...]] = {
     "eval": ([signal.SIGTERM], ["stage", "now"]),
 }
 """Each kind of stage (before training, in pieces or not; each update; after training), with the signals and the
-requests that stop it in `make test`."""
+requests that stop it in CI."""
 
 
-def cases(place: int, kinds: Sequence[object]) -> list[Any]:
-    """Return all pairs of a stage and a kind of stop; those that `DAILY` does not have at this place are slow."""
-    return [
-        pytest.param(stage, kind, marks=() if kind in DAILY.get(stage, ([], []))[place] else pytest.mark.slow)
-        for stage in STAGES
-        for kind in kinds
-    ]
+def cases(place: int, kinds: Sequence[object], first: Collection[tuple[str, object]]) -> list[Any]:
+    """Return all pairs of a stage and a kind of stop. `make test` runs `first`, CI also those that `DAILY` has
+    at this place; the others are slow."""
+
+    def marks(stage: str, kind: object) -> list[pytest.MarkDecorator]:
+        if (stage, kind) in first:
+            return []
+        return [OTHER_STAGES if kind in DAILY.get(stage, ([], []))[place] else pytest.mark.slow]
+
+    return [pytest.param(stage, kind, marks=marks(stage, kind)) for stage in STAGES for kind in kinds]
+
+
+OTHER_STAGES = pytest.mark.ci("stages of another kind")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +128,15 @@ def by_signal(root: Path, number: signal.Signals, stage: str, *, fits: bool) -> 
     return stop(root, act, TimeLeft() if fits else SLOW, no_stop_request)
 
 
-@pytest.mark.parametrize(("stage", "number"), cases(0, SIGNALS), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    cases(
+        0,
+        SIGNALS,
+        [("rollout", signal.SIGUSR1), ("critic_update", signal.SIGINT), ("actor_update", signal.SIGUSR1)],
+    ),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_stop_commits_finishing_stage_and_saves_states(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
@@ -144,7 +158,11 @@ def test_stop_commits_finishing_stage_and_saves_states(
     assert not paths.at_stop.exists()
 
 
-@pytest.mark.parametrize(("stage", "number"), cases(0, SIGNALS), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    cases(0, SIGNALS, [("values", signal.SIGTERM), ("critic_update", signal.SIGINT)]),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_stop_abandons_stage_that_cannot_finish_in_time(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
@@ -159,7 +177,12 @@ def test_stop_abandons_stage_that_cannot_finish_in_time(
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=[] if stage in DAILY else pytest.mark.slow) for stage in STAGES]
+    "stage",
+    [
+        *("rollout", "actor_update"),
+        *(pytest.param(stage, marks=OTHER_STAGES) for stage in ("values", "critic_update", "eval")),
+        *(pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES if stage not in DAILY),
+    ],
 )
 def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: dict[str, object], stage: str) -> None:
     def act(gate: SignalGate, moment: str) -> None:
@@ -176,7 +199,14 @@ def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: di
     assert result(stopped.root) == expected
 
 
-@pytest.mark.parametrize(("stage", "after"), cases(1, ["stage", "step", "now"]))
+@pytest.mark.parametrize(
+    ("stage", "after"),
+    cases(
+        1,
+        ["stage", "step", "now"],
+        [("rollout", "step"), ("values", "now"), ("actor_update", "stage"), ("eval", "stage")],
+    ),
+)
 def test_stop_request_is_obeyed_and_resume_matches(
     folder: Path,
     expected: dict[str, object],

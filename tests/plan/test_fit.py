@@ -232,8 +232,8 @@ CASES: dict[str, tuple[str, float, int | None, Sequence[str], set[str]]] = {
     ),
     "offload": ("own/llama-3.2-1b-24g", 22.5, None, ["cluster.offload=[]"], {"cluster.offload"}),
     "KV cache and optimizer on the CPU": (
-        "own/qwen3-4b-80g",
-        47.0,
+        "own/llama-3.2-1b-24g",
+        16.0,
         None,
         (),
         {"generator.gpu_memory_frac", "actor.optimizer.on", "actor.recompute"},
@@ -249,6 +249,9 @@ CASES: dict[str, tuple[str, float, int | None, Sequence[str], set[str]]] = {
     ),
 }
 LARGE = {
+    "a larger model": (
+        "own/qwen3-4b-80g", 47.0, None, (), {"generator.gpu_memory_frac", "actor.optimizer.on", "actor.recompute"},
+    ),
     "more layouts": ("own/qwen3-4b-80g", 79.0, 2, (), {"actor.parallel", "generator.engines"}),
     "roles apart on eight": (
         "nemo-rl/gsm8k-2n8g-dynbatch-noncolocated", 22.5, 8, (), {"cluster.placement", "cluster.offload"},
@@ -256,7 +259,7 @@ LARGE = {
 }  # fmt: skip
 
 
-IN_CI = [pytest.param(case, marks=pytest.mark.ci("layout and engines; roles apart")) for case in LARGE]
+IN_CI = [pytest.param(case, marks=pytest.mark.ci("smaller models and fewer GPUs")) for case in LARGE]
 
 
 @pytest.mark.parametrize("case", [*CASES, *IN_CI])

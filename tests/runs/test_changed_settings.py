@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, new_run_dir, open_run, play, stop_at
+from fakes.job import Witness, finished, new_run_dir, open_run, play, stop_at
 from ppoctl.batch.records import Rollouts, decode
 from ppoctl.cli.app import run as app
 from ppoctl.errors import RecipeError, StorageError
@@ -203,9 +203,13 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
         change(layout, recipe(new_value, warmed))
 
 
-def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
+def laid_out_tables(reshardable: str = "full", **parallel: object) -> dict[str, Any]:
     actor = {"optimizer": {"lr": 0.05}, "parallel": {"distributed_optimizer": True, **parallel}}
-    return fake_recipe(actor=actor, checkpoint={"reshardable": reshardable})
+    return {"actor": actor, "checkpoint": {"reshardable": reshardable}}
+
+
+def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
+    return fake_recipe(**laid_out_tables(reshardable, **parallel))
 
 
 @pytest.mark.parametrize(
@@ -217,14 +221,12 @@ def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
     ],
 )
 def test_state_can_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, layout_keys: dict[str, Any]) -> None:
-    play(tmp_path / "run", laid_out(saved_as))
-    change(RunPaths(tmp_path / "run"), laid_out(**layout_keys))
+    change(finished(tmp_path / "run", **laid_out_tables(saved_as)), laid_out(**layout_keys))
 
 
 @pytest.mark.parametrize("layout_keys", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
 def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, layout_keys: dict[str, Any]) -> None:
-    play(tmp_path / "run", laid_out("dp"))
-    paths = RunPaths(tmp_path / "run")
+    paths = finished(tmp_path / "run", **laid_out_tables("dp"))
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
         change(paths, laid_out("full", **layout_keys))
     assert raised.value.hint is not None
@@ -232,9 +234,9 @@ def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, layo
 
 
 def test_state_of_the_other_optimizer_kind_is_refused(tmp_path: Path) -> None:
-    play(tmp_path / "run", laid_out())
+    paths = finished(tmp_path / "run", **laid_out_tables())
     with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
-        change(RunPaths(tmp_path / "run"), laid_out(distributed_optimizer=False))
+        change(paths, laid_out(distributed_optimizer=False))
     assert raised.value.hint is not None
     assert "keep `distributed_optimizer`" in raised.value.hint
 
@@ -304,29 +306,20 @@ def test_name_and_too_few_steps_cannot_be_changed(tmp_path: Path) -> None:
     assert adopt(claim(layout), before.model_copy(update={"steps": 3})) is not None
 
 
-@pytest.mark.parametrize(
-    ("key", "code", "says"),
-    [
+def test_refused_changes_of_resume_plan_and_of_resume_before_libraries_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = stopped(tmp_path, "4 actor_update starts", checkpoint={"every_steps": 2})
+    for key, code, says in [
         ("actor.wieghts=3", 2, "unknown key `actor.wieghts`"),
         ("seed=9", 2, "`seed` cannot change now"),
         ("actor.parallel={distributed_optimizer=true}", 8, "cannot be loaded under"),
-    ],
-)
-def test_resume_plan_refuses_the_same_changes_as_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, code: int, says: str
-) -> None:
-    layout = stopped(tmp_path, "4 actor_update starts", checkpoint={"every_steps": 2})
-    assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
-    assert says in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("key", "code"), [("steps=2", 2), ("actor.parallel={distributed_optimizer=true}", 8)])
-def test_fixed_keys_are_refused_before_libraries_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int
-) -> None:
-    layout = stopped(tmp_path, "4 actor_update starts", checkpoint={"every_steps": 2})
+    ]:
+        assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
+        assert says in capsys.readouterr().err
     monkeypatch.delattr("ppoctl.cli.resume.loading")
-    assert app(["resume", str(layout.root), "--set", key]) == code
+    for key, code in [("steps=2", 2), ("actor.parallel={distributed_optimizer=true}", 8)]:
+        assert app(["resume", str(layout.root), "--set", key]) == code
 
 
 TOP = {"optimizer": {"lr": 0.05}, "train": {"top_layers": 1}}

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -179,43 +180,61 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
+@contextmanager
 def hub() -> Iterator[str]:
+    """Yield the address of the hub, which answers inside the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 SCRIPT = """
 import contextlib, io, json, sys
 from ppoctl.cli.app import run
-for words in json.loads(sys.argv[1]):
+for line in sys.stdin:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(words)
-    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+        code = run(json.loads(line))
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
 """
 
 
-def validate(home: Path, endpoint: str, *commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
-    """Return code, stdout and stderr of `validate` for each command, all in one new process."""
+@contextmanager
+def validating(home: Path, endpoint: str) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Yield a function that returns code, stdout and stderr of `validate`; all of its commands run in one new
+    process."""
     left = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and name[:3] != "HF_"}
     environ = {**left, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
     environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
-    typed = json.dumps([["validate", str(QUICKSTART), *words] for words in commands])
-    command = [sys.executable, "-c", SCRIPT, typed]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    command, pipe = [sys.executable, "-c", SCRIPT], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        typed, printed = process.stdin, process.stdout
+
+        def validate(*words: str) -> tuple[int, str, str]:
+            typed.write(json.dumps(["validate", str(QUICKSTART), *words]) + "\n")
+            typed.flush()
+            code, out, err = json.loads(printed.readline())
+            return code, out, err
+
+        yield validate
 
 
-def test_hub_model_is_fetched_and_then_found_offline(hub: str, tmp_path: Path) -> None:
+def test_hub_model_is_fetched_and_then_found_offline(tmp_path: Path) -> None:
     words = ("--set", "model.path=org/tiny", "--stage", "--json")
-    [(code, first, says)] = validate(tmp_path / "hf", hub, words)
+    with ExitStack() as stack:
+        with hub() as endpoint:
+            validate = stack.enter_context(validating(tmp_path / "hf", endpoint))
+            code, first, says = validate(*words)
+        code_offline, again, says_offline = validate(*words)
+        unreachable = validate("--set", "model.path=org/absent", "--stage")
     assert code == 0, says
     assert "fetching `org/tiny`" in says
     found = {asset["key"]: asset for asset in json.loads(first)["assets"]}
@@ -223,9 +242,7 @@ def test_hub_model_is_fetched_and_then_found_offline(hub: str, tmp_path: Path) -
     assert (folder / "model.safetensors").read_bytes() == (MODEL / "model.safetensors").read_bytes()
     assert (folder / "additional_chat_templates/rag.jinja").read_text() == "rag"
     assert not any((folder / name).exists() for name in ("pytorch_model.bin", "onnx"))
-    absent = ("--set", "model.path=org/absent", "--stage")
-    [(code, again, says), unreachable] = validate(tmp_path / "hf", "http://127.0.0.1:9", words, absent)
-    assert code == 0, says
+    assert code_offline == 0, says_offline
     assert json.loads(again)["assets"] == json.loads(first)["assets"]
     assert unreachable[0] == 3
     assert "`model.path` is `org/absent`: it cannot be fetched: " in unreachable[2]

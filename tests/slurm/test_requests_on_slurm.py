@@ -82,8 +82,20 @@ def slurm(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Slurm]:
     lab.reconfigure(configuration)
 
 
+FIRST = {"NO": REFUSED, "ALL": ACCEPTED}
+
+
 @pytest.mark.parametrize(
-    ("data", "table", "says", "nearest"), (REFUSED | ACCEPTED).values(), ids=[*REFUSED, *ACCEPTED]
+    ("slurm", "data", "table", "says", "nearest"),
+    [
+        pytest.param(
+            site, *case, id=f"{site}-{name}", marks=[] if name in first else [pytest.mark.ci("the other site")]
+        )
+        for site, first in FIRST.items()
+        for name, case in (REFUSED | ACCEPTED).items()
+    ],
+    indirect=["slurm"],
+    scope="module",  # one site for all of its cases
 )
 def test_real_slurm_would_take_the_nearest_suggested_request(
     slurm: Slurm, data: int, table: str, says: str, nearest: str

@@ -96,7 +96,7 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
     return passed
 
 
-@pytest.mark.parametrize("each", [30, pytest.param(10, marks=pytest.mark.ci("one in 30"))])
+@pytest.mark.parametrize("each", [60, pytest.param(10, marks=pytest.mark.ci("one in 60"))])
 def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path, each: int) -> None:
     """Every `each`th moment, and every `each`th check, is tried."""
     passed = overtaken(tmp_path / "whole")

@@ -74,7 +74,7 @@ def test_finished_samples_of_a_stopped_rollout_are_not_regenerated(tmp_path: Pat
     assert result(layout.root)["states"] == undisturbed(steps=1)["states"]
 
 
-@pytest.mark.parametrize("source", ["sampler", "current"])
+@pytest.mark.parametrize("source", ["sampler", pytest.param("current", marks=pytest.mark.ci("sampler"))])
 def test_run_without_old_logprobs_resumes_to_the_same_result(tmp_path: Path, source: str) -> None:
     kl = {"place": "loss", "coef": 0.05}
     tables = {"steps": 2, "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": kl, "old_logprobs": source}}
@@ -229,7 +229,9 @@ def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:
     assert result(layout.root) == undisturbed(**REDO)
 
 
-@pytest.mark.parametrize("stage", ["60-critic_update", "70-actor_update"])
+@pytest.mark.parametrize(
+    "stage", ["60-critic_update", pytest.param("70-actor_update", marks=pytest.mark.ci("60-critic_update"))]
+)
 def test_records_older_than_the_checkpoint_are_not_read(tmp_path: Path, stage: str) -> None:
     # The folders of steps before a checkpoint remain until the next checkpoint. None of them is in the plan, so none
     # may be required.

@@ -42,7 +42,9 @@ def test_saved_state_has_its_updates_and_carry(tmp_path: Path) -> None:
         assert (state.role, state.step, state.updates, carry.kl_coef) == (role, 4, 16, 0.05)
 
 
-@pytest.mark.parametrize("moment", ["3 advantages renamed", "4 rollout starts"])
+@pytest.mark.parametrize(
+    "moment", ["3 advantages renamed", pytest.param("4 rollout starts", marks=pytest.mark.ci("3 advantages renamed"))]
+)
 def test_trained_totals_count_all_steps_and_survive_a_resume(tmp_path: Path, moment: str) -> None:
     layout = stop_at(tmp_path / "run", moment, **EVERY_SECOND)
     journal = play(layout.root, fake_recipe(**EVERY_SECOND)).job.journal
@@ -53,12 +55,21 @@ def test_trained_totals_count_all_steps_and_survive_a_resume(tmp_path: Path, mom
     assert saved_state(layout, "actor", 4)[1].trained_tokens == counted[-1]
 
 
-def test_resume_from_a_checkpoint_equals_an_uninterrupted_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "4 state/actor writing",
+        *(
+            pytest.param(moment, marks=pytest.mark.ci("4 state/actor writing"))
+            for moment in ("3 values starts", "4 critic_update written", "5 rollout starts")
+        ),
+    ],
+)
+def test_resume_from_a_checkpoint_equals_an_uninterrupted_run(tmp_path: Path, moment: str) -> None:
     tables = {**EVERY_SECOND, "steps": 5, "actor": {"optimizer": WARMED}, "critic": {"optimizer": WARMED}}
-    for moment in ("3 values starts", "4 critic_update written", "4 state/actor writing", "5 rollout starts"):
-        layout = stop_at(tmp_path / moment, moment, **tables)
-        play(layout.root, fake_recipe(**tables))
-        assert result(layout.root) == undisturbed(**tables), moment
+    layout = stop_at(tmp_path / "run", moment, **tables)
+    play(layout.root, fake_recipe(**tables))
+    assert result(layout.root) == undisturbed(**tables)
 
 
 @pytest.mark.parametrize("schedule", [WARMED, {**WARMED, "lr_ticks": "step", "lr_warmup_updates": 4}])
@@ -166,10 +177,10 @@ def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
 
 def test_resume_from_an_older_checkpoint_gives_the_same_result(tmp_path: Path) -> None:
-    tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
-    layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
-    assert (saved_checkpoints(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
-    (layout.state("actor", 6) / "table.bin").unlink()
+    tables = {"steps": 5, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
+    layout = stop_at(tmp_path / "run", "5 actor_update starts", **tables)
+    assert (saved_checkpoints(layout), layout.stage(2, "actor_update").exists()) == ([2, 4], False)
+    (layout.state("actor", 4) / "table.bin").unlink()
     repair(layout, plan_resume(layout))
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root) == undisturbed(**tables)

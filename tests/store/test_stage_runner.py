@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, play, stop_at
+from fakes.job import Witness, finished, open_run, play, stop_at
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.trace import trace
 from ppoctl.batch.sealed_json import seal, unseal
@@ -55,6 +55,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
     assert witness.moments == []
 
 
+@pytest.mark.sampled(12, 24)
 @pytest.mark.parametrize("stage", trace(PPO).outline.names[:-1])
 @pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
 def test_damage_to_any_stage_record_is_named(stopped: Path, stage: str, damage: str) -> None:
@@ -112,7 +113,7 @@ def test_older_of_two_live_attempts_is_superseded_before_publishing(tmp_path: Pa
 
     with pytest.raises(SupersededError, match=r"attempt 1 .* superseded by attempt 2"):
         play(root, witness=Witness(act=act))
-    play(tmp_path / "alone")
+    finished(tmp_path / "alone")
     assert RunPaths(root).ledger.read_bytes() == RunPaths(tmp_path / "alone").ledger.read_bytes()
     stages = [(line["step"], line["stage"]) for line in read_lines(RunPaths(root).journal) if "stage" in line]
     assert len(stages) == len(set(stages)) == 3 * 7 + 3

@@ -363,10 +363,10 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
 def test_kill_at_some_transactions_doubles_and_loses_nothing(
     runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_sent_again: bool
 ) -> None:
-    kill_at(range(2, 200, 7), runs_dir, mlflow, monkeypatch, is_sent_again=is_sent_again)
+    kill_at(range(2, 200, 13), runs_dir, mlflow, monkeypatch, is_sent_again=is_sent_again)
 
 
-@pytest.mark.ci("a seventh of the transactions")
+@pytest.mark.ci("one in 13 transactions")
 @pytest.mark.sampled(2)  # every second transaction of both
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("is_sent_again", [False, True], ids=["first sent", "sent again"])

@@ -53,6 +53,7 @@ class LayerParameters:
     """Parameters of the matrices that one token is multiplied with: of the experts, those that it is routed to."""
 
 
+@lru_cache(maxsize=1024)
 def rank_parameters(
     shape: ModelShape,
     head: Head,
@@ -90,6 +91,7 @@ def rank_parameters(
     return Parameters(total + _on_rank(layers, layout), sum(layer.experts for layer in layers) // layout.expert_ranks)
 
 
+@lru_cache(maxsize=1024)
 def held_parameters(
     shape: ModelShape,
     head: Head,
