@@ -25,7 +25,7 @@ from ppoctl.errors import PpoctlError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped, Output
 
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 180.0
 """Seconds within which a child must have imported the user's code. The limit is generous, for cold network disks."""
 
 _STARTS = 3
