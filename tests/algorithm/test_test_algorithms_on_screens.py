@@ -200,6 +200,7 @@ def test_run_with_the_stages_of_another_version_is_refused(
         "name": "another",
         "steps": 2,
         "rollout.prompts_per_step": 4,
+        "data.train.max_rows": 8,
         "ppo.minibatch_seqs": 4,
         "eval.every_steps": 0,
         "checkpoint.every_steps": 1,
