@@ -1,6 +1,8 @@
 """`make contracts`: the quickstart with `[expect]` on fakes, met and unmet; cells that need more GPUs are listed, not
 run."""
 
+import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -48,10 +50,10 @@ def test_expectations_table_shows_met_and_unmet(kept: list[str], capsys: pytest.
 
 
 def test_failed_run_is_not_reported_as_unmet(kept: list[str]) -> None:
-    assert contracts.main([*kept, "--set", "model.path=nowhere"]) == ExitCode.INTERNAL
+    answer = json.dumps({"error": {"message": "`nowhere` does not exist\nnor does that", "exit_code": 3}})
+    assert contracts.main(kept, ("sh", "-c", f"printf %s {shlex.quote(answer)}; exit 3")) == ExitCode.INTERNAL
     ((*_, outcome),) = cells(Path("table.md").read_text("utf-8"))
-    assert outcome.startswith("FAILED (3): ")
-    assert "nowhere" in outcome
+    assert outcome == "FAILED (3): `nowhere` does not exist"
 
 
 def test_recipe_with_too_many_gpus_is_listed_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from conventions.conftest import ROOT, trees
+from conventions.conftest import ROOT, nodes
 
 KINDS = ("docstring", "comment", "message", "test name", "page")
 
@@ -133,7 +133,7 @@ _WORD = re.compile(r"(?<![-\w/.$])[a-z]{2,}(?![-\w/.=(])")
 def _of_python(place: str, text: str) -> Iterator[Sentence]:
     documented, messages = set[int](), list[ast.Constant]()
     package, module = place.startswith("src/ppoctl/"), Path(place.removeprefix("src/ppoctl/"))
-    for node in ast.walk(trees()[module]) if package else statements(ast.parse(text)):
+    for node in nodes()[module] if package else statements(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             documented.add(id(node.value))
             yield from _split(f"{place}:{node.lineno}", "docstring", _without_tables(node.value.value))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conventions.conftest import PACKAGE, modules, trees
+from conventions.conftest import PACKAGE, modules, nodes
 from for_each import for_each
 
 ROLES = ("actor", "critic")
@@ -23,9 +23,7 @@ MODULES = modules()
 def test_roles_are_named_by_recipe_and_algorithm_only(module: Path) -> None:
     if module.parts[0] in ("recipe", "algorithm") or module.as_posix() in LITERAL_ALLOWED:
         return
-    found = [
-        node.lineno for node in ast.walk(trees()[module]) if isinstance(node, ast.Constant) and node.value in ROLES
-    ]
+    found = [node.lineno for node in nodes()[module] if isinstance(node, ast.Constant) and node.value in ROLES]
     assert not found, f"{module} names a role as a string in lines {found}: use recipe.trained, POLICY, or a head"
 
 
@@ -33,7 +31,7 @@ def test_roles_are_named_by_recipe_and_algorithm_only(module: Path) -> None:
 def test_algorithms_import_nothing_that_differs_in_a_replay(module: Path) -> None:
     imported = {
         name.split(".")[0]
-        for node in ast.walk(trees()[module])
+        for node in nodes()[module]
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
     }

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from conventions.conftest import PACKAGE, ROOT, modules, trees
+from conventions.conftest import PACKAGE, ROOT, modules, nodes, trees
 from for_each import for_each
 
 MAX_FILE_LINES = 400
@@ -23,7 +23,7 @@ def test_source_files_are_short(module: Path) -> None:
 @for_each(MODULES)
 def test_functions_are_short_and_have_at_most_six_parameters(module: Path) -> None:
     source = (PACKAGE / module).read_text("utf-8").splitlines()
-    for node in ast.walk(trees()[module]):
+    for node in nodes()[module]:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         place = f"{module}:{node.lineno} {node.name}"
@@ -49,7 +49,7 @@ def test_every_module_has_a_docstring(module: Path) -> None:
 
 @for_each(MODULES)
 def test_only_render_prints(module: Path) -> None:
-    calls = [node.func for node in ast.walk(trees()[module]) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes()[module] if isinstance(node, ast.Call)]
     prints = [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
     methods = [call for call in calls if isinstance(call, ast.Attribute) and call.attr in ("echo", "write")]
     echoes = [call for call in methods if ast.unparse(call) in ("typer.echo", "sys.stdout.write", "sys.stderr.write")]

@@ -137,11 +137,16 @@ def parse(words: tuple[str, ...]) -> None:
         command.make_context(words[0], rest).close()
 
 
-@pytest.mark.parametrize("typed", ALL, ids=[f"{each.page}: {' '.join(each.words)}" for each in ALL])
-def test_commands_of_docs_are_parsed(typed: Typed) -> None:
-    depth = 2 if typed.name == "recipes" else 1
-    if not (typed.in_text and len(typed.words) <= depth):
-        parse(typed.words)
+def test_commands_of_docs_are_parsed() -> None:
+    refused = {}
+    for typed in ALL:
+        depth = 2 if typed.name == "recipes" else 1
+        if not (typed.in_text and len(typed.words) <= depth):
+            try:
+                parse(typed.words)
+            except Exception as error:  # noqa: BLE001 - typer's errors of a command line have no public base class
+                refused[f"{typed.page}: {' '.join(typed.words)}"] = str(error)
+    assert refused == {}
 
 
 def test_every_documented_command_is_run_or_listed_as_not_run() -> None:
@@ -195,11 +200,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_cases() -> Iterator[Any]:
-    """Yield the commands. Only CI runs a command that differs from an earlier one in numbers only."""
+    """Yield the commands. Only CI runs one that differs from an earlier one in numbers or in GPUs to search."""
     first: dict[str, str] = {}
     for words in TO_RUN:
         typed = " ".join(words)
-        same = first.setdefault(re.sub(r"[\d.]+", "N", typed), typed)
+        without = re.sub("(--fit .*) --gpus.*", r"\1", re.sub(r"[\d.]+", "N", typed))
+        same = first.setdefault(without, typed)
         yield pytest.param(words, id=typed, marks=[] if same == typed else [pytest.mark.ci(same)])
 
 

@@ -2,10 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from conventions.conftest import modules, trees
+from conventions.conftest import modules, nodes
 from for_each import for_each
 
 COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
@@ -22,9 +22,9 @@ PLAIN = {
 NOT_YET = ("data/",)
 
 
-def unquoted(tree: ast.AST) -> Iterator[str]:
-    """Yield the unquoted values in commands of a message that may contain any character."""
-    for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+def unquoted(found: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the unquoted values in commands of these messages that may contain any character."""
+    for text in (node for node in found if isinstance(node, ast.JoinedStr)):
         before = ""
         for part in text.values:
             if isinstance(part, ast.Constant):
@@ -40,9 +40,9 @@ def unquoted(tree: ast.AST) -> Iterator[str]:
 def test_hint_commands_quote_inserted_values(module: Path) -> None:
     if str(module).startswith(NOT_YET):
         return
-    assert not list(unquoted(trees()[module]))
+    assert not list(unquoted(nodes()[module]))
 
 
 def test_hint_check_detects_unquoted_path() -> None:
-    assert list(unquoted(ast.parse('hint = f"look: rm -r {a} and {quoted(b)}"'))) == ["line 1: a"]
-    assert not list(unquoted(ast.parse('message = f"`{a}` is gone; ls {quoted(b)}"')))
+    assert list(unquoted(ast.walk(ast.parse('hint = f"look: rm -r {a} and {quoted(b)}"')))) == ["line 1: a"]
+    assert not list(unquoted(ast.walk(ast.parse('message = f"`{a}` is gone; ls {quoted(b)}"'))))

@@ -23,8 +23,9 @@ HEAVY = (
     "jaxtyping",
 )
 RECIPE = str(ROOT / "recipes" / "quickstart.toml")
-READ = (RECIPE, "--set", f"data.train.path={ROOT}/recipes/quickstart/test.jsonl")
-"""The recipe with a tenth of its rows."""
+ROWS = f"data.train.path={ROOT}/recipes/quickstart/test.jsonl"
+READ = (RECIPE, "--set", ROWS, "--set", "data.train.max_rows=128", "--set", "data.eval.heldout.max_rows=8")
+"""The recipe with the rows of one step."""
 SCRIPT = """
 import json, sys
 from ppoctl.cli.app import run

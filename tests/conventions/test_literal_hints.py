@@ -8,10 +8,10 @@ do not know the run. The tests in `tests/recipe` and `tests/cli` check the hints
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from conventions.conftest import modules, trees
+from conventions.conftest import modules, nodes
 from for_each import for_each
 from hints import faults
 
@@ -49,12 +49,12 @@ def filled(node: ast.expr) -> str | None:
     return re.sub(r"--set ('[^']*\0[^']*'|[^\s']*\0\S*)", "", text).replace("\0", "")
 
 
-def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every string that is not a docstring and has a command."""
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+def texts(found: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every string among these nodes that is not a docstring and has a command."""
+    inner = {id(part) for node in found if isinstance(node, ast.JoinedStr) for part in node.values}
+    bodies = [node.body for node in found if isinstance(getattr(node, "body", None), list)]
     docs = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.Constant | ast.JoinedStr) and not {id(node)} & (inner | docs):
             text = filled(node)
             if text is not None and HAS_COMMAND.search(text):
@@ -67,7 +67,7 @@ def test_commands_of_hints_can_be_typed(module: Path) -> None:
         return
     names = () if module.parts[0] in KNOW_THE_RUN else ("RUN", "RECIPE")
     known = [f"`{name}` is a placeholder" for name in names]
-    found = [(line, fault) for line, text in texts(trees()[module]) for fault in faults(text)]
+    found = [(line, fault) for line, text in texts(nodes()[module]) for fault in faults(text)]
     assert not [f"line {line}: {fault}" for line, fault in found if fault not in known]
 
 

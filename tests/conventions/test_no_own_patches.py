@@ -127,7 +127,8 @@ def targets(tree: ast.Module) -> Iterator[str]:
 
 
 def name_of(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    """Return the last name of a function; empty: it is the result of an expression."""
+    return getattr(function, "attr", "") or getattr(function, "id", "")
 
 
 def head(target: ast.expr) -> str:

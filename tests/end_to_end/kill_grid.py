@@ -7,7 +7,7 @@ resumes.
 
 A resume depends on the stages that the newest step has, on the states, on the end of the journal, and on drafts.
 `make test` resumes one state of each such kind of PPO (`one_of_each`), and of other step functions the kinds that PPO
-lacks. CI resumes one of each kind of every step function, `make test-slow` every state.
+lacks. CI resumes one of each kind of every step function, and kills it; `make test-slow` resumes every state.
 """
 
 import os
@@ -41,12 +41,16 @@ KEEPS_EACH = {
 EACH = 24
 """One of EACH moments is a real kill, if every state is resumed."""
 
-States = Literal["of own stages", "of each stage", "of each save", "of each moment", "first half", "second half"]
+States = Literal[
+    "of own stages", "of each stage", "and of kills", "of each save", "of each moment", "first half", "second half"
+]
 """States of a walk to resume: one for each stage that may be the last, or only for those that PPO lacks and for a few
-others; one for each part of a save; one for each of both, and for each moment of each kind of record; half of all."""
+others, or also some that a killed process leaves; one for each part of a save; one for each of both, and for each
+moment of each kind of record; half of all."""
 GRAINS: dict[States, slice] = {
     "of own stages": slice(1),
     "of each stage": slice(1),
+    "and of kills": slice(1),
     "of each save": slice(1, 2),
     "of each moment": slice(3),
 }
@@ -66,14 +70,14 @@ CLOCKS = re.compile(
 """The parts of files in which two equal runs differ."""
 
 
-def in_ci(*walk: object, states: States = "of each stage") -> Any:
-    """Return the case of this walk that CI resumes from each stage."""
+def in_ci(*walk: object, states: States = "and of kills") -> Any:
+    """Return the case of this walk that CI resumes from each stage, and after kills."""
     return pytest.param(*walk, states, marks=pytest.mark.ci("the walk of its own stages, and that of PPO"))
 
 
 def steps_of(states: States) -> int:
     """Return the number of steps of a walk. Two steps suffice: the second has what the first carries."""
-    return 2 if states == "of own stages" else 3
+    return 2 if states in ("of own stages", "of each moment") else 3
 
 
 def every_state(walks: Iterable[tuple[object, ...]] = ((),)) -> list[Any]:
@@ -302,8 +306,9 @@ def resume_from(
 
 
 def real_kills(moments: Sequence[str], states: States, first: int) -> list[tuple[int, str]]:
-    """Return moments at which a process is killed: none, one of each kind, or one of `EACH`."""
-    if states in ("of each stage", "of each save"):
+    """Return moments at which a process is killed: none, one of each kind, or one of `EACH`. `make test` kills at
+    each kind of moment of PPO, CI also in the walks of other step functions."""
+    if states in ("of own stages", "of each stage", "of each save"):
         return []
     every = list(enumerate(moments))
     if states == "of each moment":

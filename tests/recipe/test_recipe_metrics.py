@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from conventions.conftest import trees
+from conventions.conftest import nodes
+from for_each import for_each
 from ppoctl.manual.guides import groups, guide, guided
 from ppoctl.metric_registry import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
 from ppoctl.recipe import schema_tree as tree
@@ -20,7 +21,7 @@ def test_metric_names_are_unique_and_described() -> None:
     assert all(metric.unit and metric.description for metric in METRICS)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@for_each(METRICS)
 def test_every_metric_name_finds_its_entry(metric: Metric) -> None:
     assert find(metric.name.replace("{set}", "my-set").replace("{k}", "12")) is metric
 
@@ -64,9 +65,9 @@ def test_metric_names_are_literals_only_in_registry() -> None:
     names = {metric.name for metric in METRICS}
     written = [
         f"{module}:{node.lineno} {node.value}"
-        for module, tree in trees().items()
+        for module, found in nodes().items()
         if str(module) not in ("metric_registry.py", "evaluation_metrics.py")
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     ]
     assert not written

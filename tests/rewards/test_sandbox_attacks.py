@@ -22,6 +22,11 @@ SHORT_S = {False: 0.3, True: 3.0}
 
 
 SAME_FOR_ANY_USER = (
+    "bytes",
+    "environment",
+    "frames",
+    "limits raised",
+    "many",
     "piece by piece",
     "busy",
     "sleep",

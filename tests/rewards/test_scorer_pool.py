@@ -138,7 +138,7 @@ def test_scorer_deadline_is_per_sample(drill_pool: OpenPool) -> None:
     ("truth", "message"),
     [
         ("raise", "ValueError: cannot parse <object object at 0x..>"),
-        ("sys.exit", "SystemExit: 3"),
+        pytest.param("sys.exit", "SystemExit: 3", marks=pytest.mark.ci("raise, os._exit")),
         ("os._exit", "the scorer ended its process with exit code 3"),
         ("kill", "the scorer's process was killed by signal 9 (Killed)"),
         ("text", "the scorer returned a `str` as value, not a number"),
@@ -327,7 +327,11 @@ def test_close_ends_child_during_scoring(drill_pool: OpenPool, tmp_path: Path) -
     ("truth", "message"),
     [
         ("number nan", "the scorer returned `nan` as reward of a response to prompt `train/1`"),
-        ("number -inf", "the scorer returned `-inf` as reward of a response to prompt `train/1`"),
+        pytest.param(
+            "number -inf",
+            "the scorer returned `-inf` as reward of a response to prompt `train/1`",
+            marks=pytest.mark.ci("number nan"),
+        ),
         ("number 1e39", "the scorer returned `1e+39` as reward of a response to prompt `train/1`"),
         ("nan-extra", "the scorer returned `nan` as margin of a response to prompt `train/1`"),
     ],

@@ -146,9 +146,9 @@ class LargestAllocations(TorchDispatchMode):
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_checksum_memory_does_not_grow_with_tensor(is_transposed):
-    """It takes at most 64 MiB with a GPU's chunk sizes, for a tensor of any size (here 128 MiB)."""
-    weight = torch.full((64, 2**20), 3.0, dtype=torch.bfloat16)
-    seen = weight.view(2**20, 64).t() if is_transposed else weight
+    """It takes at most 64 MiB with a GPU's chunk sizes, for a tensor of any size (here 32 MiB)."""
+    weight = torch.full((64, 2**18), 3.0, dtype=torch.bfloat16)
+    seen = weight.view(2**18, 64).t() if is_transposed else weight
     with LargestAllocations() as allocations:
         checksum_of(seen, {"cpu": module.WORDS_PER_ROUND["cuda"]})
     own = {place: size for place, size in allocations.places.items() if place != weight.data_ptr()}

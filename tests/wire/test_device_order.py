@@ -29,7 +29,25 @@ def test_model_that_fills_a_gpu_stays_within_its_plan(tmp_path: Path, situation:
     assert device.peaks["actor_load"] + share > 80 * 2**30
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name != "own/qwen3-4b-80g"])
+DIFFERENT = (
+    "calculator-small",
+    "llama-3.2-1b-hh-rlhf-80g",
+    "qwen3-0.6b-grpo-80g",
+    "qwen3-4b-24g",
+    "qwen3-8b-lora-80g",
+    "dsr1-7b",
+)
+"""Recipes that differ most: an environment, a reward model, no critic, a small GPU, adapters, 64 GPUs."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.ci(", ".join(DIFFERENT))] * (not name.endswith(DIFFERENT)))
+        for name in names()
+        if name != "own/qwen3-4b-80g"
+    ],
+)
 def test_own_recipes_stay_within_their_plans_if_eval_runs_first(tmp_path: Path, name: str) -> None:
     harness = Harness.of(name, usable_gib(name))
     assert excess(harness, train(harness, tmp_path / "run")) == {}

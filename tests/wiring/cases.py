@@ -23,11 +23,19 @@ def holds(*keys: str) -> Callable[[Test], Test]:
     return note
 
 
-def each_key(names: str, cases: list[tuple[str, ...]] | list[tuple[str, object]]) -> Callable[[Test], Test]:
-    """Parametrize a test by cases whose first entry is the key that they cover."""
+def each_key(
+    names: str, cases: list[tuple[str, ...]] | list[tuple[str, object]], stays: Callable[..., str] = lambda *_: ""
+) -> Callable[[Test], Test]:
+    """Parametrize a test by cases whose first entry is the key that they cover. `stays` returns what sees the same
+    as a case that only CI runs."""
 
     def note(test: Test) -> Test:
-        marked: Test = pytest.mark.parametrize(names, cases, ids=[f"{case[0]}={case[-1]}" for case in cases])(test)
+        marks = [[pytest.mark.ci(other)] if (other := stays(*case)) else [] for case in cases]
+        params = [
+            pytest.param(*case, id=f"{case[0]}={case[-1]}", marks=mark)
+            for case, mark in zip(cases, marks, strict=True)
+        ]
+        marked: Test = pytest.mark.parametrize(names, params)(test)
         return holds(*(str(case[0]) for case in cases))(marked)
 
     return note

@@ -4,8 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-import pytest
-
+from for_each import for_each
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
@@ -44,7 +43,7 @@ def _known_as(path: KeyPath) -> str:
 TWO_VALUED = [key for key, options in result_keys().items() if options == {"*"} or len(options) > 1]
 
 
-@pytest.mark.parametrize("key", TWO_VALUED)
+@for_each(TWO_VALUED)
 def test_every_result_key_has_a_two_value_test(key: str) -> None:
     assert HELD.get(key), f"no test in tests/wiring holds `{key}`: add a case to one of test_*_keys.py"
 
