@@ -21,7 +21,7 @@ from rewards.endpoint import ended, endpoint
 
 DOUBLES = json.dumps({"inputs": ["1\n", "2\n", "3\n", "4\n"], "outputs": ["2\n", "4\n", "6\n", "8\n"]})
 ADDS = json.dumps({"inputs": [[100, 200], [[1], [2]]], "outputs": [300, [[1, 2]]], "fn_name": "add"})
-LIMITS = {"timeout_s": 10.0, "memory_mib": 256, "processes": 4, "output_kib": 64}
+LIMITS = {"timeout_s": 60.0, "memory_mib": 256, "processes": 4, "output_kib": 64}
 
 
 def scorer(**keys: Any) -> BatchFunction:
@@ -210,8 +210,8 @@ def test_fusion_endpoint_runs_program_and_output_is_compared_locally(answer: Any
             "code": "\nint main() {}\n",
             "stdin": "1\n",
             "language": "cpp",
-            "compile_timeout": 10.0,
-            "run_timeout": 10.0,
+            "compile_timeout": 60.0,
+            "run_timeout": 60.0,
             "memory_limit_MB": 256,
             "files": {},
             "fetch_files": [],

@@ -38,7 +38,7 @@ REQUEST = ScoreRequest.about(PROMPT, EPISODE.text, "terminated", (7, 8, 9, 3, 3,
 
 def score(reward: dict[str, Any], request: ScoreRequest = REQUEST) -> Score:
     with closing(fake_recipe(reward=reward).reward.open()) as scorer:
-        return scorer.submit(request).result(timeout=10)
+        return scorer.submit(request).result(timeout=120)
 
 
 def test_request_has_the_conversation_without_what_followed_the_last_turn() -> None:

@@ -266,7 +266,7 @@ class Lab:
         lines = self.run_program("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t").splitlines()
         return {line.split()[0]: line.split()[1] for line in lines}
 
-    def wait_idle(self, *, seconds: float = 30) -> None:
+    def wait_idle(self, *, seconds: float = 120) -> None:
         """Wait until every node is up and empty."""
         self._until(self._is_idle, seconds, "idle nodes")
 
@@ -286,7 +286,7 @@ class Lab:
         words = self.run_program("scontrol", "-o", "show", "job", id).split()
         return {key: value for key, _, value in (word.partition("=") for word in words)}
 
-    def wait_for(self, id: str, *states: str, seconds: float = 30) -> dict[str, str]:
+    def wait_for(self, id: str, *states: str, seconds: float = 120) -> dict[str, str]:
         """Wait until the job is in one of these states; return its fields."""
         self._until(lambda: self.job(id)["JobState"] in states, seconds, f"job {id} to be {' or '.join(states)}")
         return self.job(id)
@@ -297,7 +297,7 @@ class Lab:
         if ids:
             self.run_program("scancel", "--full", "--signal=KILL", *ids)
             self.run_program("scancel", *ids)
-            self._until(lambda: not self.run_program("squeue", "-h", "-o", "%A").split(), 30, "an empty queue")
+            self._until(lambda: not self.run_program("squeue", "-h", "-o", "%A").split(), 120, "an empty queue")
 
     # -- processes
 
@@ -343,7 +343,7 @@ class Lab:
             time.sleep(0.02)
 
 
-def wait_for_text(log: Path, text: str, *, seconds: float = 40) -> str:
+def wait_for_text(log: Path, text: str, *, seconds: float = 120) -> str:
     """Wait until the text is in the file; return the file's content."""
     deadline = time.monotonic() + seconds
     while True:
