@@ -213,7 +213,8 @@ def main() -> int:
     if not words.read:
         start = time.monotonic()
         code = subprocess.run(
-            ["make", words.target, f"ARGS=-q -p test_time --times {words.folder}"],
+            # With `=`: pytest would take the folder for one of tests, and a worker would not find pyproject.toml.
+            ["make", words.target, f"ARGS=-q -p test_time --times={words.folder}"],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'benchmarks'}:{os.environ.get('PYTHONPATH', '')}"},
             check=False,
