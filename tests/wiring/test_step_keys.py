@@ -197,7 +197,6 @@ SEEN_BY: dict[str, tuple[Any, ...]] = {
     "ppo.policy_loss.entropy_coef": (0.3,),
     "ppo.value_loss.aggregation": ("sequence_mean_token_sum", "fixed_length"),
     "ppo.rollout_correction": tuple({"kind": kind, **WEIGHTS} for kind in ("icepop", "icepop_sequence")),
-    "ppo.resample": ({"kind": "max_random", "order": "after_whitening"},),
 }
 """Values of keys whose other values stay."""
 
