@@ -207,7 +207,8 @@ def main() -> int:
         scratch = Path(name)
         source = scratch / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        (scratch / "recipes").symlink_to(ROOT / "recipes")  # the package finds those of a checkout next to `src`
+        for beside in ("recipes", "slurm"):  # the package finds those of a checkout next to `src`
+            (scratch / beside).symlink_to(ROOT / beside)
         clean = run_tests(sorted({test for mutant in mutants for test in mutant.tests}), "", source, scratch)
         if clean.exit_code != 0:
             print(f"without a mutant: {clean}\n{(scratch / 'output').read_text()}")
