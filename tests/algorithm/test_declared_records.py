@@ -1,4 +1,4 @@
-"""What stage specs declare equals what stages commit: fields, dtypes, axes and metrics of every record, on many
+"""Stage specs declare exactly what stages commit: fields, dtypes, axes and metrics of every record, on many
 recipes and for every test algorithm."""
 
 import json

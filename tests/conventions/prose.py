@@ -172,7 +172,8 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 def _without_tables(docstring: str) -> str:
     """A docstring without indented blocks, and without the lines that begin with a field such as `Formula:`."""
-    paragraphs = [line for line in docstring.splitlines() if not re.match(r"\s{8,}|\s*[A-Z][a-z ]+: ", line)]
+    field = re.compile(r"\s{8,}|\s*[A-Z][a-z]+( [a-z]+){0,2}: ")
+    paragraphs = [line for line in docstring.splitlines() if not field.match(line)]
     return "\n".join(paragraphs)
 
 
