@@ -3,8 +3,8 @@
 A plugin of pytest samples the stack of the thread that runs the tests, fifty times a second. The cause of a sample is
 the innermost frame that one row of `CAUSES` names; a wait is counted where the test waits, not in the process that it
 waits for. CPU seconds are of the test's process, of its children when they have ended, and of the whole machine. Only
-the last counts ranks and Ray; it says something if one process of tests runs. Without `--read`, runs `make test` with
-the plugin, on a machine that must be idle.
+the last counts ranks and Ray; read it only if one process of tests ran. Without `--read`, runs `make test` with the
+plugin, on a machine that must be idle.
 
     PYTHONPATH=src python benchmarks/test_time.py --folder /tmp/times [--target test]
     PYTHONPATH=src python benchmarks/test_time.py --folder /tmp/times --read

@@ -1,7 +1,7 @@
 """A real Slurm of several nodes on this machine, for tests: `with Lab() as lab: ...`.
 
-Everything of it is in one short folder below /tmp (own configuration, own munge key and socket, own ports), so that
-labs run side by side and the system's own Slurm is not touched. There are two kinds of nodes:
+Everything of it is in one short folder below /tmp: own configuration, munge key and socket; the ports are its own,
+too. So labs run side by side, and the system's own Slurm is not touched. There are two kinds of nodes:
 
     ports        all at this machine's loopback address, a port each; works without root
     namespaces   each with a network, host name, /tmp and shared memory of its own; needs root. Only the network of
@@ -318,7 +318,7 @@ class Lab:
                 return any(str(file.readlink()).startswith(f"{self.folder}/") for file in open_files)
         return False
 
-    def wait_for_processes(self, count: int, *, seconds: float = 10) -> None:
+    def wait_for_processes(self, count: int, *, seconds: float = 120) -> None:
         """Wait until jobs have this number of processes; a `slurmstepd` may end after its job has."""
         self._until(lambda: len(self.processes()) == count, seconds, f"{count} processes of jobs")
 

@@ -64,4 +64,4 @@ def test_every_tested_key_exists() -> None:
 
 
 def test_result_keys_equal_the_two_valued_cases() -> None:
-    assert set(result_keys()) - set(TWO_VALUED) == {"critic.on"}  # its only value says that there is a value head
+    assert set(result_keys()) - set(TWO_VALUED) == {"critic.on"}  # its only value stands for a value head
