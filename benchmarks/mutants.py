@@ -81,11 +81,11 @@ class FirstFailure:
 
 
 def read_tables(only: str, table: str) -> list[Mutant]:
-    """Return the mutants whose defect contains `only`, of the tables whose name contains `table`."""
+    """Return the mutants whose defect contains `only`, of one table or of all."""
     found: list[Mutant] = []
     for path in sorted(TABLES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        for raw in content.get("mutant", ()) if table in path.stem else ():
+        for raw in content.get("mutant", ()) if table in ("", path.stem) else ():
             found.append(Mutant(**{"tests": content["tests"], "skip": content.get("skip", ""), **raw}))
     return [mutant for mutant in found if only in mutant.defect]
 
@@ -191,7 +191,7 @@ def judge(mutant: Mutant, outcome: Outcome) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="mutants whose defect contains these words")
-    parser.add_argument("--table", default="", help="mutants of the tables whose name contains this word")
+    parser.add_argument("--table", default="", help="mutants of this table, without .toml")
     parser.add_argument("--since", help="only mutants whose tests differ from this commit")
     chosen = parser.parse_args()
     mutants = read_tables(chosen.only, chosen.table)
