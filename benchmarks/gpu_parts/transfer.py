@@ -16,7 +16,7 @@ from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, seq
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
-from ppoctl.engines.device_sharing import DeviceSharing
+from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings

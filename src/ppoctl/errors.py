@@ -7,6 +7,7 @@ Every error has a `hint` (one command or one change that fixes it) and the exit 
 
 import re
 import shlex
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,11 @@ RESUME_RUN = "ppoctl resume RUN"
 def quoted(value: str | Path) -> str:
     """Return the value quoted as one word of a shell command, so that a pasted hint runs nothing else."""
     return shlex.quote(str(value))
+
+
+def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:
+    """Return the command line that repeats a command which was stopped before it created a run."""
+    return " ".join(["ppoctl", command, *map(quoted, words), *(f"--set {quoted(item)}" for item in sets)])
 
 
 def without_secrets(text: str) -> str:

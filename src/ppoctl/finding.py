@@ -4,7 +4,7 @@ machine, a request to Slurm, the curves of a run.
     a check  ->  Finding  ->  printed by `cli.findings`, written as JSON by `as_json`, or raised by `as_error`
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,6 +61,12 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
+
+    @property
+    def in_a_line(self) -> str:
+        """What was found, and the fix."""
+        what = self.what.replace("\n", "; ")
+        return what if self.hint is None else f"{what}; fix: {self.hint}"
 
     @property
     def is_error(self) -> bool:
@@ -131,6 +137,14 @@ def without_missing(findings: Iterable[Finding], *, files_are_required: bool = F
         else found
         for found in findings
     ]
+
+
+def notes(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield a line for each note and warning. Errors are raised as one error (`require_none`)."""
+    for finding in findings:
+        if finding.level in (Level.NOTE, Level.WARNING):
+            where = f"{finding.where}: " if finding.where else ""
+            yield f"{finding.level.value}: {where}{finding.in_a_line}"
 
 
 def once(findings: Iterable[Finding]) -> list[Finding]:

@@ -15,10 +15,10 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import Recipe
+from ppoctl.report.shown_sample import ShownSample
 from ppoctl.runs import new_run, session
 from ppoctl.runs.mlflow_extras import contract_of
 from ppoctl.runs.run_recipe import as_recorded, newest_recorded, recipe_of
-from ppoctl.runs.samples import ShownSample
 from ppoctl.store import run_dir
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths

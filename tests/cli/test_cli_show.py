@@ -20,8 +20,8 @@ from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.cli import pager, render, sample_list, sample_screen, show
 from ppoctl.cli.app import run
 from ppoctl.errors import RecipeError
+from ppoctl.report.shown_sample import read_samples
 from ppoctl.runs import new_run, session
-from ppoctl.runs.samples import read_samples
 from ppoctl.store import record_file
 from ppoctl.store import sample_list as lists
 from ppoctl.store.manifest import require

@@ -13,8 +13,8 @@ from cli.conftest import RunCli, on_a_terminal
 from conventions.test_lightweight_imports import front
 from ppoctl.batch.episodes import EndReason
 from ppoctl.cli import sample_screen
-from ppoctl.runs.episode_parts import EpisodePart
-from ppoctl.runs.samples import ShownSample, read_samples
+from ppoctl.report.episode_parts import EpisodePart
+from ppoctl.report.shown_sample import ShownSample, read_samples
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import END_TEXTS
 from store.episodes_on_disk import HOSTILE, episodes, run_of_episodes

@@ -38,10 +38,10 @@ STATEMENTS = [
     ("It is in no command line, variable", NODES, "test_ray_token_is_only_in_one_private_file"),
     ("no dashboard and no port for Ray's client", NODES, "test_ray_opens_no_unused_ports"),
     ("in a folder that only you can enter", PRIVATE, "test_private_folder_is_unreadable_and_token_is_random"),
-    ("the stores in which ranks", "engines/test_loopback.py", "test_store_listens_only_on_its_address"),
+    ("the stores in which ranks", "weights/test_loopback.py", "test_store_listens_only_on_its_address"),
     (
         "and engines meet",
-        "engines/test_loopback.py",
+        "weights/test_loopback.py",
         "test_tensor_ranks_of_engine_listen_only_on_loopback",
     ),
     (

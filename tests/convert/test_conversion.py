@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from convert.conftest import edit_json
 from ppoctl.convert import fused_views, parameters, writers
-from ppoctl.convert.command import parity
-from ppoctl.convert.command.convert_ckpt import REPORT, ConvertRequest, convert
 from ppoctl.convert.tensor_mapping import FusedPart
 from ppoctl.engines.megatron.checkpoint_scoring import CheckpointScorer
 from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
 from ppoctl.model.rope import Rope
 from ppoctl.model.shape import ModelShape
+from ppoctl.runs.conversion import parity
+from ppoctl.runs.conversion.convert_ckpt import REPORT, ConvertRequest, convert
 
 Model = Callable[[str], Path]
 

@@ -23,7 +23,7 @@ from vllm_prepared_once import prepare_once
 
 HEAVY = (
     "ppoctl.runs.commands",
-    "ppoctl.runs.samples",
+    "ppoctl.report.shown_sample",
     "ppoctl.engines.megatron.factory",
     "transformers",
     "vllm.v1.engine.llm_engine",

@@ -464,8 +464,7 @@ def test_hint_about_a_full_disk_is_a_setting_with_which_the_run_fits(
 def test_train_checks_disk_and_memory_unless_forced(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ppoctl.cli import preflight
-    from ppoctl.runs import available_memory  # noqa: F401 - asked before the start
+    from ppoctl.runs.startable import Messages, startable
 
     monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, even if a problem is missed
     usage = type(shutil.disk_usage(folder))
@@ -478,7 +477,7 @@ def test_train_checks_disk_and_memory_unless_forced(
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
     assert run(["train", "r.toml"]) == 7
     assert "stage `" in capsys.readouterr().err
-    loaded = preflight.startable([Path("r.toml")], [], Path("runs"), force=True)
+    loaded = startable([Path("r.toml")], [], Path("runs"), Messages(print), force=True)
     assert (loaded.recipe.name, loaded.forced) == ("small", True)
     assert not Path("runs").exists()
 

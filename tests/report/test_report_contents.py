@@ -20,8 +20,8 @@ from ppoctl.report.overview import contract, head
 from ppoctl.report.recipe_keys import differences, side_by_side
 from ppoctl.report.render_page import html, marked
 from ppoctl.report.run_reader import ReadRun, read_runs
+from ppoctl.report.shown_sample import ShownSample
 from ppoctl.runs import new_run
-from ppoctl.runs.samples import ShownSample
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
 from ppoctl.store.run_paths import RunPaths
 

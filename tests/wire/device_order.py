@@ -19,7 +19,6 @@ from fakes.device import (
 )
 from fakes.job import Stops, Witness, open_run
 from ppoctl.batch.prompts import Prompts
-from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
 from ppoctl.engines.megatron.trainer import trainer_side
 from ppoctl.engines.vllm.fleet import Fleet
@@ -34,6 +33,7 @@ from ppoctl.runs.commands import evaluated
 from ppoctl.runs.eval_target import Checkpoint
 from ppoctl.store import manifest as manifests
 from ppoctl.weights.canary import Canary
+from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.sync import EngineSide, Sync
 from ppoctl.wire.components import Components
 

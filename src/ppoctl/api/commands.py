@@ -44,11 +44,11 @@ def train(
 
     Raises ExpectationError if the run does not meet its recipe's expectations, and every error of `ppoctl train`.
     """
-    from ppoctl.cli import preflight
+    from ppoctl.runs.startable import Messages, startable
     from ppoctl.wire.prestart import prestarted_engine
 
     with _screen_and_gate("train") as (screen, gate):
-        loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
+        loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
         with prestarted_engine(loaded.recipe):
             from ppoctl.runs import commands
 
@@ -61,11 +61,11 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
 
     `train` with the same recipe continues from these responses. Raises every error of `ppoctl rollout`.
     """
-    from ppoctl.cli import preflight
+    from ppoctl.runs.startable import Messages, startable
     from ppoctl.wire.prestart import prestarted_engine
 
     with _screen_and_gate("rollout") as (screen, gate):
-        loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
+        loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
         with prestarted_engine(loaded.recipe):
             from ppoctl.runs import commands
 
@@ -80,7 +80,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
 
     Raises StorageError if artifacts of the run are missing or corrupt, and every error of `ppoctl resume`.
     """
-    from ppoctl.cli import preflight
+    from ppoctl.runs.startable import Messages, resumable
     from ppoctl.slurm.run_status import require_idle
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.wire.prestart import prestarted_engine
@@ -90,7 +90,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
         require_idle(paths)
         plan = plan_resume(paths)
         plan.require_intact(paths)
-        with prestarted_engine(preflight.require_space_to_resume(paths, _sets(keys), force=force)):
+        with prestarted_engine(resumable(paths, _sets(keys), Messages(screen.line), force=force)):
             from ppoctl.runs import commands
 
             ended = commands.resume(paths, plan, _sets(keys), gate, only=None, screen=screen)
@@ -126,12 +126,12 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
     from ppoctl.wire.prestart import prestarted_engine
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
-    with _screen_and_gate("eval"):
+    with _screen_and_gate("eval") as (screen, _):
         target = find_checkpoint(path, _files(recipe), _sets(keys))
         with prestarted_engine(target.recipe):
             from ppoctl.runs import commands
 
-            evaluation = commands.evaluate(target, _notify)
+            evaluation = commands.evaluate(target, screen.line)
     return Evaluated(evaluation.stamp, evaluation.metrics(), evaluation.rows)
 
 
@@ -168,9 +168,3 @@ def _sets(keys: Keys) -> list[str]:
     from ppoctl.loading.explain import as_toml
 
     return [f"{key}={as_toml(value)}" for key, value in (keys or {}).items()]
-
-
-def _notify(text: str) -> None:
-    from ppoctl.cli import render
-
-    render.print_stderr(text)

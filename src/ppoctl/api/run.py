@@ -90,7 +90,7 @@ class Run:
         Values that the step has not computed are missing. Episodes have two more columns: `mask`, the tokens that the
         actor generated, and `episode`, its turns as JSON. Raises RecipeError if the step has no rollouts.
         """
-        from ppoctl.runs.samples import read_samples
+        from ppoctl.report.shown_sample import read_samples
         from ppoctl.store.arrow_tables import as_table
 
         if step is None:

@@ -91,7 +91,7 @@ def convert_ckpt(
     from ppoctl.store.folders import require_new
 
     require_new(out, "folder")  # before the imports below, which take seconds
-    from ppoctl.convert.command.convert_ckpt import REPORT, ConvertRequest, convert
+    from ppoctl.runs.conversion.convert_ckpt import REPORT, ConvertRequest, convert
 
     request = ConvertRequest(
         source=source,

@@ -10,9 +10,9 @@ import typer
 from ppoctl.activity import loading
 from ppoctl.cli import render
 from ppoctl.cli.long_command import engine_ahead, working
-from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, as_typed, found_run, run_names
+from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, found_run, run_names
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import RESUME_RUN, PpoctlError, RecipeError, quoted
+from ppoctl.errors import RESUME_RUN, PpoctlError, RecipeError, as_typed, quoted
 
 _RUN_FILES = ("run.json", "manifest.json")
 _MODEL_FILE = "config.json"

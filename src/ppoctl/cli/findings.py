@@ -12,16 +12,8 @@ if TYPE_CHECKING:
 def print_findings(findings: "Iterable[Finding]", *, with_where: bool = True) -> None:
     """Print findings as data: a row with the level, the origin or the thing that was checked, and what was found."""
     render.table(
-        [(each.level.value, *([each.where or each.kind] if with_where else []), _text(each)) for each in findings]
+        [(each.level.value, *([each.where or each.kind] if with_where else []), each.in_a_line) for each in findings]
     )
-
-
-def print_notes(findings: "Iterable[Finding]") -> None:
-    """Print the notes and warnings among the findings as messages. Errors are raised as one error."""
-    for finding in findings:
-        if finding.level in ("note", "warning"):
-            where = f"{finding.where}: " if finding.where else ""
-            render.print_stderr(f"{finding.level.value}: {where}{_text(finding)}")
 
 
 def print_causes(findings: "Iterable[tuple[Finding, str | None]]") -> None:
@@ -31,8 +23,3 @@ def print_causes(findings: "Iterable[tuple[Finding, str | None]]") -> None:
         for label, text in (("change", finding.hint), ("sample", shown)):
             if text is not None:
                 render.prose(f"    {label}: {render.printable(text)}")
-
-
-def _text(finding: "Finding") -> str:
-    what = finding.what.replace("\n", "; ")
-    return what if finding.hint is None else f"{what}; fix: {finding.hint}"

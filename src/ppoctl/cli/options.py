@@ -239,8 +239,3 @@ Without = Annotated[
 def with_accepted(sets: Sequence[str] | None, without: Sequence[str] | None) -> list[str]:
     """Return the settings of `--set`, with `--without` as a further setting, so that the run's recipe records it."""
     return [*(sets or ()), *([f"without={json.dumps(list(without))}"] if without else [])]
-
-
-def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:
-    """Return the command line that repeats a command which was stopped before it created a run."""
-    return " ".join(["ppoctl", command, *map(quoted, words), *(f"--set {quoted(item)}" for item in sets)])

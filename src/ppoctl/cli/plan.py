@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl import units
-from ppoctl.cli import plan_fit, plan_summary, preflight, render, submission, summary
-from ppoctl.cli.options import Assets, FitGib, GpuGib, Gpus, Here, JsonOption, Recipes, Runs, Sets, as_typed
+from ppoctl.cli import plan_fit, plan_summary, render, submission, summary
+from ppoctl.cli.options import Assets, FitGib, GpuGib, Gpus, Here, JsonOption, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.errors import RecipeError, as_typed, quoted
 
 if TYPE_CHECKING:
     from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
@@ -40,6 +40,7 @@ def plan(
     or --here, or if --fit finds no settings that fit."""
     from ppoctl.plan.memory.estimate import misfit
     from ppoctl.plan.run_plan import plan as plan_of
+    from ppoctl.runs.startable import examined
 
     if gpus is not None and fit is None:
         raise RecipeError(
@@ -51,7 +52,7 @@ def plan(
 
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None and fit is None else "gpu"
-    loaded, findings = preflight.examined(files, sets or (), strict=assets, device=device)
+    loaded, findings = examined(files, sets or (), render.messages(), strict=assets, device=device)
     if sbatch:
         again = "" if runs == summary.RUNS else f" --runs {quoted(runs)}"
         submission.print_script(loaded.recipe, runs, f"{as_typed('train', files, sets or ())} --on slurm{again}")

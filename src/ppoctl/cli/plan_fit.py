@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.cli.options import as_typed
-from ppoctl.errors import OutOfMemoryError, quoted
+from ppoctl.errors import OutOfMemoryError, as_typed, quoted
 
 if TYPE_CHECKING:
     from ppoctl.loading.load import Loaded

@@ -11,9 +11,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ppoctl.cli import columns
+
+if TYPE_CHECKING:
+    from ppoctl.runs.startable import Messages
 
 
 def line(text: str = "") -> None:
@@ -74,6 +77,13 @@ def passing(text: str = "") -> None:
     """Print progress on a line of the terminal, which the next call replaces. Without a terminal, print nothing."""
     if on_terminal() and _through is None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def messages() -> "Messages":
+    """Return `print_stderr` and `passing`, for checks that tell the user what they do."""
+    from ppoctl.runs.startable import Messages
+
+    return Messages(print_stderr, passing)
 
 
 def on_terminal() -> bool:

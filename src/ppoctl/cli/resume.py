@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.activity import loading
-from ppoctl.cli import preflight, render, summary
+from ppoctl.cli import render, summary
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import (
     Chain,
@@ -19,16 +19,16 @@ from ppoctl.cli.options import (
     TakeOver,
     TestOnly,
     Verbose,
-    as_typed,
     paths_of,
 )
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.errors import RecipeError, as_typed, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppoctl.loop.expectations import RunResult
+    from ppoctl.recipe.schema import Recipe
     from ppoctl.store.resume_plan import ResumePlan
     from ppoctl.store.run_paths import RunPaths
 
@@ -90,7 +90,7 @@ def resume(
             _require_idle(paths, take_over=take_over)
             table = _repaired_plan(paths, back_to, allow_missing=allow_missing)
             _print(run, table, to_stderr=True)
-            with engine_ahead(preflight.require_space_to_resume(paths, sets or (), force=force)):
+            with engine_ahead(_resumable(paths, sets or (), force=force)):
                 with loading("libraries"):
                     from ppoctl.runs import commands
 
@@ -99,6 +99,12 @@ def resume(
     # The JSON object is printed after the screen is closed: until then, libraries may write to stdout.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
+
+
+def _resumable(paths: "RunPaths", sets: "Sequence[str]", *, force: bool) -> "Recipe":
+    from ppoctl.runs.startable import resumable
+
+    return resumable(paths, sets, render.messages(), force=force)
 
 
 def _discard_before_job(paths: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppoctl.cli import preflight, render
+from ppoctl import units
+from ppoctl.cli import render
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class Submission:
         self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool = False
     ) -> None:
         """Submit a job that starts the run of a recipe."""
-        loaded = preflight.submittable(files, sets, runs, force=self.force)
+        from ppoctl.runs.startable import submittable
+
+        loaded = submittable(files, sets, runs, render.messages(), force=self.force)
         from ppoctl.runs import submission
         from ppoctl.store.run_paths import RunPaths
 
@@ -45,7 +48,7 @@ class Submission:
         if self.test_only:
             self._test_only(loaded.recipe, work)
         else:
-            progress = preflight.Reading().notify
+            progress = Reading().notify
             submitted = submission.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
             render.passing()
             self._print_run(submitted, paths)
@@ -122,6 +125,22 @@ class Submission:
                 ("resume:", f"ppoctl resume {quoted(run)} --on slurm"),
             ]
         )
+
+
+class Reading:
+    """Progress of computing a file's digest: shown continuously on a terminal, otherwise every few seconds."""
+
+    EVERY_S = 4.0
+
+    def __init__(self) -> None:
+        self._printed_at = time.monotonic()
+
+    def notify(self, path: Path, done: int, total: int) -> None:
+        text = f"digest of {path.name}: {units.size(done)} of {units.size(total)}"
+        render.passing(text)
+        if not render.on_terminal() and time.monotonic() - self._printed_at > self.EVERY_S:
+            self._printed_at = time.monotonic()
+            render.print_stderr(text)
 
 
 def print_script(recipe: "Recipe", runs: Path, train: str) -> None:

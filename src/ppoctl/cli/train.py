@@ -1,12 +1,13 @@
 """`ppoctl train` and `ppoctl rollout`: start a run from a recipe."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppoctl.activity import loading
-from ppoctl.cli import preflight, summary
+from ppoctl.cli import render, summary
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import (
     Chain,
@@ -20,10 +21,13 @@ from ppoctl.cli.options import (
     TestOnly,
     Verbose,
     Without,
-    as_typed,
     with_accepted,
 )
 from ppoctl.cli.submission import Submission
+from ppoctl.errors import as_typed
+
+if TYPE_CHECKING:
+    from ppoctl.loading.load import Loaded
 
 
 def train(
@@ -50,7 +54,7 @@ def train(
         submission.new_run(files, sets, runs, "train", or_resume=or_resume)
         return
     with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
-        loaded = preflight.startable(files, sets, runs, force=force)
+        loaded = _startable(files, sets, runs, force=force)
         _require_way(runs / loaded.recipe.name, or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
@@ -80,7 +84,7 @@ def rollout(
         submission.new_run(files, sets, runs, "rollout")
         return
     with working(as_typed("rollout", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
-        loaded = preflight.startable(files, sets, runs, force=force)
+        loaded = _startable(files, sets, runs, force=force)
         _require_way(runs / loaded.recipe.name, or_resume=True)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
@@ -88,6 +92,12 @@ def rollout(
 
             ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)
+
+
+def _startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
+    from ppoctl.runs.startable import startable
+
+    return startable(files, sets, runs, render.messages(), force=force)
 
 
 def _require_way(run: Path, *, or_resume: bool) -> None:

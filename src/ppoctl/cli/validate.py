@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppoctl import units
-from ppoctl.cli import preflight, render, trials
+from ppoctl.cli import render, submission, trials
 from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ def validate(
     data, and whether ppoctl can train the model."""
     from ppoctl.finding import require_none
     from ppoctl.preflight import resources
+    from ppoctl.runs.startable import examined
 
     if stage:
         _fetch(files, sets or ())
     strict, device = assets or stage, None if gpu_gib is None else "gpu"
-    loaded, findings = preflight.examined(files, sets or (), strict=strict, files_are_required=True, device=device)
+    loaded, findings = examined(
+        files, sets or (), render.messages(), strict=strict, files_are_required=True, device=device
+    )
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
         require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
@@ -101,7 +104,7 @@ def _staged(loaded: "Loaded") -> "list[Asset]":
     from ppoctl.runs import staging
 
     require_none(staging.faults(loaded))
-    staged = list(staging.assets(loaded.recipe, preflight.Reading().notify))
+    staged = list(staging.assets(loaded.recipe, submission.Reading().notify))
     render.passing()
     return staged
 

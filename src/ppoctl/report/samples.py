@@ -15,8 +15,8 @@ from ppoctl.store import eval_samples, samples
 from ppoctl.store.outline import EVAL
 
 if TYPE_CHECKING:
-    from ppoctl.runs.episode_parts import EpisodePart
-    from ppoctl.runs.samples import ShownSample
+    from ppoctl.report.episode_parts import EpisodePart
+    from ppoctl.report.shown_sample import ShownSample
 
 Json = dict[str, Any]
 
@@ -44,7 +44,7 @@ def rollouts(run: ReadRun, number: int, count: int, most_tokens: int = MOST_TOKE
 
 
 def _of_step(run: ReadRun, number: int, step: int, most_tokens: int) -> Json:
-    from ppoctl.runs.samples import read_samples
+    from ppoctl.report.shown_sample import read_samples
 
     found = read_samples(run.paths, step)
     chosen = _chosen(found)
@@ -128,7 +128,7 @@ def _conversation(sample: "ShownSample", end: int) -> Json:
     """Return the parts of an episode, if the sample is one. A part of which tokens are on the page has no text."""
     if sample.episode is None:
         return {}
-    from ppoctl.runs.episode_parts import recorded_parts
+    from ppoctl.report.episode_parts import recorded_parts
 
     parts = recorded_parts(sample.episode, {"value": sample.values, "advantage": sample.advantages})
     return {
@@ -231,7 +231,7 @@ def _evaluation(row: Json, earlier: Json | None, first: int) -> Json:
         "response": cut(str(row["response"])),
     }
     if "conversation" in row:
-        from ppoctl.runs.episode_parts import evaluated_parts
+        from ppoctl.report.episode_parts import evaluated_parts
 
         found["parts"] = [_part(part) for part in evaluated_parts(row["conversation"])]
     if earlier is not None:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
-from ppoctl.engines.loopback import environment, gloo_on_loopback, is_loopback, open_store
 from ppoctl.errors import ProcessLostError
 from ppoctl.weights.bucket import NamedTensors, TensorSpec, packed, packed_bytes, views
+from ppoctl.weights.loopback import environment, gloo_on_loopback, is_loopback, open_store
 
 Made = TypeVar("Made")
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppoctl.activity import preparing
-from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.machine.device import on_gpu
 from ppoctl.plan.memory.driver import object_store_bytes
@@ -16,6 +15,7 @@ from ppoctl.recipe.parallel import is_one_process, leaving, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.script import in_container
+from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.wire.components import no_op
 from ppoctl.wire.prestart import cpu_threads
 

@@ -22,7 +22,6 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from receivers import Awaited
 from torch import Tensor
 
-from ppoctl.engines.loopback import environment
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -31,6 +30,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights.bucket import tensors_of
+from ppoctl.weights.loopback import environment
 from ppoctl.weights.sending import RankSource
 
 TIMEOUT_S = 120.0

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.errors import PpoctlError, ProcessLostError
@@ -17,6 +16,7 @@ from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
+from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.sending import NamedWeights, Part
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 

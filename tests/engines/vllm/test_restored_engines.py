@@ -10,10 +10,10 @@ from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench,
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket
+from ppoctl.weights.device_sharing import DeviceSharing
 
 WAYS = pytest.mark.parametrize("in_place", [True, False], ids=["buckets", "export"])
 

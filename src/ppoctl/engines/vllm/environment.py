@@ -12,11 +12,11 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
-from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.machine.device import VISIBLE, hides_all, on_gpu
 from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.weights.loopback import open_store
 from ppoctl.weights.sharing import this_machine
 
 MEET_S = 600.0

@@ -7,9 +7,9 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore, rendezvous
 
-from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.weights.broadcast import meeting
+from ppoctl.weights.loopback import open_store
 
 SOON = timedelta(seconds=20)
 

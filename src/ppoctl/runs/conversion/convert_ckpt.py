@@ -12,8 +12,6 @@ import torch
 
 from ppoctl.convert import verify
 from ppoctl.convert.accounted_tensors import Accounted
-from ppoctl.convert.command.adapter import StateAdapter, open_adapter
-from ppoctl.convert.command.source import FoundCheckpoint, find_source
 from ppoctl.convert.destination import destination
 from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.megatron_folder import open_megatron
@@ -27,6 +25,8 @@ from ppoctl.machine.versions import versions
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
+from ppoctl.runs.conversion.adapter import StateAdapter, open_adapter
+from ppoctl.runs.conversion.source import FoundCheckpoint, find_source
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,7 +99,7 @@ class Conversion:
             if self.request.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
             if self.has_parity:
-                from ppoctl.convert.command.parity import ModelPair, check_parity
+                from ppoctl.runs.conversion.parity import ModelPair, check_parity
 
                 to_hf = self.request.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
@@ -132,7 +132,7 @@ def convert(request: ConvertRequest, notify: Callable[[str], None]) -> dict[str,
     for note in conversion.notes:
         notify(f"note: {note}")
     if request.verify and conversion.has_parity:
-        from ppoctl.convert.command.parity import require_memory
+        from ppoctl.runs.conversion.parity import require_memory
 
         require_memory(conversion.weights)
     with destination(request.out) as aside:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ppoctl.convert import verify
 from ppoctl.convert.adapters import adapters
-from ppoctl.convert.command.source import FoundCheckpoint
 from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.convert.hugging_face import DTYPES, Spec
 from ppoctl.convert.megatron_folder import open_megatron
@@ -25,6 +24,7 @@ from ppoctl.errors import RecipeError, quoted
 from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import Trainable
+from ppoctl.runs.conversion.source import FoundCheckpoint
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
+from ppoctl.weights.device_sharing import DeviceSharing
 
 EVERYONE = ("actor", "critic", "generator")
 
