@@ -166,6 +166,7 @@ def trained(recipe, folder: Path, shuffled: list[int]) -> Result:
     """Train in this process. Rewards are shuffled if `shuffled` has the batches of `ShuffledScorer`."""
     from ppoctl.loop.expectations import history
     from ppoctl.runs import new_run, session
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.store.run_paths import RunPaths
 
@@ -182,7 +183,7 @@ def trained(recipe, folder: Path, shuffled: list[int]) -> Result:
     components = replace(components, close_trainers=digest_and_close)
     paths = RunPaths(folder / "runs" / recipe.name)
     new_run.create(paths, recipe, digests, command="train")
-    ended = session.attempt_run(session.OpenedRun(paths, {1: recipe}, components, plan_resume(paths)))
+    ended = session.attempt_run(session.OpenedRun(paths, {1: recipe}, components, plan_resume(RecordedRun(paths))))
     points = history(ended.lines)[METRIC]
     return Result(points[0][1], points[-1][1], found[0])
 

@@ -31,6 +31,7 @@ from ppoctl.loading.load import load
 from ppoctl.runs import new_run, session
 from ppoctl.stages import reward as reward_module
 from ppoctl.store import artifact
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.weights import sync as sync_module
@@ -165,7 +166,9 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     new_run.create(paths, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies)
-    session.attempt_run(session.OpenedRun(paths, {1: recipe}, timed, plan_resume(paths), observers=(steps_seen,)))
+    session.attempt_run(
+        session.OpenedRun(paths, {1: recipe}, timed, plan_resume(RecordedRun(paths)), observers=(steps_seen,))
+    )
     return steps_seen.rows, min(copies)
 
 

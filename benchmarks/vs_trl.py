@@ -138,6 +138,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     from ppoctl.batch.scores import Score, ScoreRequest
     from ppoctl.loading.load import load
     from ppoctl.runs import new_run, session
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.store.run_paths import NUMBERS, RunPaths
 
@@ -160,7 +161,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     new_run.create(paths, recipe, digests, command="train")
     plugged = replace(components, scorer=ShareOfLetter())
     ended = session.attempt_run(
-        session.OpenedRun(paths, {1: recipe}, plugged, plan_resume(paths), observers=(clock,))
+        session.OpenedRun(paths, {1: recipe}, plugged, plan_resume(RecordedRun(paths)), observers=(clock,))
     )
     lines = {(line["step"], line["stage"]): line for line in ended.lines if "stage" in line}
     steps = range(1, job["steps"] + 1)

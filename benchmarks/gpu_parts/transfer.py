@@ -16,7 +16,6 @@ from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, seq
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
-from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
@@ -24,6 +23,7 @@ from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.recipe.schema import ByTokens
 from ppoctl.weights.canary import Canary
+from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 ROLES = ("actor", "generator")

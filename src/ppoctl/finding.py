@@ -64,7 +64,7 @@ class Finding:
 
     @property
     def in_a_line(self) -> str:
-        """What was found, and the fix."""
+        """The result and the fix, on one line."""
         what = self.what.replace("\n", "; ")
         return what if self.hint is None else f"{what}; fix: {self.hint}"
 

@@ -22,6 +22,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outlines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.store.stage_runner import load_record
@@ -178,7 +179,7 @@ def test_samples_have_their_own_scores_and_advantages(runs: dict[str, RunPaths],
     paths = runs[name]
     lines = by_round(read_lines(paths.ledger))
     for step in (1, 2, 3):
-        rows = StepRecords.read(paths, step).rows()
+        rows = StepRecords.read(RecordedRun(paths), step).rows()
         expected = [line for key, each in lines.items() if key[0] == step for line in each]
         assert [(row.round, row.prompt_id, row.sample, row.score) for row in rows] == [
             (line.get("round", 1), line["prompt"], line["sample"], line["score"]) for line in expected

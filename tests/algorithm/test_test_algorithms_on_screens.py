@@ -27,7 +27,7 @@ from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import read_lines
-from ppoctl.store.run_dir import STORIES
+from ppoctl.store.recorded_run import STORIES, RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
@@ -209,7 +209,7 @@ def test_run_with_the_stages_of_another_version_is_refused(
     }
     root = ppoctl.train(QUICKSTART, changes, runs=tmp_path).path
     paths = RunPaths(root)
-    [recorded] = run_dir.read_recorded(paths).values()
+    [recorded] = RecordedRun(paths)._recorded.values()
     stories = outlines(EVERY["resampled rows"].recipe(), lambda _, __: TWO_ROUNDS).as_json()
     run_dir.change_recipe(claim(paths), {**recorded, STORIES: stories}, from_step=1)
     ask.capsys.readouterr()

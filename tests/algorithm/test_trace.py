@@ -29,7 +29,8 @@ from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutpu
 from ppoctl.algorithm.updates import ACTOR_UPDATE
 from ppoctl.batch.fields import FIELDS
 from ppoctl.recipe.roles import POLICY
-from ppoctl.store.outline import Outlines, outlines_of
+from ppoctl.store.outline import Outlines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from store import fixture_runs
 
@@ -130,7 +131,7 @@ def test_records_with_different_rows_are_refused() -> None:
 
 @pytest.mark.parametrize("name", list(fixture_runs.STOPS))
 def test_recorded_outlines_of_a_fixture_run_equal_the_traces_of_its_recipe(name: str, tmp_path: Path) -> None:
-    recorded = outlines_of(RunPaths(fixture_runs.bring(name, tmp_path)))
+    recorded = RecordedRun(RunPaths(fixture_runs.bring(name, tmp_path))).outlines
     found = traces(fixture_runs.recipe())
     assert recorded == Outlines({steps.start: each.outline for steps, each in found.items()})
     assert list(found) == [range(1, 2), range(2, 4)]

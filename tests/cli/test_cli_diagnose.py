@@ -9,6 +9,7 @@ from fakes.job import play, stop_at
 from ppoctl.diagnose.examine import read
 from ppoctl.metric_registry import REWARD_SCORE_MEAN
 from ppoctl.store.discard import roll_back
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -51,7 +52,7 @@ def test_steps_that_were_undone_are_not_judged(tmp_path: Path) -> None:
     play(tmp_path / "fake", fake_recipe(steps=3, checkpoint={"every_steps": 1}))
     paths = RunPaths(tmp_path / "fake")
     assert read(paths.root).of(REWARD_SCORE_MEAN)[-1][0] == 3
-    roll_back(paths, 2)
+    roll_back(RecordedRun(paths), 2)
     assert read(paths.root).of(REWARD_SCORE_MEAN)[-1][0] == 2
 
 

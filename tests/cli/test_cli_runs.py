@@ -20,6 +20,7 @@ from ppoctl.runs import new_run, session
 from ppoctl.runs.mlflow_extras import contract_of
 from ppoctl.runs.run_recipe import as_recorded, newest_recorded, recipe_of
 from ppoctl.store import run_dir
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 
@@ -102,10 +103,10 @@ def test_run_of_an_earlier_version_still_drops_special_tokens(tmp_path: Path) ->
     line, recorded = 'special_tokens = "drop"\n', as_recorded(recipe)
     del recorded["rollout"]["special_tokens"]
     run_dir.create(paths, recipe_toml=recipe_as_toml(recipe).replace(line, ""), resolved=recorded, facts={})
-    assert recipe_of(paths) == newest_recorded(paths) == recipe
-    assert recipe_of(paths, ["rollout.special_tokens=keep"]).rollout.special_tokens == "keep"
+    assert recipe_of(RecordedRun(paths)) == newest_recorded(RecordedRun(paths)) == recipe
+    assert recipe_of(RecordedRun(paths), ["rollout.special_tokens=keep"]).rollout.special_tokens == "keep"
     paths.recipe_toml.write_text(recipe_as_toml(recipe).replace(line, line.replace("drop", "keep")))
-    assert recipe_of(paths).rollout.special_tokens == "keep"
+    assert recipe_of(RecordedRun(paths)).rollout.special_tokens == "keep"
     nothing = fingerprint(new, ["rollout.stop_strings"])
     assert fingerprint(recipe, ["rollout.special_tokens"]) == nothing
     assert fingerprint(new, ["rollout.special_tokens"]) != nothing

@@ -25,6 +25,7 @@ from ppoctl.runs import new_run, session
 from ppoctl.store import record_file
 from ppoctl.store import sample_list as lists
 from ppoctl.store.manifest import require
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.sample_join import JoinedRecords
@@ -91,7 +92,7 @@ def test_option_choices_match_the_record_values() -> None:
 
 def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: RunCli) -> None:
     out = ask("--step", 2, "--sample", 3).out.splitlines()
-    [sample] = read_samples(RunPaths(root), 2, [3])
+    [sample] = read_samples(RecordedRun(RunPaths(root)), 2, [3])
     assert out[0] == f"sample  3 of step 2: p5 #1, {sample.stamp}"
     assert out[1] == f"finish  {sample.finish} after {len(sample.tokens)} tokens"
     assert out[2:4] == ["answer  even", f"reward  ok {sample.score:g}"]
@@ -106,7 +107,7 @@ def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: RunCli)
 
 
 def test_kl_is_the_recorded_full_kl_or_the_logprob_gap_to_reference(root: Path) -> None:
-    records = StepRecords.read(RunPaths(root), 3)  # in the first step the actor equals the reference
+    records = StepRecords.read(RecordedRun(RunPaths(root)), 3)  # in the first step the actor equals the reference
     rollouts, logprobs = (record_file.read(RunPaths(root), 3, name) for name in ("rollout", "logprobs"))
     assert rollouts is not None
     assert logprobs is not None
@@ -153,7 +154,7 @@ def test_list_has_a_line_per_sample(ask: RunCli) -> None:
 
 
 def test_mean_advantage_is_over_unmasked_tokens(root: Path, ask: RunCli) -> None:
-    records = StepRecords.read(RunPaths(root), 3)
+    records = StepRecords.read(RecordedRun(RunPaths(root)), 3)
     [row] = listed(ask, "--list", "--limit", 1)
     whole = records.advantages.value("advantages", 0)[: row["tokens"]]
     assert row["advantage"] == pytest.approx(float(whole.mean()))
@@ -193,7 +194,7 @@ def test_token_colours_follow_the_requested_metric(
     by: sample_screen.TokenMetric,
     found: list[str],
 ) -> None:
-    [sample] = read_samples(RunPaths(root), 3, [0])
+    [sample] = read_samples(RecordedRun(RunPaths(root)), 3, [0])
     figures = {"advantages": [1.0, -1.0], "values": [0.25, 0.75], "kl": [0.5, 0.5], "logprobs": [-1.0, -2.0]}
     two = replace(sample, tokens=[5, 6], pieces=["a", "b"], **figures)
     sample_screen.print_sample(two, by)
@@ -210,7 +211,7 @@ def test_token_colours_follow_the_requested_metric(
 
 
 def test_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [sample] = read_samples(RunPaths(root), 3, [0])
+    [sample] = read_samples(RecordedRun(RunPaths(root)), 3, [0])
     two = replace(
         sample, tokens=[5, 6], pieces=["\u00e9", ""], advantages=None, values=None, kl=None, logprobs=[-1.0, -2.0]
     )
@@ -360,7 +361,7 @@ def test_flipped_sort_puts_mixed_and_changed_prompts_first() -> None:
 def test_prompts_are_compared_with_the_nearest_earlier_step(root: Path, ask: RunCli) -> None:
     rows = listed(ask, "--eval", "--sort", "flipped")
     assert {row["before"]["step"] for row in rows} == {2}
-    source = lists.Source(RunPaths(root), evaluations=True)
+    source = lists.Source(RecordedRun(RunPaths(root)), evaluations=True)
     question = (rows[0]["set"], rows[0]["prompt_id"])
     assert rows[0]["before"]["score"] == pytest.approx(lists.means(source.rows(2))[question])
     assert [row["flip"] for row in rows] == sorted((row["flip"] for row in rows), reverse=True)

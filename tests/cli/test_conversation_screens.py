@@ -15,6 +15,7 @@ from ppoctl.batch.episodes import EndReason
 from ppoctl.cli import sample_screen
 from ppoctl.report.episode_parts import EpisodePart
 from ppoctl.report.shown_sample import ShownSample, read_samples
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import END_TEXTS
 from store.episodes_on_disk import HOSTILE, episodes, run_of_episodes
@@ -244,7 +245,7 @@ def backgrounds(text: str) -> list[tuple[str, str]]:
 
 
 def tinted(by: sample_screen.TokenMetric, capsys: pytest.CaptureFixture[str], root: Path) -> list[tuple[str, str]]:
-    [sample] = read_samples(RunPaths(root), 1, [0])
+    [sample] = read_samples(RecordedRun(RunPaths(root)), 1, [0])
     sample_screen.print_sample(sample, by)
     return backgrounds(capsys.readouterr().out)
 

@@ -27,6 +27,7 @@ from end_to_end.drill import in_a_process, killer, side_by_side
 from fakes.job import Witness, play, result
 from ppoctl.algorithm.choose import StepFunctionAt
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
@@ -269,7 +270,7 @@ def resume_from(
         left.restore(root)
         try:
             if RunPaths(root).run_json.exists():
-                assert not plan_resume(RunPaths(root)).broken
+                assert not plan_resume(RecordedRun(RunPaths(root))).broken
             play(root, recipe, choose=choose)
             assert result(root) == expected[0]
         except Exception as error:

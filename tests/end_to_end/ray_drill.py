@@ -28,6 +28,7 @@ from leftover import shared_memory
 from ppoctl.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import JournalLine
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
@@ -106,8 +107,10 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     try:
         if not root.exists():
             new_run.create(paths, recipe, digests, command="train")
-        recipes = recorded_recipes(paths)
-        session.attempt_run(session.OpenedRun(paths, recipes, components, plan_resume(paths), (Killer(kills),)))
+        recipes = recorded_recipes(RecordedRun(paths))
+        session.attempt_run(
+            session.OpenedRun(paths, recipes, components, plan_resume(RecordedRun(paths)), (Killer(kills),))
+        )
     except PpoctlError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))

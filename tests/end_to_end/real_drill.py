@@ -22,7 +22,7 @@ from ppoctl.algorithm.trace import trace
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
@@ -98,8 +98,10 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     components, digests = session.prepare(recipe, datetime.now())
     if not root.exists():
         new_run.create(paths, recipe, digests, command="train")
-    recipes = recorded_recipes(paths)
-    session.attempt_run(session.OpenedRun(paths, recipes, components, plan_resume(paths), (Executioner(moment),)))
+    recipes = recorded_recipes(RecordedRun(paths))
+    session.attempt_run(
+        session.OpenedRun(paths, recipes, components, plan_resume(RecordedRun(paths)), (Executioner(moment),))
+    )
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
@@ -112,7 +114,7 @@ def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
 def outcome(root: Path) -> dict[str, object]:
     paths = RunPaths(root)
     states = {}
-    for role in outlines_of(paths).roles:
+    for role in RecordedRun(paths).outlines.roles:
         manifest = manifests.read(paths.state(role, STEPS))
         assert manifest is not None
         # `.metadata` is torch's index of the tensor files; it may differ between processes, the tensor files must

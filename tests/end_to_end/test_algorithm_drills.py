@@ -9,8 +9,7 @@ from end_to_end.kill_grid import States, every_state, in_ci, resume_from, steps_
 from fakes.algorithms.every import EVERY
 from fakes.job import play, result
 from ppoctl.store.discard import roll_back
-from ppoctl.store.outline import outlines_of
-from ppoctl.store.retention import saved_steps
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 WALKS = [(name, every_steps) for name in EVERY for every_steps in (1, 3)]
@@ -41,8 +40,8 @@ def test_algorithm_continues_from_the_oldest_kept_states(folder: Path, name: str
         checkpoint = {"every_steps": 1, "asynchronous": False, "keep_last": keep_last, "keep_rollouts_every_steps": 0}
         paths = RunPaths(folder / f"keeps {keep_last}")
         play(paths.root, algorithm.recipe(steps=3, checkpoint=checkpoint), choose=algorithm.choose)
-        assert saved_steps(paths, outlines_of(paths).roles) == kept
-        plan, _ = roll_back(paths, kept[0])
+        assert RecordedRun(paths).saved_steps == kept
+        plan, _ = roll_back(RecordedRun(paths), kept[0])
         assert (plan.start, plan.broken) == (kept[0], ())
         play(paths.root, algorithm.recipe(steps=4, checkpoint=checkpoint), choose=algorithm.choose)
         end = result(paths.root)

@@ -11,8 +11,8 @@ from end_to_end.real_drill import ROOT, real_recipe
 from end_to_end.test_families import tiny_model
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
-from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.minutes(1.5), pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ def test_critic_of_another_model_trains_and_starts_a_second_run(tmp_path: Path, 
     assert first_values(second) != 0.0
     config = json.loads((first.state("critic", 2) / "config.json").read_text("utf-8"))
     assert (config["model_type"], config["hidden_size"], config["dtype"]) == ("llama", 64, "bfloat16")
-    source = run_dir.facts(second)["critic_from"]
+    source = RecordedRun(second).facts["critic_from"]
     saved = manifests.read(first.state("critic", 2))
     assert saved is not None
     assert (source["run"], source["step"], source["lineage"]) == (str(first.root), 2, saved.identity)

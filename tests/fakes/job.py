@@ -22,9 +22,8 @@ from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.outline import Outlines, outlines_of
-from ppoctl.store.retention import saved_steps
-from ppoctl.store.run_dir import STORIES
+from ppoctl.store.outline import Outlines
+from ppoctl.store.recorded_run import STORIES, RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.components import Components
@@ -103,7 +102,7 @@ def new_run_dir(root: Path, resolved: Mapping[str, Any] | None = None, **facts: 
 
 def saved_checkpoints(paths: RunPaths) -> list[int]:
     """Return the steps with saved states of all roles of the run; empty before the run exists."""
-    return saved_steps(paths, outlines_of(paths).roles) if paths.run_json.exists() else []
+    return RecordedRun(paths).saved_steps if paths.run_json.exists() else []
 
 
 @dataclass
@@ -248,7 +247,7 @@ def result(root: Path) -> dict[str, object]:
     paths = RunPaths(root)
     states = {
         f"{role}/{path.name}": path.read_bytes()
-        for role in outlines_of(paths).roles
+        for role in RecordedRun(paths).outlines.roles
         for path in sorted(paths.state(role, paths.saved_steps(role)[-1]).iterdir())
         if path.name != "manifest.json"
     }

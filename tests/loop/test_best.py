@@ -12,6 +12,7 @@ from ppoctl.errors import HealthStopError
 from ppoctl.loop.run import RunContext
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import roll_back
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import saved_state
 
@@ -119,7 +120,7 @@ def test_changed_metric_and_dropped_steps_remove_best_actors(tmp_path: Path) -> 
     root, keys = tmp_path / "run", {"every_steps": 1, "keep_last": "all", "best_keep": 2}
     play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_mean"}))
     before = all_kept(root)
-    roll_back(RunPaths(root), 2)
+    roll_back(RecordedRun(RunPaths(root)), 2)
     assert all_kept(root) == [step for step in before if step <= 2]
     # The mean of the kept actor is greater than each of these standard deviations, but it is another metric.
     play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_std", "best_direction": "higher"}))

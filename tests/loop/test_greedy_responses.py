@@ -11,7 +11,7 @@ from fakes.job import play
 from ppoctl.batch.records import Advantages, GreedyRewards, GreedyRollouts, Rewards, Rollouts
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.sample_join import StepJoin
 from ppoctl.store.stage_runner import load_record
@@ -48,7 +48,7 @@ def test_greedy_responses_are_baselines_and_no_samples_of_the_step(tmp_path: Pat
     # Ledger, samples of the step, and metrics of the rollout and the rewards are those of the sampled responses.
     lines = [json.loads(line) for line in paths.ledger.read_text().splitlines()]
     assert [line["seed"] for line in lines] == rollouts.seeds.tolist()
-    joined = StepJoin.of(paths, 1, outlines_of(paths))
+    joined = StepJoin.of(RecordedRun(paths), 1)
     assert joined.samples == tuple(("rollout", row) for row in range(4))
     assert [joined.joined("advantages").value("shaped", row) for row in range(4)] == rewards.scores.tolist()
     metrics = Journal(paths, wiring.job.runner.attempt).metrics(1)

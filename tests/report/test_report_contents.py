@@ -19,7 +19,7 @@ from ppoctl.report.contents import contents, fit
 from ppoctl.report.overview import contract, head
 from ppoctl.report.recipe_keys import differences, side_by_side
 from ppoctl.report.render_page import html, marked
-from ppoctl.report.run_reader import ReadRun, read_runs
+from ppoctl.report.run_reader import ReportedRun, read_runs
 from ppoctl.report.shown_sample import ShownSample
 from ppoctl.runs import new_run
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
@@ -56,9 +56,16 @@ ATTEMPTS: list[dict[str, Any]] = [
 ]
 
 
-def by_hand() -> ReadRun:
+def with_parts(**parts: Any) -> ReportedRun:
+    """Return a run that has these parts in memory, and no directory."""
+    run = ReportedRun(RunPaths(Path("hand")), "hand")
+    vars(run).update({"outlines": STORY, "series": history(parts["lines"]), **parts})
+    return run
+
+
+def by_hand() -> ReportedRun:
     recipes = {1: RECIPE, 2: {**RECIPE, "lr": 0.5}}
-    return ReadRun("hand", RunPaths(Path("hand")), {"name": "hand"}, recipes, LINES, history(LINES), STORY)
+    return with_parts(facts={"name": "hand"}, recipes=recipes, lines=LINES)
 
 
 # --- curves --------------------------------------------------------------------------------------------------------
@@ -94,7 +101,7 @@ def test_thinned_history_keeps_its_extremes_and_ends() -> None:
 def test_band_is_one_standard_deviation_around_the_mean() -> None:
     run = by_hand()
     lines = [line(1, step, "reward", 1.0, reward__score_mean=0.5, reward__score_std=0.2) for step in (1, 2)]
-    run = ReadRun(run.label, run.paths, run.facts, run.recipes, lines, history(lines), STORY)
+    run = with_parts(facts=run.facts, recipes=run.recipes, lines=lines)
     chart = curves.chart("reward/score_mean", [run], steps := curves.Steps())
     [series] = chart["data"]["series"]
     assert series == {"run": 0, "steps": 0, "values": [0.5, 0.5], "low": [0.3, 0.3], "high": [0.7, 0.7]}
@@ -107,7 +114,7 @@ def test_values_with_a_small_range_keep_their_differences() -> None:
     run = by_hand()
     name, values = "throughput/generated_tokens_per_s", [100000.0, 100000.3, float("nan"), 100000.12345678]
     lines = [line(1, step, "rollout", 1.0, **{name: value}) for step, value in enumerate(values, start=1)]
-    run = ReadRun(run.label, run.paths, run.facts, run.recipes, lines, history(lines), STORY)
+    run = with_parts(facts=run.facts, recipes=run.recipes, lines=lines)
     chart = curves.chart(name, [run], curves.Steps())["data"]
     assert chart["series"][0]["values"] == [100000.0, 100000.3, None, 100000.1235]
     assert (chart["axis"]["low"], chart["axis"]["high"]) == (100000.0, 100000.3)
@@ -122,7 +129,7 @@ def test_attempt_ends_in_the_stage_that_ran() -> None:
     run = by_hand()
     end = {"seq": 9, "event": "attempt_ended", "attempt": 2, "at": 240.0, "status": "interrupted", "exit_code": 130}
     lines = [*LINES[:-1], {**end, "during": [3, "rollout"]}]
-    run = ReadRun(run.label, run.paths, run.facts, run.recipes, lines, history(lines), STORY)
+    run = with_parts(facts=run.facts, recipes=run.recipes, lines=lines)
     found = [event.text for event in events.events(run, ATTEMPTS) if event.kind == "stop"]
     assert found[-1].startswith("attempt 2 ends in `rollout` of step 3")
 
@@ -170,7 +177,7 @@ def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
 def test_many_steps_are_averaged_into_fewer_bars() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
-    timeline = time_use.timeline(ReadRun("", run.paths, {}, run.recipes, lines, history(lines), STORY), 0)
+    timeline = time_use.timeline(with_parts(recipes=run.recipes, lines=lines), 0)
     assert (len(timeline["bars"]), timeline["bars"][0], timeline["bars"][-1]) == (100, [1, 3], [298, 300])
     assert timeline["seconds"][0][:2] == [2.0, 5.0]
 
@@ -195,7 +202,7 @@ def test_consecutive_alarms_of_a_bound_are_one_mark() -> None:
     run = by_hand()
     kls = [0.05, 0.2, 0.3, 0.2, 0.05, 0.4]
     lines = [line(at, at, "actor_update", 1.0, policy__approx_kl=kl) for at, kl in enumerate(kls, start=1)]
-    run = ReadRun("", run.paths, {}, {1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines, history(lines), STORY)
+    run = with_parts(recipes={1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines=lines)
     assert [(event.at, event.text) for event in events.events(run, []) if event.kind == "health"] == [
         (2, "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn; until step 4"),
         (6, "step 6: policy/approx_kl is 0.4, above 0.1 (`health.kl.max`), warn"),

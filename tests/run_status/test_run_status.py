@@ -22,6 +22,7 @@ from ppoctl.store import liveness
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record
 from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -46,7 +47,7 @@ def begun(paths: RunPaths, **where: object) -> Attempt:
 
 
 def facts(paths: RunPaths) -> RunFacts:
-    return run_status.facts(paths, read_lines(paths.journal))
+    return run_status.facts(RecordedRun(paths), read_lines(paths.journal))
 
 
 def age(path: Path, seconds: float) -> None:
@@ -118,7 +119,7 @@ def test_hang_timeout_is_ten_times_longest_stage_within_bounds(paths: RunPaths) 
 
     def after_a_stage_of(seconds: float) -> float:
         lines = [line | ({"seconds": seconds} if "stage" in line else {}) for line in read_lines(paths.journal)]
-        return run_status.facts(paths, lines).patience_s
+        return run_status.facts(RecordedRun(paths), lines).patience_s
 
     assert [after_a_stage_of(seconds) for seconds in (4.0, 7.0, 300.0)] == [50.0, 70.0, 1000.0]
 
@@ -130,7 +131,7 @@ def test_quiet_time_uses_journal_console_and_job_log(paths: RunPaths) -> None:
     lines = [line | {"at": time.time() - 1000} for line in lines] + [started | {"job": "12"}]
 
     def quiet() -> int:
-        return round(run_status.facts(paths, lines).quiet_s, -1)
+        return round(run_status.facts(RecordedRun(paths), lines).quiet_s, -1)
 
     assert quiet() == 900
     age(paths.job_log("12"), 300)
@@ -151,10 +152,10 @@ def test_logs_of_older_attempts_and_jobs_are_neither_recent_nor_read(paths: RunP
     for old in (paths.console_log(7), paths.job_log("12"), paths.job_log("14")):
         age(old, 10)
     age(paths.job_log("15"), 600)
-    found = run_status.facts(paths, lines)
+    found = run_status.facts(RecordedRun(paths), lines)
     assert (round(found.quiet_s, -1), found.words) == (600, "of job 15")
     age(paths.job_log("13"), 400)  # of the newest attempt
-    assert round(run_status.facts(paths, lines).quiet_s, -1) == 400
+    assert round(run_status.facts(RecordedRun(paths), lines).quiet_s, -1) == 400
 
 
 def test_last_error_of_log_is_one_line_without_secrets(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.changed_settings import adopt, change
 from ppoctl.runs.run_recipe import as_recorded
-from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RECORD, RunPaths
 from ppoctl.user_functions import digest_of
@@ -28,13 +27,13 @@ REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
 
 
 def starts(paths: RunPaths) -> list[int]:
-    return sorted(run_dir.recipes(paths))
+    return sorted(RecordedRun(paths).recipes)
 
 
 def test_change_applies_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
-    adopt(claim(layout), faster)
+    adopt(claim(layout), RecordedRun(layout), faster)
     assert starts(layout) == [1, 3]
     wiring = open_run(layout.root, fake_recipe(**REDO), Witness(), recipes={1: fake_recipe(**REDO), 3: faster})
     run(wiring.job)
@@ -44,13 +43,13 @@ def test_change_applies_from_the_first_step_without_a_rollout(tmp_path: Path) ->
 
 def test_changed_recipe_applies_to_the_failed_step(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 actor_update starts", **REDO)
-    adopt(claim(layout), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
+    adopt(claim(layout), RecordedRun(layout), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 3]
 
 
 def test_step_keeps_its_recipe_if_committed_stages_read_the_key(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 actor_update starts", **REDO)
-    adopt(claim(layout), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
+    adopt(claim(layout), RecordedRun(layout), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 4]
 
 
@@ -58,7 +57,7 @@ def test_changed_prompt_order_is_refused_between_checkpoints(tmp_path: Path) -> 
     layout = stop_at(tmp_path / "run", "3 values starts", **REDO)
     before = layout.recipe_resolved.read_bytes()
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
-        adopt(claim(layout), fake_recipe(**REDO, seed=9))
+        adopt(claim(layout), RecordedRun(layout), fake_recipe(**REDO, seed=9))
     assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
 
 
@@ -72,7 +71,7 @@ def test_changed_limit_of_episodes_applies_from_the_first_step_without_a_rollout
 ) -> None:
     recipes = {turns: fake_recipe(**EPISODES, environment={**SUM, "turns": turns}) for turns in (3, 1)}
     layout = stop_at(tmp_path / "run", moment, **EPISODES, environment=SUM)
-    adopt(claim(layout), recipes[1])
+    adopt(claim(layout), RecordedRun(layout), recipes[1])
     assert starts(layout) == [1, first]
     run(open_run(layout.root, recipes[3], Witness(), recipes={1: recipes[3], first: recipes[1]}).job)
     most = {}
@@ -92,9 +91,13 @@ def test_environment_cannot_change_while_a_step_may_generate_with_it(tmp_path: P
     """The rest of the step, such as its evaluation, would run in the new environment under the old recipe."""
     layout = stop_at(tmp_path / "run", "2 values starts", **EPISODES, environment=SUM)
     with pytest.raises(RecipeError, match=r"`environment.* cannot change now: step 2 is unfinished") as error:
-        adopt(claim(layout), fake_recipe(**EPISODES, **tables))
+        adopt(claim(layout), RecordedRun(layout), fake_recipe(**EPISODES, **tables))
     assert error.value.hint == f"ppoctl resume {layout.root} --back-to 1  # the step is repeated"
-    adopt(claim(layout), fake_recipe(**EPISODES, environment={**SUM, "on_failure": {"score": 1.0}}))
+    adopt(
+        claim(layout),
+        RecordedRun(layout),
+        fake_recipe(**EPISODES, environment={**SUM, "on_failure": {"score": 1.0}}),
+    )
     assert starts(layout) == [1, 3]
 
 
@@ -109,11 +112,11 @@ def test_changed_file_of_a_loss_is_refused_while_updates_would_be_replayed_with_
 
     layout = stop_at(tmp_path / "run", "3 values starts", ppo=recipe(1).model_dump(by_alias=True)["ppo"], **REDO)
     with pytest.raises(RecipeError, match=r"`ppo.policy_loss.digest` cannot change now: steps after the saved step"):
-        adopt(claim(layout), recipe(2))
+        adopt(claim(layout), RecordedRun(layout), recipe(2))
     # Another loss, or an option, may follow: the file of the recorded recipe is still there.
     recipe(1)
-    adopt(claim(layout), recipe(1, options={"scale": 2.0}))
-    adopt(claim(layout), fake_recipe(**REDO, ppo=PPO))
+    adopt(claim(layout), RecordedRun(layout), recipe(1, options={"scale": 2.0}))
+    adopt(claim(layout), RecordedRun(layout), fake_recipe(**REDO, ppo=PPO))
     assert starts(layout) == [1, 3]
 
 
@@ -128,7 +131,7 @@ def test_changed_file_of_a_loss_applies_after_a_saved_step(tmp_path: Path, momen
         return fake_recipe(**saved, ppo={**PPO, "policy_loss": named})
 
     layout = stop_at(tmp_path / "run", moment, ppo=recipe(1).model_dump(by_alias=True)["ppo"], **saved)
-    adopt(claim(layout), recipe(2))
+    adopt(claim(layout), RecordedRun(layout), recipe(2))
     assert starts(layout) == [1, 3]
 
 
@@ -150,22 +153,22 @@ def test_changed_key_selects_another_step_function_from_its_step(
     first = fake_recipe(**redo)
     second = fake_recipe(**redo, ppo={**PPO, "rollout_correction": {"kind": "tis"}})
     layout = stop_at(tmp_path / "run", moment, **redo)
-    adopt(claim(layout), second)
+    adopt(claim(layout), RecordedRun(layout), second)
     wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
     run(wiring.job)
-    assert [step for step in (1, 2, 3) if "correction" in outlines_of(layout).at(step).names] == corrected
+    assert [step for step in (1, 2, 3) if "correction" in RecordedRun(layout).outlines.at(step).names] == corrected
     assert [step for step in (1, 2, 3) if wiring.job.journal.metrics(step).get("correction/weight_mean")] == corrected
-    assert not plan_resume(layout).broken
+    assert not plan_resume(RecordedRun(layout)).broken
 
 
 def test_critic_only_steps_can_be_added_on_resume(tmp_path: Path) -> None:
     first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
     layout = stop_at(tmp_path / "run", "2 rollout starts", steps=3)
-    adopt(claim(layout), second)
+    adopt(claim(layout), RecordedRun(layout), second)
     run(open_run(layout.root, first, Witness(), recipes={1: first, 2: second}).job)
-    assert [outlines_of(layout).at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
+    assert [RecordedRun(layout).outlines.at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
     assert not layout.stage(2, "actor_update").exists()
-    assert not plan_resume(layout).broken
+    assert not plan_resume(RecordedRun(layout)).broken
 
 
 @pytest.mark.parametrize(
@@ -190,17 +193,17 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
     tables = recipe(was, counted).model_dump(mode="json", by_alias=True)
     layout = stop_at(tmp_path / "run", "3 rollout starts", **{**REDO, "ppo": tables["ppo"], "actor": counted})
     if fits is None:
-        change(layout, recipe(new_value, counted))
+        change(RecordedRun(layout), recipe(new_value, counted))
         return
     with pytest.raises(RecipeError, match=f"`{new_value}`, was `{was}`, and 2 steps are done") as raised:
-        change(layout, recipe(new_value, counted))
+        change(RecordedRun(layout), recipe(new_value, counted))
     assert raised.value.hint.endswith(f"--set ppo.critic_only_steps={fits}")
-    change(layout, recipe(fits, counted))
-    change(layout, recipe(new_value, constant))
+    change(RecordedRun(layout), recipe(fits, counted))
+    change(RecordedRun(layout), recipe(new_value, constant))
     # A warm-up alone also changes the rate.
     warmed = {"optimizer": {"lr": 0.05, "lr_ticks": "step", "lr_warmup_updates": 8}}
     with pytest.raises(RecipeError, match="2 steps are done"):
-        change(layout, recipe(new_value, warmed))
+        change(RecordedRun(layout), recipe(new_value, warmed))
 
 
 def laid_out_tables(reshardable: str = "full", **parallel: object) -> dict[str, Any]:
@@ -221,14 +224,14 @@ def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
     ],
 )
 def test_state_can_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, layout_keys: dict[str, Any]) -> None:
-    change(finished(tmp_path / "run", **laid_out_tables(saved_as)), laid_out(**layout_keys))
+    change(RecordedRun(finished(tmp_path / "run", **laid_out_tables(saved_as))), laid_out(**layout_keys))
 
 
 @pytest.mark.parametrize("layout_keys", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
 def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, layout_keys: dict[str, Any]) -> None:
     paths = finished(tmp_path / "run", **laid_out_tables("dp"))
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
-        change(paths, laid_out("full", **layout_keys))
+        change(RecordedRun(paths), laid_out("full", **layout_keys))
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"resume {paths.root} --save-only --set checkpoint.reshardable=full")
 
@@ -236,7 +239,7 @@ def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, layo
 def test_state_of_the_other_optimizer_kind_is_refused(tmp_path: Path) -> None:
     paths = finished(tmp_path / "run", **laid_out_tables())
     with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
-        change(paths, laid_out(distributed_optimizer=False))
+        change(RecordedRun(paths), laid_out(distributed_optimizer=False))
     assert raised.value.hint is not None
     assert "keep `distributed_optimizer`" in raised.value.hint
 
@@ -282,7 +285,7 @@ def test_resume_plan_counts_the_finished_samples(tmp_path: Path, capsys: pytest.
 def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
-    change = adopt(claim(layout), faster)
+    change = adopt(claim(layout), RecordedRun(layout), faster)
     assert change is not None
     assert change.lines() == [
         "ppo.minibatch_seqs 4 -> 2 from step 3",
@@ -291,19 +294,19 @@ def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:
         "ppo.kl.coef 0.05 -> absent from step 3",
         "actor.optimizer.lr 0.05 -> 0.1 from step 3",
     ]
-    assert adopt(claim(layout), faster) is None
+    assert adopt(claim(layout), RecordedRun(layout), faster) is None
 
 
 def test_name_and_too_few_steps_cannot_be_changed(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "4 rollout starts", **REDO)
     before = fake_recipe(**REDO)
     with pytest.raises(RecipeError, match="`name` is `other`, but this run is `fake`: a run keeps its name"):
-        adopt(claim(layout), before.model_copy(update={"name": "other"}))
+        adopt(claim(layout), RecordedRun(layout), before.model_copy(update={"name": "other"}))
     with pytest.raises(RecipeError, match="`steps` is `2`, but 3 steps of the run are done") as caught:
-        adopt(claim(layout), before.model_copy(update={"steps": 2}))
+        adopt(claim(layout), RecordedRun(layout), before.model_copy(update={"steps": 2}))
     assert caught.value.hint == f"ppoctl resume {layout.root} --set steps=3"
     assert starts(layout) == [1]
-    assert adopt(claim(layout), before.model_copy(update={"steps": 3})) is not None
+    assert adopt(claim(layout), RecordedRun(layout), before.model_copy(update={"steps": 3})) is not None
 
 
 def test_refused_changes_of_resume_plan_and_of_resume_before_libraries_load(
@@ -339,6 +342,6 @@ def test_resume_keeps_the_parameters_that_train(
 ) -> None:
     layout = new_run_dir(tmp_path / "run", as_recorded(fake_recipe(**before)))
     with pytest.raises(RecipeError, match="the run was started with") as caught:
-        change(layout, fake_recipe(**after))
+        change(RecordedRun(layout), fake_recipe(**after))
     assert says in str(caught.value)
     assert "another `name`" in str(caught.value.hint)

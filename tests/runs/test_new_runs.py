@@ -21,6 +21,7 @@ from ppoctl.runs.mlflow_extras import contract_of, trained_on
 from ppoctl.runs.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
 from ppoctl.runs.session import AttemptObserver
 from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.wire.engines import read_prompts
@@ -72,18 +73,18 @@ def test_run_with_only_untrained_rollouts_is_recognized(
 
 def test_changed_or_missing_source_is_named(tmp_path: Path) -> None:
     layout = made(tmp_path / "run", sources={"model": "a" * 64, "data.train": "b" * 64})
-    require_same_sources(layout, {"model": "a" * 64, "data.train": "b" * 64, "tokenizer": "c" * 64})
+    require_same_sources(RecordedRun(layout), {"model": "a" * 64, "data.train": "b" * 64, "tokenizer": "c" * 64})
     with pytest.raises(StorageError, match=r"`data\.train` is not what .* \(digest cccccccccccc, recorded bbb"):
-        require_same_sources(layout, {"model": "a" * 64, "data.train": "c" * 64})
+        require_same_sources(RecordedRun(layout), {"model": "a" * 64, "data.train": "c" * 64})
     with pytest.raises(StorageError, match=r"`data\.train` is not what .* \(digest absent, recorded bbb"):
-        require_same_sources(layout, {"model": "a" * 64})
+        require_same_sources(RecordedRun(layout), {"model": "a" * 64})
 
 
 def test_clock_of_a_run_is_recorded_or_its_creation(tmp_path: Path) -> None:
     recorded = made(tmp_path / "run", sources={"clock": "2024-07-26T13:05:00"})
-    assert clock_of(recorded) == datetime(2024, 7, 26, 13, 5)
+    assert clock_of(RecordedRun(recorded)) == datetime(2024, 7, 26, 13, 5)
     older = made(tmp_path / "older", created=datetime(2024, 7, 26, 14, 0, 0, 7).timestamp())
-    assert clock_of(older) == datetime(2024, 7, 26, 14)
+    assert clock_of(RecordedRun(older)) == datetime(2024, 7, 26, 14)
     assert clock_notes({"clock": "2024-07-26T13:05:00"})[0].endswith("has the time 2024-07-26T13:05:00")
 
 
@@ -103,11 +104,14 @@ def test_companion_files_are_compared_per_role(tmp_path: Path) -> None:
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32", "critic": {"path": str(critic)}})
     digests = {COMPANIONS: companions_digest(QUICKSTART), companions_of("critic"): companions_digest(critic)}
     layout = made(tmp_path / "run", sources=digests)
-    assert [same_companions(layout, recipe, role) for role in ("actor", "critic")] == [QUICKSTART, critic]
+    assert [same_companions(RecordedRun(layout), recipe, role) for role in ("actor", "critic")] == [
+        QUICKSTART,
+        critic,
+    ]
     (critic / "config.json").write_text("{}", "utf-8")
-    same_companions(layout, recipe, "actor")
+    same_companions(RecordedRun(layout), recipe, "actor")
     with pytest.raises(StorageError, match="is not what run"):
-        same_companions(layout, recipe, "critic")
+        same_companions(RecordedRun(layout), recipe, "critic")
 
 
 def test_model_files_are_weights_and_configs_that_affect_results(tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_mlflow_gets_samples_evenly_spaced_over_a_step(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 5, "samples_per_prompt": 4, "max_prompt_tokens": 4, "max_new_tokens": 6}
     play(tmp_path / "run", fake_recipe(steps=1, rollout=rollout))
     paths = RunPaths(tmp_path / "run")
-    records = StepRecords.read(paths, 1)
+    records = StepRecords.read(RecordedRun(paths), 1)
     shown = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(paths, 1)]
     every = [(row.response, row.score, row.advantage) for row in records.rows()]
     # Eight of twenty.

@@ -14,6 +14,7 @@ from ppoctl.errors import OutOfMemoryError
 from ppoctl.runs import new_run, session
 from ppoctl.runs.resources import out_of_memory
 from ppoctl.store.journal import read_lines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
@@ -51,7 +52,7 @@ def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     components = fake_components(recipe)
     opened = session.OpenedRun(
-        layout, {1: recipe}, components, plan_resume(layout), (Full(fails_in=stage, error=error),)
+        layout, {1: recipe}, components, plan_resume(RecordedRun(layout)), (Full(fails_in=stage, error=error),)
     )
 
     def begin(job: object) -> None:

@@ -10,6 +10,7 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded, is_edited, recipe_of
 from ppoctl.store import run_dir
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -37,7 +38,7 @@ def test_boolean_offload_of_earlier_versions_is_converted(
     written = run.recipe_toml.read_text()
     assert "offload = []" in written
     run.recipe_toml.write_text(written.replace("offload = []", f"offload = {written_value}"))
-    assert recipe_of(run, []).cluster.offload == leave
+    assert recipe_of(RecordedRun(run), []).cluster.offload == leave
 
 
 @pytest.mark.parametrize("damage", [b"steps = [", b"steps = 7\xff\n", b"stpes = 7\n"], ids=["cut", "flipped", "key"])
@@ -46,28 +47,28 @@ def test_invalid_recipe_file_names_the_way_to_the_recorded_recipe(
 ) -> None:
     run.recipe_toml.write_bytes(damage)
     with pytest.raises(RecipeError, match=r"recipe\.toml") as raised:
-        recipe_of(run, ["steps=9"])
+        recipe_of(RecordedRun(run), ["steps=9"])
     assert raised.value.hint is not None
     aside = f"mv {run.recipe_toml} {run.root}/recipe.toml.wrong && ppoctl resume {run.root}"
     assert raised.value.hint == f"edit it, or continue with the recorded recipe: {aside}"
     run.recipe_toml.rename(run.root / "recipe.toml.wrong")
-    assert recipe_of(run, ["steps=9"]) == recipe.model_copy(update={"steps": 9})
-    assert recipe_of(run) == recipe
+    assert recipe_of(RecordedRun(run), ["steps=9"]) == recipe.model_copy(update={"steps": 9})
+    assert recipe_of(RecordedRun(run)) == recipe
     assert run.recipe_toml.is_file()
 
 
 def test_recipe_file_is_edited_only_if_its_settings_differ(run: RunPaths) -> None:
-    assert not is_edited(run)
+    assert not is_edited(RecordedRun(run))
     written = run.recipe_toml.read_text()
     run.recipe_toml.write_text(f"# a remark\n{written}")
-    assert not is_edited(run)
+    assert not is_edited(RecordedRun(run))
     run.recipe_toml.write_text(written.replace("steps = 7", "steps = 8"))
-    assert is_edited(run)
+    assert is_edited(RecordedRun(run))
     run.recipe_toml.unlink()
-    assert not is_edited(run)
+    assert not is_edited(RecordedRun(run))
 
 
 def test_invalid_option_is_not_attributed_to_the_recipe_file(run: RunPaths) -> None:
     with pytest.raises(RecipeError, match="unknown key `stpes`") as raised:
-        recipe_of(run, ["stpes=9"])
+        recipe_of(RecordedRun(run), ["stpes=9"])
     assert "recorded" not in str(raised.value.hint)

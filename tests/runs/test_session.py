@@ -28,6 +28,7 @@ from ppoctl.shutdown.signals import SignalGate
 from ppoctl.shutdown.time_left import TimeLeft
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import read_lines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import request_stop
@@ -78,21 +79,21 @@ def attempt(
     chosen = recipe or fake_recipe()
     components = fake_components(chosen)
     components = replace(components, scorer=scorer or components.scorer)
-    opened = session.OpenedRun(paths, {1: chosen}, components, plan=plan_resume(paths))
+    opened = session.OpenedRun(paths, {1: chosen}, components, plan=plan_resume(RecordedRun(paths)))
     return session.attempt_run(opened, gate=gate, screen=None if gate is None else PlainScreen(StringIO()))
 
 
 def test_changed_sources_are_named(made: RunPaths) -> None:
-    require_same_sources(made, DIGESTS)
+    require_same_sources(RecordedRun(made), DIGESTS)
     for name in DIGESTS:
         with pytest.raises(StorageError, match=f"`{name}` is not what run"):
-            require_same_sources(made, {**DIGESTS, name: "c" * 64})
+            require_same_sources(RecordedRun(made), {**DIGESTS, name: "c" * 64})
 
 
 def test_model_path_of_a_run_cannot_change(made: RunPaths) -> None:
-    assert change(made, fake_recipe()) is None
+    assert change(RecordedRun(made), fake_recipe()) is None
     with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"`, but the run was made from `\"bigram\"`"):
-        change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
+        change(RecordedRun(made), fake_recipe(model={"path": "other", "dtype": "float32"}))
 
 
 def test_fixed_keys_are_refused_before_anything_is_opened(made: RunPaths) -> None:
@@ -100,7 +101,7 @@ def test_fixed_keys_are_refused_before_anything_is_opened(made: RunPaths) -> Non
     gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
     sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
     with pytest.raises(RecipeError, match="but the run was made from"):
-        commands.resume(made, plan_resume(made), sets, gate, only=None, screen=screen)
+        commands.resume(RecordedRun(made), plan_resume(RecordedRun(made)), sets, gate, only=None, screen=screen)
     assert made.attempts() == []
 
 

@@ -13,9 +13,10 @@ from fakes.job import Witness, new_run_dir, open_run, play, stop_at
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
 from ppoctl.runs.new_run import is_replaceable, require_way
-from ppoctl.store import liveness, run_dir
+from ppoctl.store import liveness
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from store.conftest import working
@@ -100,10 +101,10 @@ def test_failed_start_leaves_the_run_name_free(made: RunPaths) -> None:
 
 def test_begun_run_or_foreign_folder_is_never_replaced(tmp_path: Path) -> None:
     began = stop_at(tmp_path / "began", "1 reward starts")
-    assert run_dir.has_begun(began)
+    assert RecordedRun(began).has_begun()
     assert not is_replaceable(began)
     failed = stop_at(tmp_path / "failed", "1 rollout starts")
-    assert not run_dir.has_begun(failed)
+    assert not RecordedRun(failed).has_begun()
     assert is_replaceable(failed)
     retired = RunPaths(tmp_path / "whole")
     play(retired.root, fake_recipe(steps=4, checkpoint={"keep_last": 2, "keep_rollouts_every_steps": 0}))
@@ -122,7 +123,7 @@ def test_health_stop_hint_names_the_last_healthy_checkpoint(
         run(open_run(root, fake_recipe(steps=4, health=rules), Witness()).job)
     assert raised.value.hint is not None
     assert f"ppoctl resume {root} --back-to 2" in raised.value.hint
-    plan = plan_resume(RunPaths(root))
+    plan = plan_resume(RecordedRun(RunPaths(root)))
     assert plan.start == 3
     assert plan.notes == (
         "a health rule stopped the run at step 3; it continues from the states of that step",

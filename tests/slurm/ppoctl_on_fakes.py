@@ -20,8 +20,8 @@ from fakes.components import fake_components
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import session
-from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.components import Components
 
@@ -65,7 +65,7 @@ def main() -> None:
 
     runs = [Path(word) for word in sys.argv[1:] if (Path(word) / "run.json").is_file()]
     # A submitted run records its sources; for other runs they are not read.
-    sources = run_dir.facts(RunPaths(runs[0].resolve()))["sources"] if runs else {}
+    sources = RecordedRun(RunPaths(runs[0].resolve())).facts["sources"] if runs else {}
     director, attempt_run = Director(Path(os.environ["DRILL"])), session.attempt_run
 
     def prepared(recipe: Recipe, _clock: datetime) -> tuple[Components, dict[str, str]]:

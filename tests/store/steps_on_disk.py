@@ -19,7 +19,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
-from ppoctl.store.run_dir import STORIES
+from ppoctl.store.recorded_run import STORIES
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import StageRunner
 

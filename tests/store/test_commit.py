@@ -15,6 +15,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.append import opened
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import size_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from store.conftest import Disk, Stale, a_manifest, working
 
@@ -170,7 +171,7 @@ def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:
     attempt = claim(paths)
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 3, "used": 2}})
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 9, "used": 9}})
-    found = run_dir.facts(paths)
+    found = RecordedRun(paths).facts
     assert found["sources"] == {"model": "m", "tokenizer": "t"}
     assert found["rows"] == {"data.train": {"read": 3, "used": 2}}
 

@@ -10,7 +10,7 @@ from ppoctl.cli.app import run
 from ppoctl.loop.early_end import metrics_by_step
 from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store.journal import read_lines
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from store.fixture_runs import STOPS, bring, recipe
@@ -20,9 +20,9 @@ from store.fixture_runs import STOPS, bring, recipe
 def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name: str) -> None:
     root = bring(name, tmp_path)
     layout, before = RunPaths(root), RunPaths(root).ledger.read_bytes()
-    assert not plan_resume(layout).broken
+    assert not plan_resume(RecordedRun(layout)).broken
     # The fakes of that time had evaluation sets that no key named.
-    assert recorded_recipes(layout)[1] == recipe().model_copy(
+    assert recorded_recipes(RecordedRun(layout))[1] == recipe().model_copy(
         update={"data": recipe().data.model_copy(update={"eval": {}})}
     )
     play(root, recipe(steps=5))
@@ -41,7 +41,7 @@ def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name
 @pytest.mark.parametrize("name", STOPS)
 def test_fixture_run_can_be_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     root = bring(name, tmp_path)
-    assert [outlines_of(RunPaths(root)).at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
+    assert [RecordedRun(RunPaths(root)).outlines.at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
     assert run(["status", str(root), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert status["steps_done"] == (2 if STOPS[name] else 3)

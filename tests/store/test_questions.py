@@ -18,9 +18,8 @@ from ppoctl.store.append import intact
 from ppoctl.store.compare import compare
 from ppoctl.store.journal import read_lines
 from ppoctl.store.ledger import end_of_blocks
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords, steps_with_rollouts
 from ppoctl.wire import sources
@@ -28,11 +27,27 @@ from ppoctl.wire import sources
 TABLES: dict[str, Any] = {"steps": 4, "checkpoint": {"every_steps": 2}, "rollout": FEW_ROWS}
 """A run that saves every second step; its fourth step is killed in the middle of the rollout."""
 
-QUESTIONS: dict[str, Callable[[RunPaths], Any]] = {
+OF_A_RUN: dict[str, Callable[[RecordedRun], Any]] = {
     "plan of a resume": plan_resume,
-    "saved steps": lambda paths: retention.saved_steps(paths, outlines_of(paths).roles),
-    "healthy steps": lambda paths: retention.healthy_steps(paths, outlines_of(paths).roles),
-    "stages of a step": lambda paths: stages_present(paths, 3, outlines_of(paths).at(3)),
+    "saved steps": lambda run: run.saved_steps,
+    "healthy steps": lambda run: retention.healthy_steps(run.paths, run.outlines.roles),
+    "stages of a step": lambda run: run.stages(3),
+    "manifests": lambda run: [(run.manifest(1, "rollout"), run.state_manifest("actor", 2), run.is_done(1))],
+    "begun": lambda run: run.has_begun(),
+    "facts": lambda run: run.facts,
+    "newest recipe": lambda run: run.recipe,
+    "recorded recipe": run_recipe.newest_recorded,
+    "last step": changed_settings.last_step,
+    "no change": lambda run: changed_settings.change(run, fake_recipe(**TABLES)),
+    "a change": lambda run: changed_settings.change(run, fake_recipe(**{**TABLES, "steps": 6})),
+    "clock": sources.clock_of,
+    "facts of its state": lambda run: vars(run_status.facts(run, run.lines)) | {"quiet_s": 0.0},
+    "samples": lambda run: [
+        (step, StepRecords.read(run, step, per_token=False).num_seqs) for step in steps_with_rollouts(run)
+    ],
+}
+QUESTIONS: dict[str, Callable[[RunPaths], Any]] = {
+    **{name: lambda paths, ask=ask: ask(RecordedRun(paths)) for name, ask in OF_A_RUN.items()},
     "stop request": lambda paths: [stop_request.stop_requested(paths, number) for number in (1, 2)],
     "jobs": lambda paths: [(job, jobs.ends(paths, job.id), jobs.starts(paths, job.id)) for job in jobs.jobs(paths)],
     "command of a resume": lambda paths: jobs.resume_command(paths.root),
@@ -41,23 +56,11 @@ QUESTIONS: dict[str, Callable[[RunPaths], Any]] = {
     "whether a process works on it": liveness.require_idle,
     "lines of the journal": lambda paths: read_lines(paths.journal),
     "end of the ledger": lambda paths: end_of_blocks(paths.ledger),
-    "begun": run_dir.has_begun,
-    "facts": run_dir.facts,
-    "newest recipe": run_dir.newest_recipe,
     "first free step": lambda paths: run_dir.first_free_step(paths, after=2),
-    "recorded recipe": run_recipe.newest_recorded,
     "taken": new_run.is_taken,
     "replaceable": new_run.is_replaceable,
-    "last step": changed_settings.last_step,
-    "no change": lambda paths: changed_settings.change(paths, fake_recipe(**TABLES)),
-    "a change": lambda paths: changed_settings.change(paths, fake_recipe(**{**TABLES, "steps": 6})),
-    "clock": sources.clock_of,
-    "facts of its state": lambda paths: vars(run_status.facts(paths, read_lines(paths.journal))) | {"quiet_s": 0.0},
     "metrics": lambda paths: read_runs([paths.root])[0].series,
     "curves": lambda paths: examine.read(paths.root),
-    "samples": lambda paths: [
-        (step, StepRecords.read(paths, step, per_token=False).num_seqs) for step in steps_with_rollouts(paths)
-    ],
     "samples of its evaluation": lambda paths: eval_samples.read(paths.root),
     "comparison": lambda paths: compare(paths.ledger, paths.ledger),
 }  # fmt: skip

@@ -26,6 +26,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import repair
 from ppoctl.store.finished_samples import FinishedSampleFiles, decoded
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 
@@ -92,7 +93,7 @@ def test_stopped_evaluation_generates_only_missing_samples(tmp_path: Path) -> No
     layout = stop_at(tmp_path / "run", f"inside eval after {EVALUATED // 2} samples", steps=1)
     assert len(list(layout.parts(0, "eval").iterdir())) == 1
     assert run_command(["status", str(layout.root)]) == 0
-    assert not plan_resume(layout).broken
+    assert not plan_resume(RecordedRun(layout)).broken
     wiring = open_run(layout.root, fake_recipe(steps=1), Witness())
     generator = cast(BigramGenerator, wiring.generator)
     stage = BuiltStages(wiring.job, 0).eval
@@ -202,24 +203,24 @@ def test_superseded_attempt_writes_no_finished_samples(paths: RunPaths) -> None:
 def test_missing_stage_is_named_and_later_stages_are_moved_aside(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 critic_update starts", **REDO)
     rmtree(layout.stage(1, "values"))
-    plan = plan_resume(layout)
+    plan = plan_resume(RecordedRun(layout))
     assert [(item.name, item.action) for item in plan.broken] == [("steps/000001/30-values", "missing")]
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
         plan.require_intact(layout)
-    whole, moved = repair(layout, plan)
+    whole, moved = repair(RecordedRun(layout), plan)
     names = trace(PPO).outline.names
     after = [f"steps/000001/{layout.stage(1, name).name}" for name in names[3:]]
     second = [f"steps/000002/{layout.stage(2, name).name}" for name in names[:5]]
     assert moved == [f"moved aside {name}" for name in after + second]
     assert not whole.broken
-    assert not plan_resume(layout).broken
+    assert not plan_resume(RecordedRun(layout)).broken
     assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]
 
 
 def test_earlier_recipe_change_replaces_a_later_change(paths: RunPaths) -> None:
     for step in (1, 5, 3):
         run_dir.change_recipe(claim(paths), {"from": step}, from_step=step)
-    assert run_dir.recipes(paths) == {1: {"from": 1}, 3: {"from": 3}}
+    assert RecordedRun(paths).recipes == {1: {"from": 1}, 3: {"from": 3}}
 
 
 def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:
@@ -239,6 +240,6 @@ def test_records_older_than_the_checkpoint_are_not_read(tmp_path: Path, stage: s
     half = stop_at(tmp_path / "half", "4 actor_update starts", **tables)
     record = half.step(1) / stage / "record.safetensors"
     record.unlink()
-    assert plan_resume(half).start == 3
+    assert plan_resume(RecordedRun(half)).start == 3
     play(half.root, fake_recipe(**tables))
     assert result(half.root) == undisturbed(**tables)

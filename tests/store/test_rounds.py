@@ -12,6 +12,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import repair
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outline, OutlineEntry
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
 from ppoctl.store.rounds import stages_in_rounds, stages_present
@@ -29,7 +30,7 @@ def until(stage: str) -> dict[str, Record]:
 
 def actions(run: RunOnDisk) -> dict[str, str]:
     """Return stage folder -> action of a resume of step 1."""
-    return {item.name.rpartition("/")[2]: item.action for item in plan_resume(run.paths).items}
+    return {item.name.rpartition("/")[2]: item.action for item in plan_resume(RecordedRun(run.paths)).items}
 
 
 @pytest.fixture
@@ -99,9 +100,9 @@ def test_hole_inside_a_round_is_missing(whole: RunOnDisk, stage: str) -> None:
 def test_whole_round_that_is_gone_is_missing(whole: RunOnDisk) -> None:
     for stage in ("rollout.2", "reward.2", "keep.2"):
         rmtree(whole.paths.stage(1, stage))
-    plan = plan_resume(whole.paths)
+    plan = plan_resume(RecordedRun(whole.paths))
     assert [item.name for item in plan.broken] == [f"steps/000001/{n}.2" for n in ("10-rollout", "20-reward", "keep")]
-    repaired, moved = repair(whole.paths, plan)
+    repaired, moved = repair(RecordedRun(whole.paths), plan)
     assert moved == [f"moved aside steps/000001/{name}" for name in AFTER]
     assert not repaired.broken
 
@@ -120,9 +121,9 @@ def test_round_before_the_last_that_is_gone_is_missing(tmp_path: Path) -> None:
 def test_damaged_selection_is_corrupt_and_set_aside_with_what_follows(whole: RunOnDisk) -> None:
     file = whole.paths.stage(1, "keep.2") / MANIFEST
     file.write_bytes(file.read_bytes().replace(b"true", b"null"))
-    plan = plan_resume(whole.paths)
+    plan = plan_resume(RecordedRun(whole.paths))
     assert [(item.name, item.action) for item in plan.broken] == [("steps/000001/keep.2", "corrupt")]
-    repaired, moved = repair(whole.paths, plan)
+    repaired, moved = repair(RecordedRun(whole.paths), plan)
     assert moved == [f"moved aside steps/000001/{name}" for name in ("keep.2", *AFTER)]
     assert not repaired.broken
 
@@ -130,7 +131,7 @@ def test_damaged_selection_is_corrupt_and_set_aside_with_what_follows(whole: Run
 def test_lost_journal_lines_of_further_rounds_are_restored(whole: RunOnDisk) -> None:
     lines = whole.paths.journal.read_bytes().splitlines(keepends=True)
     whole.paths.journal.write_bytes(b"".join([*lines[:2], b"{}\n"]))
-    repaired, _ = repair(whole.paths, plan_resume(whole.paths))
+    repaired, _ = repair(RecordedRun(whole.paths), plan_resume(RecordedRun(whole.paths)))
     assert not repaired.broken
     stages = [line["stage"] for line in read_lines(whole.paths.journal) if "stage" in line]
     assert stages == list(two_rounds())

@@ -20,6 +20,7 @@ from ppoctl.store.discard import roll_back
 from ppoctl.store.journal import read_lines
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.outline import Outline, Outlines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
 from ppoctl.store.samples import SampleRow, StepRecords, steps_with_rollouts
@@ -77,14 +78,14 @@ def require_own_values(rows: list[SampleRow], selected: set[tuple[int, int]]) ->
 
 
 def test_samples_of_two_rounds_have_their_own_scores_and_advantages(tmp_path: Path) -> None:
-    rows = StepRecords.read(made(tmp_path / "run").paths, 1).rows()
+    rows = StepRecords.read(RecordedRun(made(tmp_path / "run").paths), 1).rows()
     assert keys(rows) == ALL
     assert [row.row for row in rows] == list(range(8))
     require_own_values(rows, SELECTED)
 
 
 def test_each_token_has_the_values_of_its_own_sample(tmp_path: Path) -> None:
-    shown = read_samples(made(tmp_path / "run").paths, 1)
+    shown = read_samples(RecordedRun(made(tmp_path / "run").paths), 1)
     for (number, row), sample in zip(ALL, shown, strict=True):
         source, score = (FIRST, SECOND)[number - 1], score_of(seed(sample))
         mask = source.mask[row, : int(source.lengths[row])].int().tolist()
@@ -95,7 +96,7 @@ def test_each_token_has_the_values_of_its_own_sample(tmp_path: Path) -> None:
         is_selected = (number, row) in SELECTED
         assert sample.advantages == ([-score * each for each in mask] if is_selected else None)
         assert sample.kl == (pytest.approx([score / 10 * each for each in mask], rel=1e-4) if is_selected else None)
-    [one] = read_samples(made(tmp_path / "other").paths, 1, [7])
+    [one] = read_samples(RecordedRun(made(tmp_path / "other").paths), 1, [7])
     assert one == shown[7]
 
 
@@ -104,21 +105,21 @@ def test_rows_follow_the_selection_of_the_last_round(tmp_path: Path) -> None:
     first = selection([(1, 0), (1, 1), (1, 2), (1, 3)], [FIRST], is_full=False)
     last = selection([(2, 1), (1, 3), (2, 2), (1, 0)], [FIRST, SECOND])
     records = a_round(1, FIRST, first) | a_round(2, SECOND, last) | after_selection(1, last, [FIRST, SECOND])
-    rows = StepRecords.read(made(tmp_path / "run", records).paths, 1).rows()
+    rows = StepRecords.read(RecordedRun(made(tmp_path / "run", records).paths), 1).rows()
     require_own_values(rows, {(2, 1), (1, 3), (2, 2), (1, 0)})
 
 
 def test_resampled_rows_of_one_round_keep_their_samples(tmp_path: Path) -> None:
     kept = selection([(1, 3), (1, 3), (1, 1), (1, 3)], [FIRST])
     records = a_round(1, FIRST, kept) | after_selection(1, kept, [FIRST])
-    rows = StepRecords.read(made(tmp_path / "run", records, RESAMPLED).paths, 1).rows()
+    rows = StepRecords.read(RecordedRun(made(tmp_path / "run", records, RESAMPLED).paths), 1).rows()
     require_own_values(rows, {(1, 3), (1, 1)})
 
 
 def test_round_that_is_not_scored_yet_is_listed(tmp_path: Path) -> None:
     records = {name: record for name, record in two_rounds().items() if name.startswith("rollout")}
     found = made(tmp_path / "run", {**records, "reward": rewards(FIRST)})
-    rows = StepRecords.read(found.paths, 1).rows()
+    rows = StepRecords.read(RecordedRun(found.paths), 1).rows()
     assert keys(rows) == ALL
     assert [row.score for row in rows] == [score_of(seed(row)) for row in rows[:4]] + [None] * 4
     assert {row.outcome for row in rows[4:]} == {"not scored"}
@@ -130,7 +131,7 @@ def test_selection_of_other_samples_is_refused(tmp_path: Path) -> None:
     records = a_round(1, FIRST, wrong) | after_selection(1, wrong, [FIRST])
     found = made(tmp_path / "run", records, RESAMPLED)
     with pytest.raises(StorageError, match="row 0 of `rollout` is not sample 1 of prompt `p0`"):
-        StepRecords.read(found.paths, 1)
+        StepRecords.read(RecordedRun(found.paths), 1)
 
 
 def test_list_shows_the_round_of_each_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +167,7 @@ def test_ledger_has_the_samples_of_the_list_with_their_rounds(tmp_path: Path) ->
     ledger.record(1, samples, {"actor": "abc"})
     lines = read_lines(found.paths.ledger)
     assert [line.get("round") for line in lines] == [None] * 4 + [2] * 4
-    rows = StepRecords.read(found.paths, 1).rows()
+    rows = StepRecords.read(RecordedRun(found.paths), 1).rows()
     assert [(line.get("round", 1), line["prompt"], line["sample"], line["score"]) for line in lines] == [
         (row.round, row.prompt_id, row.sample, row.score) for row in rows
     ]
@@ -221,7 +222,7 @@ def test_retention_keeps_what_the_step_after_the_oldest_kept_state_reads(tmp_pat
 
 def test_run_goes_back_to_the_oldest_kept_state(tmp_path: Path) -> None:
     found, _ = ahead(tmp_path / "run", 5)
-    plan, moved = roll_back(found.paths, 4)
+    plan, moved = roll_back(RecordedRun(found.paths), 4)
     assert moved == ["moved aside states/actor/000005", "moved aside steps/000005"]
     assert [(item.name, item.action) for item in plan.items] == [
         ("states/actor/000004", "restored"),
@@ -233,7 +234,7 @@ def test_run_goes_back_to_the_oldest_kept_state(tmp_path: Path) -> None:
 def test_record_that_the_next_step_reads_is_missing_if_it_is_gone(tmp_path: Path) -> None:
     found, _ = ahead(tmp_path / "run", 3)
     rmtree(found.paths.stage(3, "rollout_ahead"))
-    assert [item.description for item in plan_resume(found.paths).broken] == [
+    assert [item.description for item in plan_resume(RecordedRun(found.paths)).broken] == [
         "`steps/000003/rollout_ahead` (missing)"
     ]
 
@@ -248,12 +249,17 @@ def test_every_step_with_kept_states_keeps_what_the_next_step_reads(tmp_path: Pa
 
 def test_samples_of_the_step_before_have_the_scores_of_this_step(tmp_path: Path) -> None:
     found, _ = ahead(tmp_path / "run", 5, inspected=2)
-    assert steps_with_rollouts(found.paths) == [2, 3, 4, 5]  # step 3: its responses are records of step 2
+    assert steps_with_rollouts(RecordedRun(found.paths)) == [
+        2,
+        3,
+        4,
+        5,
+    ]  # step 3: its responses are records of step 2
     for step in (2, 4, 5):
-        rows = StepRecords.read(found.paths, step).rows()
+        rows = StepRecords.read(RecordedRun(found.paths), step).rows()
         assert [(seed(row), row.score, row.advantage) for row in rows] == [
             (number, score_of(number), -score_of(number)) for number in (100 * step - 100, 100 * step - 99)
         ]
-    assert [row.outcome for row in StepRecords.read(found.paths, 3).rows()] == ["not scored"] * 2
+    assert [row.outcome for row in StepRecords.read(RecordedRun(found.paths), 3).rows()] == ["not scored"] * 2
     with pytest.raises(RecipeError, match="steps with rollouts: 2-5"):
-        StepRecords.read(found.paths, 1)
+        StepRecords.read(RecordedRun(found.paths), 1)

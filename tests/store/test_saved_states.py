@@ -18,7 +18,7 @@ from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import repair
-from ppoctl.store.outline import outlines_of
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
 from ppoctl.store.run_paths import RunPaths
@@ -157,7 +157,7 @@ def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) 
         with pytest.raises(HealthStopError):
             play(tmp_path / "run", fake_recipe(**tables, health=stops_from(step)))
     paths = RunPaths(tmp_path / "run")
-    Retention(claim(paths), outlines_of(paths), keep_last=2, keep_rollouts_every_steps=0).apply()
+    Retention(claim(paths), RecordedRun(paths).outlines, keep_last=2, keep_rollouts_every_steps=0).apply()
     assert saved_checkpoints(paths) == [1, 2, 3, 4]
     assert paths.stage(2, "actor_update").is_dir()
 
@@ -171,7 +171,7 @@ def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     )
     with monkeypatch.context() as killed:  # killed before the first file of a folder is removed
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
-        Retention(claim(layout), outlines_of(layout), keep_last=1, keep_rollouts_every_steps=0).apply()
+        Retention(claim(layout), RecordedRun(layout).outlines, keep_last=1, keep_rollouts_every_steps=0).apply()
     assert saved_checkpoints(layout) == [3]
     assert manifests.read(layout.stage(2, "rollout")) is None
 
@@ -181,7 +181,7 @@ def test_resume_from_an_older_checkpoint_gives_the_same_result(tmp_path: Path) -
     layout = stop_at(tmp_path / "run", "5 actor_update starts", **tables)
     assert (saved_checkpoints(layout), layout.stage(2, "actor_update").exists()) == ([2, 4], False)
     (layout.state("actor", 4) / "table.bin").unlink()
-    repair(layout, plan_resume(layout))
+    repair(RecordedRun(layout), plan_resume(RecordedRun(layout)))
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root) == undisturbed(**tables)
 

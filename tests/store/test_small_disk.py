@@ -15,6 +15,7 @@ from end_to_end.drill import in_a_process
 from fakes.components import fake_recipe
 from fakes.job import play, result, undisturbed
 from ppoctl.errors import StorageError
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 
@@ -61,7 +62,7 @@ def test_run_on_a_full_disk_fails_clearly_and_resumes_with_space(tmp_path: Path,
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(disk)], check=True)
         with pytest.raises(StorageError, match="No space left on device"):
             play(disk / "run", recipe)
-        assert not plan_resume(RunPaths(disk / "run")).broken
+        assert not plan_resume(RecordedRun(RunPaths(disk / "run"))).broken
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         play(disk / "run", recipe)
         assert result(disk / "run") == whole

@@ -17,9 +17,9 @@ from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
-from ppoctl.store import run_dir
 from ppoctl.store.discard import repair
 from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import FORMAT, MANIFEST, RunPaths
 from store.conftest import Disk
@@ -69,7 +69,7 @@ def test_damage_to_any_stage_record_is_named(stopped: Path, stage: str, damage: 
         path.unlink()
     with pytest.raises(CorruptArtifactError, match=re.escape(f"{folder.name}/{path.name}")):
         play(stopped, fake_recipe(**SAVES_AT_THE_END))
-    broken = plan_resume(RunPaths(stopped)).broken
+    broken = plan_resume(RecordedRun(RunPaths(stopped))).broken
     assert [item.name for item in broken] == [f"steps/000003/{folder.name}"]
     assert broken[0].action == "corrupt"
 
@@ -90,7 +90,7 @@ def test_repaired_stage_is_rerun_with_the_same_result(stopped: Path, tmp_path: P
     paths = RunPaths(stopped)
     record = paths.stage(2, "values") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-3])
-    _, done = repair(paths, plan_resume(paths))
+    _, done = repair(RecordedRun(paths), plan_resume(RecordedRun(paths)))
     assert done[0] == "moved aside steps/000002/30-values"
     assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
     play(stopped, fake_recipe(**SAVES_AT_THE_END))
@@ -165,8 +165,8 @@ def test_finished_samples_are_removed_when_their_stage_commits(tmp_path: Path, m
 def test_unknown_format_is_refused_and_is_not_corruption(stopped: Path) -> None:
     paths = RunPaths(stopped)
     readers: dict[Path, Callable[[], object]] = {
-        paths.stage(2, "values") / MANIFEST: lambda: plan_resume(paths),
-        paths.run_json: lambda: run_dir.facts(paths),
+        paths.stage(2, "values") / MANIFEST: lambda: plan_resume(RecordedRun(paths)),
+        paths.run_json: lambda: RecordedRun(paths).facts,
     }
     for path, read in readers.items():
         path.write_text(seal({**unseal(path.read_text()), "format": 7}, indent=1))

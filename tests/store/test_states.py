@@ -26,6 +26,7 @@ from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.store import manifest as manifests
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import largest_gap
@@ -159,7 +160,7 @@ def test_unchanged_actor_states_are_hard_links(tmp_path: Path, warmup: dict[str,
     first, second, third = (paths.state("actor", step) / "table.bin" for step in (1, 2, 3))
     assert first.samefile(second)
     assert not second.samefile(third)
-    assert plan_resume(paths).broken == ()
+    assert plan_resume(RecordedRun(paths)).broken == ()
     shutil.rmtree(paths.state("actor", 1))  # each name is a separate state
     for role in ("actor", "critic"):
         shutil.rmtree(paths.state(role, 3))

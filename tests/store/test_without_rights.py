@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fakes.job import new_run_dir
 from ppoctl.errors import PpoctlError
-from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
+from ppoctl.store.recorded_run import RecordedRun
 
 
 def message_without_rights(look: Callable[[], object]) -> str:
@@ -53,7 +53,7 @@ def test_unreadable_recipes_are_not_reported_missing() -> None:
         paths = new_run_dir(Path(above) / "run")
         paths.root.chmod(0o755)
         paths.recipes.chmod(0)
-        message = message_without_rights(lambda: run_dir.recipes(paths))
+        message = message_without_rights(lambda: RecordedRun(paths).recipes)
         paths.recipes.chmod(0o700)
     says = f"cannot read `{paths.recipes}`: Permission denied"
     assert message == f"{says} | check owner and permissions: ls -ld {paths.recipes}"

@@ -9,8 +9,8 @@ import pytest
 
 from conventions.test_lightweight_imports import HEAVY, front
 from ppoctl.cli.app import run
-from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from submission.conftest import MODEL, Programs, write_short_quickstart
 
@@ -50,8 +50,13 @@ def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.
         "stop:    ppoctl stop runs/quickstart\n"
         "resume:  ppoctl resume runs/quickstart --on slurm\n"
     )
-    assert run_dir.recipes(paths)[1]["steps"] == 50
-    assert set(run_dir.facts(paths)["sources"]) == {"model", "model.companions", "data.train", "data.eval.heldout"}
+    assert RecordedRun(paths).recipes[1]["steps"] == 50
+    assert set(RecordedRun(paths).facts["sources"]) == {
+        "model",
+        "model.companions",
+        "data.train",
+        "data.eval.heldout",
+    }
     (job,) = jobs(paths)
     assert (job.id, job.command, job.after, job.restarts_max) == ("41", "train", None, 100)
     assert paths.attempts() == []

@@ -19,6 +19,7 @@ from ppoctl.data.token_text import TokenText
 from ppoctl.machine.system_metrics import SystemMetrics
 from ppoctl.runs import new_run, session
 from ppoctl.runs.mlflow_extras import contract_of, gpus_here, trained_on
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
@@ -281,7 +282,9 @@ def test_run_passes_expectations_and_report_to_its_mirror(
     recipe = fake_recipe(model=model, tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
     paths = RunPaths(runs_dir / "fake")
     new_run.create(paths, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
-    session.attempt_run(session.OpenedRun(paths, {1: recipe}, fake_components(recipe), plan_resume(paths)))
+    session.attempt_run(
+        session.OpenedRun(paths, {1: recipe}, fake_components(recipe), plan_resume(RecordedRun(paths)))
+    )
     assert "mlflow:" not in capsys.readouterr().err
     found = mlflow.run("fake")
     assert (found.info.status, found.data.tags["ppoctl.contract"]) == ("FINISHED", "unmet")
@@ -289,7 +292,7 @@ def test_run_passes_expectations_and_report_to_its_mirror(
     assert '<meta name="generator" content="ppoctl report' in mlflow.text("report.html", "fake")
     samples = mlflow.table(found.info.experiment_id, "samples/train-000003.json", found.info.run_id)
     assert list(samples.columns)[:6] == ["step", "prompt", "response", "reward", "finish", "mean advantage"]
-    kept = StepRecords.read(paths, 3)
+    kept = StepRecords.read(RecordedRun(paths), 3)
     rows = [kept.row(number * kept.num_seqs // 8) for number in range(8)]
     assert list(samples["response"]) == [row.response for row in rows]
     assert list(samples["reward"]) == pytest.approx([row.score for row in rows])

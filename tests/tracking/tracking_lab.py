@@ -13,7 +13,7 @@ from ppoctl.batch.sealed_json import seal, sealed_line
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
-from ppoctl.store.run_dir import STORIES
+from ppoctl.store.recorded_run import STORIES
 from ppoctl.store.run_paths import FORMAT, RunPaths
 from ppoctl.tracking.forwarder import Sent
 

@@ -19,6 +19,7 @@ from ppoctl.runs.changed_settings import require_same_run
 from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.wire.sources import COMPANIONS, companions_of, model_digests, require_same_sources
 
@@ -83,17 +84,17 @@ def test_run_sources_include_the_reference(base: Path, state: Path, tmp_path: Pa
     assert alone["model"] != both["model"]
     run = RunPaths(tmp_path / "second")
     new_run.create(run, referring(state), both, command="train")
-    assert run_dir.facts(run)["reference_from"]["step"] == 12
-    require_same_sources(run, both)
+    assert RecordedRun(run).facts["reference_from"]["step"] == 12
+    require_same_sources(RecordedRun(run), both)
     # A copy has no manifest that would notice the change of one byte.
     copied = tmp_path.parent / "copied"  # short: the message cuts long values, and a worker has a long folder
     shutil.copytree(state, copied, ignore=shutil.ignore_patterns(MANIFEST))
     assert model_digests(referring(copied)) == both
     (copied / "__0_0.distcp").write_text("x", "utf-8")
     with pytest.raises(StorageError, match=r"`model` is not what run .* was made from"):
-        require_same_sources(run, model_digests(referring(copied)))
+        require_same_sources(RecordedRun(run), model_digests(referring(copied)))
     with pytest.raises(RecipeError, match=r"`model\.reference\.path` is `.*copied.*`, but the run was made from"):
-        require_same_run(run, referring(copied))
+        require_same_run(RecordedRun(run), referring(copied))
 
 
 def test_run_sources_include_the_adapter_that_a_role_starts_from(base: Path, tmp_path: Path) -> None:
@@ -118,11 +119,11 @@ def test_run_sources_include_the_adapter_that_a_role_starts_from(base: Path, tmp
     run = RunPaths(tmp_path / "run")
     new_run.create(run, recipe(base, None), actor, command="train")
     (adapter / "README.md").write_text("x", "utf-8")
-    require_same_sources(run, digests("actor", start=str(adapter)))
+    require_same_sources(RecordedRun(run), digests("actor", start=str(adapter)))
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapter / name).write_text("x", "utf-8")
         with pytest.raises(StorageError, match=r"`model` is not what run .* was made from"):
-            require_same_sources(run, digests("actor", start=str(adapter)))
+            require_same_sources(RecordedRun(run), digests("actor", start=str(adapter)))
         (adapter / name).write_text(name, "utf-8")
 
 
@@ -165,7 +166,7 @@ def test_critic_state_that_its_run_will_delete_is_refused(
     new_run.create(RunPaths(tmp_path / "second"), copied, {}, command="train")
     # The source run is recorded, its path is not.
     expected = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
-    assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == expected
+    assert RecordedRun(RunPaths(tmp_path / "second")).facts["critic_from"] == expected
 
 
 def test_deleted_state_with_the_frozen_weights_of_another_is_refused(base: Path, state: Path, tmp_path: Path) -> None:
@@ -199,10 +200,10 @@ def test_state_of_a_run_that_ended_early_stays(base: Path, state: Path) -> None:
 def test_new_run_records_the_source_of_its_critic(base: Path, state: Path, tmp_path: Path) -> None:
     for name, critic in (("plain", None), ("other", base), ("saved", state)):
         new_run.create(RunPaths(tmp_path / name), recipe(base, critic), {}, command="train")
-    assert run_dir.facts(RunPaths(tmp_path / "saved"))["critic_from"] == {
+    assert RecordedRun(RunPaths(tmp_path / "saved")).facts["critic_from"] == {
         "run": str(tmp_path / "runs/first"),
         "role": "critic",
         "step": 12,
         "lineage": "abc",
     }
-    assert all("critic_from" not in run_dir.facts(RunPaths(tmp_path / name)) for name in ("plain", "other"))
+    assert all("critic_from" not in RecordedRun(RunPaths(tmp_path / name)).facts for name in ("plain", "other"))

@@ -15,6 +15,7 @@ from ppoctl.loading.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.changed_settings import change
 from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.wire.engines import place_roles
 from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
 from rewards.reward_models import QUICKSTART, reward_model
@@ -56,11 +57,11 @@ def test_fingerprints_of_scoring_stages_include_reward_models() -> None:
 def test_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
     recipe = recipe_with(judge)
     layout = new_run_dir(tmp_path / "run", as_recorded(recipe), sources=model_digests(recipe))
-    require_same_sources(layout, model_digests(recipe))
+    require_same_sources(RecordedRun(layout), model_digests(recipe))
     config = json.loads((judge / "config.json").read_text("utf-8"))
     (judge / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}), "utf-8")
     with pytest.raises(StorageError, match=r"`reward\.path` is not what run .* was made from"):
-        require_same_sources(layout, model_digests(recipe))
+        require_same_sources(RecordedRun(layout), model_digests(recipe))
 
 
 def test_resume_keeps_reward_models_and_may_change_their_settings(judge: Path, tmp_path: Path) -> None:
@@ -72,9 +73,9 @@ def test_resume_keeps_reward_models_and_may_change_their_settings(judge: Path, t
         (fake_recipe(model=recipe.model.model_dump()), "none"),
     ):
         with pytest.raises(RecipeError, match="the reward models are") as caught:
-            change(layout, changed)
+            change(RecordedRun(layout), changed)
         assert says in str(caught.value)
-    found = change(layout, recipe_with(judge, template="text"))
+    found = change(RecordedRun(layout), recipe_with(judge, template="text"))
     assert found is not None
     assert found.keys == [("reward.template", "own", "text")]
 

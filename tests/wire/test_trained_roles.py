@@ -24,6 +24,7 @@ from ppoctl.runs import staging
 from ppoctl.runs.changed_settings import change
 from ppoctl.runs.run_recipe import as_recorded, recipe_of
 from ppoctl.store import run_dir
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import build_engines, place_roles, source_digest
 from ppoctl.wire.sources import COMPANIONS, model_digests
@@ -137,9 +138,9 @@ def test_resume_neither_adds_nor_removes_the_critic(tmp_path: Path, begins_with:
     recorded, wanted = both if begins_with else both[::-1]
     resolved = {**as_recorded(fake_recipe()), **recorded.model_dump(mode="json", by_alias=True)}
     paths = new_run_dir(tmp_path / "run", resolved)
-    assert change(paths, recorded) is None
+    assert change(RecordedRun(paths), recorded) is None
     with pytest.raises(RecipeError) as caught:
-        change(paths, wanted)
+        change(RecordedRun(paths), wanted)
     has, asks = ("`actor` and `critic`", "`actor`") if begins_with else ("`actor`", "`actor` and `critic`")
     assert caught.value.message == (
         f"the recipe trains {asks}, but the run trains {has}: a run cannot switch between with and without a critic"
@@ -165,9 +166,9 @@ def test_resume_keeps_the_value_head(tmp_path: Path, other: str) -> None:
     wanted = fake_recipe(critic=table or None, ppo={"minibatch_seqs": 4, **kind})
     recorded = fake_recipe(critic=HEAD)
     paths = new_run_dir(tmp_path / "run", as_recorded(recorded))
-    assert change(paths, recorded) is None
+    assert change(RecordedRun(paths), recorded) is None
     with pytest.raises(RecipeError) as caught:
-        change(paths, wanted)
+        change(RecordedRun(paths), wanted)
     assert caught.value.message == (
         f"the recipe has {described}, but the run has a value head on the actor's model (head `linear`, "
         "layers_copied `1`): a run cannot change its value head"
@@ -178,7 +179,7 @@ def test_resume_keeps_the_value_head(tmp_path: Path, other: str) -> None:
 def test_run_cannot_replace_its_critic_by_a_value_head(tmp_path: Path) -> None:
     paths = new_run_dir(tmp_path / "run", as_recorded(fake_recipe()))
     with pytest.raises(RecipeError, match="a run cannot switch between with and without a critic"):
-        change(paths, fake_recipe(critic=HEAD))
+        change(RecordedRun(paths), fake_recipe(critic=HEAD))
 
 
 def test_value_head_is_part_of_the_source_of_the_actor_only() -> None:
@@ -193,6 +194,6 @@ def test_setting_of_the_critic_is_refused_for_a_run_without_one(tmp_path: Path) 
     recipe = load([QUICKSTART.with_stem("quickstart-grpo")]).recipe
     run_dir.create(paths, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
     with pytest.raises(RecipeError, match="a run cannot switch between with and without a critic"):
-        recipe_of(paths, ["critic.optimizer.lr=1e-3"])
+        recipe_of(RecordedRun(paths), ["critic.optimizer.lr=1e-3"])
     with pytest.raises(RecipeError, match=r"`ppo\.critic_epochs` has no effect"):
-        recipe_of(paths, ["ppo.critic_epochs=2"])
+        recipe_of(RecordedRun(paths), ["ppo.critic_epochs=2"])

@@ -82,18 +82,20 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     """
     from ppoctl.runs.startable import Messages, resumable
     from ppoctl.slurm.run_status import require_idle
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.wire.prestart import prestarted_engine
 
     paths = (run if isinstance(run, Run) else Run(run)).layout
     with _screen_and_gate("resume") as (screen, gate):
         require_idle(paths)
-        plan = plan_resume(paths)
+        recorded = RecordedRun(paths)
+        plan = plan_resume(recorded)
         plan.require_intact(paths)
-        with prestarted_engine(resumable(paths, _sets(keys), Messages(screen.line), force=force)):
+        with prestarted_engine(resumable(recorded, _sets(keys), Messages(screen.line), force=force)):
             from ppoctl.runs import commands
 
-            ended = commands.resume(paths, plan, _sets(keys), gate, only=None, screen=screen)
+            ended = commands.resume(recorded, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
 
 

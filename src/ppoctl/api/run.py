@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow
 
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
 
 
@@ -21,10 +22,8 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         """Open a run directory. Raises RecipeError if the folder is not a run directory."""
-        from ppoctl.store import run_dir
-
         object.__setattr__(self, "path", Path(path).resolve())
-        run_dir.facts(self.layout)
+        self._recorded().facts  # noqa: B018 - it raises if the folder is not a run
 
     @property
     def layout(self) -> "RunPaths":
@@ -33,19 +32,21 @@ class Run:
 
         return RunPaths(self.path)
 
+    def _recorded(self) -> "RecordedRun":
+        """Return the run as it is recorded now."""
+        from ppoctl.store.recorded_run import RecordedRun
+
+        return RecordedRun(self.layout)
+
     @property
     def recipe(self) -> dict[str, Any]:
         """Recipe of the newest steps, with the value of every key."""
-        from ppoctl.store import run_dir
-
-        return run_dir.newest_recipe(self.layout)
+        return self._recorded().recipe
 
     @property
     def facts(self) -> dict[str, Any]:
         """Id of the run, its time of creation, versions, and digests of its sources."""
-        from ppoctl.store import run_dir
-
-        return run_dir.facts(self.layout)
+        return self._recorded().facts
 
     def metrics(self) -> "pyarrow.Table":
         """Return one row per step and one column per metric (`ppoctl recipes metrics` describes them).
@@ -54,19 +55,16 @@ class Run:
         """
         from ppoctl.loop.expectations import history
         from ppoctl.store.arrow_tables import as_table
-        from ppoctl.store.journal import read_lines
 
         rows: dict[int, dict[str, float]] = {}
-        for name, points in history(read_lines(self.layout.journal)).items():
+        for name, points in history(self.journal()).items():
             for step, value in points:
                 rows.setdefault(step, {})[name] = value
         return as_table([{"step": step, **rows[step]} for step in sorted(rows)])
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the journal in the order of writing: one entry for each committed artifact and each event."""
-        from ppoctl.store.journal import read_lines
-
-        return read_lines(self.layout.journal)
+        return self._recorded().lines
 
     def ledger(self) -> "pyarrow.Table":
         """Return one row per sample and step: its prompt, its score, and the updates that used it."""
@@ -81,7 +79,7 @@ class Run:
         """Return the steps whose rollouts are kept (`checkpoint.keep_rollouts_every_steps`)."""
         from ppoctl.store.samples import steps_with_rollouts
 
-        return steps_with_rollouts(self.layout)
+        return steps_with_rollouts(self._recorded())
 
     def samples(self, step: int | None = None) -> "pyarrow.Table":
         """Return one row per response of a step. If `step` is None, this is the last step with rollouts.
@@ -95,13 +93,13 @@ class Run:
 
         if step is None:
             step = max(self.steps_with_samples(), default=1)
-        return as_table([sample.as_dict() for sample in read_samples(self.layout, step)])
+        return as_table([sample.as_dict() for sample in read_samples(self._recorded(), step)])
 
     def evaluations(self) -> "pyarrow.Table":
         """Return one row per sample of every evaluation, with the step after which the evaluation ran."""
         from ppoctl.store.arrow_tables import as_table
-        from ppoctl.store.samples import evaluation_rows, steps_with_evaluation
+        from ppoctl.store.samples import evaluation_rows
 
-        paths = self.layout
-        steps = steps_with_evaluation(paths)
-        return as_table([{"step": step, **row} for step in steps for row in evaluation_rows(paths, step)])
+        run = self._recorded()
+        rows = ({"step": step, **row} for step in run.evaluated_steps() for row in evaluation_rows(run, step))
+        return as_table(list(rows))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, paths_of, run_names, typed_run
+from ppoctl.cli.options import JsonOption, RunArgument, open_run, run_names, typed_run
 from ppoctl.cli.summary import key_figures
 from ppoctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from ppoctl.store.compare import Comparison
     from ppoctl.store.compare_evaluations import ComparedSet
-    from ppoctl.store.run_paths import RunPaths
+    from ppoctl.store.recorded_run import RecordedRun
 
 
 ValuePair = tuple[Any, Any]
@@ -90,9 +90,9 @@ def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     """Print the differences between two runs, and return whether the samples of the runs differ."""
     from ppoctl.store.compare import compare as side_by_side
 
-    left, right = paths_of(run), paths_of(other)
+    left, right = open_run(run), open_run(other)
     found = _differences(left, right)
-    samples = side_by_side(left.ledger, right.ledger)
+    samples = side_by_side(left.paths.ledger, right.paths.ledger)
     if as_json:
         render.json({**_as_json(found), **asdict(samples)})
     else:
@@ -116,7 +116,7 @@ def _print_samples(found: "Comparison", run: Path, other: Path) -> None:
     render.table([(name, *map(str, values)) for name, values in first.what.items()], ("", str(run), str(other)))
 
 
-def _differences(left: "RunPaths", right: "RunPaths") -> Differences:
+def _differences(*runs: "RecordedRun") -> Differences:
     """Return the differences between two runs.
 
     Raises RecipeError if a folder is not a run, and StorageError if the recipe or journal of a run is damaged.
@@ -124,12 +124,10 @@ def _differences(left: "RunPaths", right: "RunPaths") -> Differences:
     from ppoctl.loading.load import from_resolved
     from ppoctl.loop.expectations import history
     from ppoctl.recipe.fingerprint import differences as keys
-    from ppoctl.store import run_dir
-    from ppoctl.store.journal import read_lines
 
-    facts = [run_dir.facts(paths) for paths in (left, right)]
-    recipes = [from_resolved(run_dir.newest_recipe(paths)) for paths in (left, right)]
-    series = [history(read_lines(paths.journal)) for paths in (left, right)]
+    facts = [run.facts for run in runs]
+    recipes = [from_resolved(run.recipe) for run in runs]
+    series = [history(run.lines) for run in runs]
     names = {name: None for each in series for name in (*key_figures(each).values(), *filter(_is_mean_of_set, each))}
     return Differences(
         keys={key: (old, new) for key, old, new in keys(*recipes) if key != "name"},

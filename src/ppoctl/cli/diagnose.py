@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
 from ppoctl.cli.findings import print_causes
-from ppoctl.cli.options import JsonOption, RunArgument
+from ppoctl.cli.options import JsonOption, RunArgument, open_run
 from ppoctl.errors import ExitCode, RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -18,15 +18,12 @@ def diagnose(run: RunArgument, json: JsonOption = False) -> int | None:
     warnings."""
     from ppoctl.diagnose import examine
     from ppoctl.diagnose.evidence import evidence
-    from ppoctl.store.run_paths import RunPaths
 
     curves = examine.read(run)
     if not curves.series:
         raise RecipeError(f"run `{run}` has no metrics yet", hint=f"ppoctl status {quoted(run)}")
-    symptoms = examine.examine(curves)
-    found: list[tuple[Finding, Evidence | None]] = [
-        (each.finding, evidence(RunPaths(run), each)) for each in symptoms
-    ]
+    symptoms, recorded = examine.examine(curves), open_run(run)
+    found: list[tuple[Finding, Evidence | None]] = [(each.finding, evidence(recorded, each)) for each in symptoms]
     found += [(each, None) for each in examine.summary(curves, symptoms)]
     is_failed = any(finding.is_error for finding, _ in found)
     if json:

@@ -128,12 +128,13 @@ def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | 
     from ppoctl.runs.run_recipe import loaded_of
     from ppoctl.runs.submission import as_options
     from ppoctl.slurm.script import Work
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
     from ppoctl.wire.sources import run_of
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
     paths = RunPaths(root.absolute())
-    loaded = load(files, sets) if files else loaded_of(paths, sets)
+    loaded = load(files, sets) if files else loaded_of(RecordedRun(paths), sets)
     words = ["eval", *(str(file.absolute()) for file in files), "--ckpt", str(ckpt.absolute())]
     words += as_options(loaded, sets)
     words += [] if out is None else ["--out", str(out.absolute())]

@@ -106,11 +106,12 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
 def _read(run: Path) -> _Read:
     from ppoctl.slurm import run_status
     from ppoctl.store.journal import read_newest
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
 
-    paths = RunPaths(run)
-    lines = read_newest(paths.journal)
-    return _Read(run_status.facts(paths, lines), lines)
+    recorded = RecordedRun(RunPaths(run))
+    lines = read_newest(recorded.paths.journal)
+    return _Read(run_status.facts(recorded, lines), lines)
 
 
 def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -> Listed:

@@ -11,7 +11,7 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, paths_of
+from ppoctl.cli.options import JsonOption, RunArgument, open_run
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def logs(
 ) -> None:
     """Print the logs of a run. Default: the console of the run. --what selects the engines, every rank, or Slurm.
     --json prints the list of files."""
-    paths = paths_of(run)
+    paths = open_run(run).paths
     if list_ or json:
         _list(paths, attempt, as_json=json)
         return

@@ -14,7 +14,7 @@ from ppoctl.cli.summary import RUNS
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.run_paths import RunPaths
+    from ppoctl.store.recorded_run import RecordedRun
 
 
 Result = TypeVar("Result")
@@ -26,14 +26,11 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("run.json", "journal.jsonl"))
 
 
-def paths_of(run: Path) -> "RunPaths":
-    """Return the paths of a run. Raises the errors of `store.run_dir.facts`, such as that it is not a run."""
-    from ppoctl.store import run_dir
-    from ppoctl.store.run_paths import RunPaths
+def open_run(folder: Path) -> "RecordedRun":
+    """Return the run in a folder. Raises the errors of `RecordedRun.facts`, such as that it is not a run."""
+    from ppoctl.store.recorded_run import RecordedRun
 
-    paths = RunPaths(run)
-    run_dir.facts(paths)
-    return paths
+    return RecordedRun.open(folder)
 
 
 def run_folders(parent: Path) -> list[Path]:

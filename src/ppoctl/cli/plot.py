@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, SeveralRuns, paths_of
+from ppoctl.cli.options import JsonOption, SeveralRuns, open_run
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
     Raises RecipeError if a run has no metrics.
     """
     from ppoctl.loop.expectations import history
-    from ppoctl.store.journal import events, read_lines
+    from ppoctl.store.journal import events
 
     plotted: list[_Plotted] = []
     names = [run.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
-        lines = read_lines(paths_of(run).journal)
+        lines = open_run(run).lines
         metrics = history(lines)
         if not metrics:
             raise RecipeError(f"run `{run}` has no metrics yet", hint=f"ppoctl status {quoted(run)}")

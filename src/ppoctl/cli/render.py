@@ -80,7 +80,7 @@ def passing(text: str = "") -> None:
 
 
 def messages() -> "Messages":
-    """Return `print_stderr` and `passing`, for checks that tell the user what they do."""
+    """Return the two functions with which checks report to the user: `print_stderr` and `passing`."""
     from ppoctl.runs.startable import Messages
 
     return Messages(print_stderr, passing)

@@ -1,6 +1,5 @@
 """`ppoctl resume`: print what will be restored, reused, replayed and run, and continue the run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,7 @@ from ppoctl.cli.options import (
     TakeOver,
     TestOnly,
     Verbose,
-    paths_of,
+    open_run,
 )
 from ppoctl.cli.submission import Submission
 from ppoctl.errors import RecipeError, as_typed, quoted
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from ppoctl.loop.expectations import RunResult
     from ppoctl.recipe.schema import Recipe
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import ResumePlan
     from ppoctl.store.run_paths import RunPaths
 
@@ -72,42 +72,43 @@ def resume(
 ) -> int | None:
     """Resume a run from the point where it stopped. Changed keys (--set) apply from the first step without a
     rollout."""
-    paths = paths_of(run)
+    recorded = open_run(run)
     if plan:
-        _show_plan(run, paths, sets or (), allow_missing=allow_missing, as_json=json)
+        _show_plan(recorded, sets or (), allow_missing=allow_missing, as_json=json)
         return None
     if on == "slurm":
-        _discard_before_job(paths, back_to, allow_missing=allow_missing, take_over=take_over)
+        _discard_before_job(recorded, back_to, allow_missing=allow_missing, take_over=take_over)
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
-        submission.run_again(paths, sets or (), rollout_only=rollout_only, save_only=save_only)
+        submission.run_again(recorded, sets or (), rollout_only=rollout_only, save_only=save_only)
         return None
     with working(as_typed("resume", [run], sets or ()), verbose=verbose, quiet=quiet) as (screen, gate):
-        if (code := _finished_job_code(paths)) is not None:
+        if (code := _finished_job_code(recorded.paths)) is not None:
             return code
         has_request = sets or back_to is not None or allow_missing or save_only or rollout_only
-        ended = None if has_request else _result_if_done(paths)
+        ended = None if has_request else _result_if_done(recorded)
         if ended is None:
-            _require_idle(paths, take_over=take_over)
-            table = _repaired_plan(paths, back_to, allow_missing=allow_missing)
-            _print(run, table, to_stderr=True)
-            with engine_ahead(_resumable(paths, sets or (), force=force)):
+            _require_idle(recorded.paths, take_over=take_over)
+            recorded.refresh()  # another attempt may have changed the run until now
+            table = _repaired_plan(recorded, back_to, allow_missing=allow_missing)
+            _print(recorded, table, to_stderr=True)
+            with engine_ahead(_resumable(recorded, sets or (), force=force)):
                 with loading("libraries"):
                     from ppoctl.runs import commands
 
                 only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
-                ended = commands.resume(paths, table, sets or (), gate, only=only, screen=screen)
+                ended = commands.resume(recorded, table, sets or (), gate, only=only, screen=screen)
     # The JSON object is printed after the screen is closed: until then, libraries may write to stdout.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
 
-def _resumable(paths: "RunPaths", sets: "Sequence[str]", *, force: bool) -> "Recipe":
+def _resumable(run: "RecordedRun", sets: "Sequence[str]", *, force: bool) -> "Recipe":
     from ppoctl.runs.startable import resumable
 
-    return resumable(paths, sets, render.messages(), force=force)
+    return resumable(run, sets, render.messages(), force=force)
 
 
-def _discard_before_job(paths: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
+def _discard_before_job(run: "RecordedRun", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
     """Apply `--back-to` and `--allow-missing` before the job is submitted: a requeued job would apply them again.
 
     Raises RecipeError for an option that a job cannot have.
@@ -115,11 +116,11 @@ def _discard_before_job(paths: "RunPaths", back_to: int | None, *, allow_missing
     if take_over:
         raise RecipeError(
             "`--take-over` cannot be used with a job, which waits in the queue",
-            hint=f"ppoctl stop {quoted(paths.root)}",
+            hint=f"ppoctl stop {quoted(run.paths.root)}",
         )
     if back_to is not None or allow_missing:
-        _require_idle(paths)
-        _repaired_plan(paths, back_to, allow_missing=allow_missing)
+        _require_idle(run.paths)
+        _repaired_plan(run, back_to, allow_missing=allow_missing)
 
 
 def _finished_job_code(paths: "RunPaths") -> int | None:
@@ -141,7 +142,7 @@ def _require_idle(paths: "RunPaths", *, take_over: bool = False) -> None:
         require_idle(paths)
 
 
-def _result_if_done(paths: "RunPaths") -> "RunResult | None":
+def _result_if_done(run: "RecordedRun") -> "RunResult | None":
     """If all steps of the run are done, print a note and return the result; otherwise return None.
 
     Raises StorageError if artifacts of the run are missing or corrupt.
@@ -149,28 +150,27 @@ def _result_if_done(paths: "RunPaths") -> "RunResult | None":
     from ppoctl.loop.expectations import RunResult, check_expectations
     from ppoctl.runs.run_recipe import is_edited, newest_recorded
     from ppoctl.store.jobs import longer_command
-    from ppoctl.store.journal import read_lines
     from ppoctl.store.liveness import EARLY_END, attempts
     from ppoctl.store.resume_plan import plan_resume
 
-    lines = read_lines(paths.journal)
-    newest = next(reversed(attempts(lines)), None)
+    paths = run.paths
+    newest = next(reversed(attempts(run.lines)), None)
     if newest is None or newest["status"] not in ("finished", "unmet"):
         return None
-    if is_edited(paths):
+    if is_edited(run):
         return None
-    plan_resume(paths).require_intact(paths)
-    recipe = newest_recorded(paths)
+    plan_resume(run).require_intact(paths)
+    recipe = newest_recorded(run)
     early = newest.get(EARLY_END)
     done = "all steps are done" if early is None else f"`[until]` ended the run, {early}"
     # An unmet run ends with an error whose hint is the same command.
     command = longer_command(paths.root, recipe.steps, ended_early=early is not None)
     more = f"; more steps: {command}" if newest["status"] == "finished" else ""
     render.print_stderr(f"{done}: nothing is left to do{more}")
-    return RunResult(paths, lines, check_expectations(recipe.expect, lines), early)
+    return RunResult(paths, run.lines, check_expectations(recipe.expect, run.lines), early)
 
 
-def _repaired_plan(paths: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+def _repaired_plan(run: "RecordedRun", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
     """Apply `--back-to` and `--allow-missing`, and return a resume plan without missing or corrupt artifacts.
 
     Raises StorageError if such artifacts remain.
@@ -178,37 +178,35 @@ def _repaired_plan(paths: "RunPaths", back_to: int | None, *, allow_missing: boo
     from ppoctl.store.discard import repair, roll_back
     from ppoctl.store.resume_plan import plan_resume
 
-    table, done = plan_resume(paths), list[str]()
+    table, done = plan_resume(run), list[str]()
     if back_to is not None:
-        table, done = roll_back(paths, back_to)
+        table, done = roll_back(run, back_to)
     if allow_missing:
-        table, repairs = repair(paths, table)
+        table, repairs = repair(run, table)
         done += repairs
-    table.require_intact(paths)
+    table.require_intact(run.paths)
     for text in done:
         render.print_stderr(text)
     return table
 
 
-def _show_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
+def _show_plan(run: "RecordedRun", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
     """Print what a resume would do. Raises StorageError if artifacts of the run are missing or corrupt."""
     from ppoctl.store.resume_plan import plan_resume
 
-    table = plan_resume(paths)
+    table = plan_resume(run)
     _print_plan(run, table, sets, as_json=as_json)
     if not allow_missing:
-        table.require_intact(paths)
+        table.require_intact(run.paths)
 
 
-def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
+def _print_plan(run: "RecordedRun", table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, including the recipe keys that it would change."""
     from ppoctl.runs import changed_settings
     from ppoctl.runs.run_recipe import recipe_of
-    from ppoctl.store.run_paths import RunPaths
 
-    paths = RunPaths(run.resolve())
-    change = changed_settings.change(paths, recipe_of(paths, sets)) if sets else None
-    to_come = _to_come(table, change.steps if change else changed_settings.last_step(paths))
+    change = changed_settings.change(run, recipe_of(run, sets)) if sets else None
+    to_come = _to_come(table, change.steps if change else changed_settings.last_step(run))
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
         keys = [{"key": key, "from": old, "to": new} for key, old, new in change.keys] if change else []
@@ -224,7 +222,7 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
         render.line(f"  {'step' if len(to_come) == 1 else 'steps'} {_span(to_come)}  run")
     for step, stage, number in table.finished:
         if change is None or change.from_step is None or step < change.from_step:
-            render.line(f"  {_reused(paths, step, stage, number)}")
+            render.line(f"  {_reused(run, step, stage, number)}")
     for line in change.lines() if change else ["--set changes nothing"] if sets else []:
         render.line(f"  {line}")
 
@@ -235,10 +233,10 @@ def _to_come(table: "ResumePlan", steps: int) -> range:
     return range(max(begun, table.start) + 1, steps + 1)
 
 
-def _reused(paths: "RunPaths", step: int, stage: str, number: int) -> str:
+def _reused(run: "RecordedRun", step: int, stage: str, number: int) -> str:
     from ppoctl.runs.run_recipe import rows_of
 
-    rows = rows_of(paths, step, stage)
+    rows = rows_of(run, step, stage)
     return f"{number}{'' if rows is None else f' of {rows}'} samples of `{stage}` of step {step} reused"
 
 
@@ -246,9 +244,9 @@ def _span(steps: range) -> str:
     return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
 
 
-def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
+def _print(run: "RecordedRun", table: "ResumePlan", *, to_stderr: bool) -> None:
     source = f"the states saved at step {table.start}" if table.start else "the model source"
-    lines = [f"{run.resolve().name}: continues from {source}"]
+    lines = [f"{run.paths.root.resolve().name}: continues from {source}"]
     width = max((len(item.name) for item in table.items), default=0)
     lines += [
         f"  {item.name.ljust(width)}  {': '.join(filter(None, (item.action, item.note)))}" for item in table.items

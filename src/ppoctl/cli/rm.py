@@ -9,7 +9,7 @@ import typer
 from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
-from ppoctl.cli.options import JsonOption, SeveralRuns, Wait, is_run, paths_of
+from ppoctl.cli.options import JsonOption, SeveralRuns, Wait, is_run, open_run
 from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     known = {run.resolve(): run for run in reversed(runs)}
     for root, run in known.items():
         if not is_run(run):
-            paths_of(run)
+            open_run(run)
         require_writable(root.parent)
     rows, _ = listed(reversed(known.values()), wait_s)
     for row in rows:
@@ -97,10 +97,9 @@ def _tracking(run: Path) -> "MlflowTracking | None":
     """Return the MLflow settings of a run; None if it is not tracked. Raises StorageError if they cannot be read."""
     from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
-    from ppoctl.store import run_dir
 
     try:
-        tracking = from_resolved(run_dir.newest_recipe(paths_of(run))).tracking
+        tracking = from_resolved(open_run(run).recipe).tracking
     except PpoctlError as error:
         raise StorageError(
             f"the MLflow settings of run `{run}` cannot be read: {error.message}",

@@ -30,7 +30,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
     from ppoctl.report.shown_sample import read_samples, require_row
 
     if not source.evaluations:
-        [sample] = read_samples(source.paths, step, [row])
+        [sample] = read_samples(source.run, step, [row])
         if as_json:
             render.json(sample.as_dict())
         else:
@@ -38,7 +38,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
         return
     from ppoctl.store.samples import evaluation_rows, listed
 
-    rows = evaluation_rows(source.paths, step)
+    rows = evaluation_rows(source.run, step)
     require_row(row, len(rows))
     if as_json:
         render.json({"step": step, "row": row, **rows[row]})

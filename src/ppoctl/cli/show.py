@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ppoctl.cli import pager, render, sample_list, sample_screen
-from ppoctl.cli.options import JsonOption, RunArgument, paths_of
+from ppoctl.cli.options import JsonOption, RunArgument, open_run
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.run_paths import RunPaths
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.sample_list import SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
@@ -109,10 +109,10 @@ def show(
     --list, --eval or a filter, a list of samples."""
     from ppoctl.store.sample_list import SampleFilter, Source
 
-    source = Source(paths_of(run), evaluations=evaluation or set_ is not None)
+    source = Source(open_run(run), evaluations=evaluation or set_ is not None)
     if manifest:
         step = source.last() if step is None else step
-        render.json({"step": step, "manifests": _manifests(source.paths, step)})
+        render.json({"step": step, "manifests": _manifests(source.run, step)})
         return
     wanted = SampleFilter(finish, outcome, min_reward, max_reward, grep, prompt, set_)
     one = [] if sample is None else ["--sample"]
@@ -160,7 +160,7 @@ def _rows(source: "Source", step: int | None, wanted: "SampleFilter") -> "list[S
     if wanted.set is not None and wanted.set not in sets:
         raise RecipeError(
             f"the evaluation has no set `{wanted.set}`; it has {', '.join(sets)}",
-            hint=f"ppoctl show {quoted(source.paths.root)} --eval-set {quoted(sets[0])}",
+            hint=f"ppoctl show {quoted(source.run.paths.root)} --eval-set {quoted(sets[0])}",
         )
     return rows
 
@@ -174,15 +174,13 @@ def _extreme(rows: "list[SampleRow]", wanted: "SampleFilter", extreme: Extreme) 
     return (min if extreme == "worst" else max)(scored, key=lambda pair: pair[0])[1]
 
 
-def _manifests(paths: "RunPaths", step: int) -> dict[str, Any]:
+def _manifests(run: "RecordedRun", step: int) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ppoctl.store import manifest as manifests
-    from ppoctl.store.outline import EVAL, outlines_of
-    from ppoctl.store.rounds import stages_present
+    from ppoctl.store.outline import EVAL
 
-    names = (stage.name for stage in stages_present(paths, step, outlines_of(paths).at(step)))
-    found = {stage: manifests.read(paths.stage(step, stage)) for stage in (*names, EVAL)}
+    paths, names = run.paths, (stage.name for stage in run.stages(step))
+    found = {stage: run.manifest(step, stage) for stage in (*names, EVAL)}
     shown = {stage: asdict(item) for stage, item in found.items() if item is not None}
     if not shown:
         raise RecipeError(f"step {step} of `{paths.root}` has no artifacts", hint=f"ls {quoted(paths.steps)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, Wait
+from ppoctl.cli.options import JsonOption, RunArgument, Wait, open_run
 from ppoctl.cli.summary import EXPECTED, expected_row, key_figures
 from ppoctl.errors import quoted
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
-    from ppoctl.store.journal import JournalLine
-    from ppoctl.store.run_paths import RunPaths
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.time_use import AttemptTime
 
 
@@ -114,35 +113,29 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import attempts_as_known, run_state
     from ppoctl.step_metrics import of_step
-    from ppoctl.store import run_dir
-    from ppoctl.store.journal import read_lines
-    from ppoctl.store.outline import outlines_of
-    from ppoctl.store.retention import saved_steps
-    from ppoctl.store.run_paths import RunPaths
     from ppoctl.store.time_use import attempt_times
 
-    paths = RunPaths(run)
-    known = run_dir.facts(paths)
-    lines = read_lines(paths.journal)
-    facts = run_status.facts(paths, lines)
+    recorded = open_run(run)
+    lines = recorded.lines
+    facts = run_status.facts(recorded, lines)
     snapshot = run_status.ask(run_status.slurm(wait_s), [facts])
     state = run_state(facts, snapshot, now=time.time())
     stages = [line for line in lines if "stage" in line]
     last = max(stages, key=lambda line: line["seq"], default=None)
     return {
-        "name": known["name"],
+        "name": recorded.facts["name"],
         "state": state.word,
         "says": state.description,
         "steps_done": facts.steps_done,
         "steps_planned": facts.steps_planned,
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
-        "saved_steps": saved_steps(paths, outlines_of(paths).roles),
+        "saved_steps": recorded.saved_steps,
         "attempts": attempts_as_known(facts, snapshot),
         "spent": [_as_json(times) for times in attempt_times(lines)],
         "jobs": _jobs(facts, snapshot),
         "slurm_silent": snapshot.no_answer_reason,
         "figures": of_step(line for line in stages if line["step"] == facts.steps_done),
-        "expect": _expectation_results(paths, lines) if state.word in ("finished", "unmet") else [],
+        "expect": _expectation_results(recorded) if state.word in ("finished", "unmet") else [],
     }
 
 
@@ -162,15 +155,13 @@ def _jobs(facts: "RunFacts", snapshot: "SlurmSnapshot") -> list[dict[str, Any]]:
     return rows
 
 
-def _expectation_results(paths: "RunPaths", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
+def _expectation_results(run: "RecordedRun") -> list[dict[str, Any]]:
     """Return the results of `[expect]`. Call it only when all steps are done: earlier values are not final."""
-    from ppoctl.store.run_dir import newest_recipe
-
-    expect = newest_recipe(paths)["expect"]
+    expect = run.recipe["expect"]
     if not expect:
         return []
     from ppoctl.loop.expectations import check_expectations
     from ppoctl.recipe.schema import Expectation
 
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
-    return [vars(result) for result in check_expectations(wanted, lines)]
+    return [vars(result) for result in check_expectations(wanted, run.lines)]

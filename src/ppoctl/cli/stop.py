@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, Wait, paths_of
+from ppoctl.cli.options import JsonOption, RunArgument, Wait, open_run
 from ppoctl.errors import SlurmError, quoted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def stop(
     from ppoctl.slurm import run_status, stopping
     from ppoctl.slurm.run_state import run_state
 
-    paths = paths_of(run)
+    paths = open_run(run).paths
     done = stopping.stop(paths, after, run_status.slurm(wait))
     state = run_state(done.facts, done.snapshot, now=time.time())
     messages = list(_messages(run, after, done, state))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
     from ppoctl.runs.submission import Submitted
     from ppoctl.slurm.script import Work
+    from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
 
 
@@ -35,12 +36,14 @@ class Submission:
 
         loaded = submittable(files, sets, runs, render.messages(), force=self.force)
         from ppoctl.runs import submission
+        from ppoctl.store.recorded_run import RecordedRun
         from ppoctl.store.run_paths import RunPaths
 
         paths = RunPaths((runs / loaded.recipe.name).absolute())
         if or_resume and paths.run_json.is_file():
-            _require_unchanged(paths, loaded.recipe)
-            self.run_again(paths, ())
+            recorded = RecordedRun(paths)
+            _require_unchanged(recorded, loaded.recipe)
+            self.run_again(recorded, ())
             return
         options = self._options(rollout_only=command == "rollout")
         work = submission.work_of_run(paths, options)
@@ -54,13 +57,13 @@ class Submission:
             self._print_run(submitted, paths)
 
     def run_again(
-        self, paths: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
+        self, run: "RecordedRun", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
         """Submit a job that resumes an existing run."""
         from ppoctl.runs import submission
         from ppoctl.runs.run_recipe import loaded_of
 
-        loaded = loaded_of(paths, sets)
+        paths, loaded = run.paths, loaded_of(run, sets)
         options = self._options(rollout_only=rollout_only, save_only=save_only)
         options += submission.as_options(loaded, sets)
         work = submission.work_of_run(paths, options)
@@ -157,16 +160,17 @@ def print_script(recipe: "Recipe", runs: Path, train: str) -> None:
         )
 
 
-def _require_unchanged(paths: "RunPaths", recipe: "Recipe") -> None:
+def _require_unchanged(run: "RecordedRun", recipe: "Recipe") -> None:
     from ppoctl.loading.explain import as_toml
     from ppoctl.recipe.fingerprint import differences
     from ppoctl.runs.run_recipe import newest_recorded
 
-    if changed := differences(newest_recorded(paths), recipe):
+    root = run.paths.root
+    if changed := differences(newest_recorded(run), recipe):
         key, _, value = changed[0]
         raise RecipeError(
-            f"run `{paths.root}` was recorded with another `{key}`; a job continues with the recorded value",
-            hint=f"ppoctl resume {quoted(paths.root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
+            f"run `{root}` was recorded with another `{key}`; a job continues with the recorded value",
+            hint=f"ppoctl resume {quoted(root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
         )
 
 

@@ -1,7 +1,7 @@
 """`ppoctl track`: upload the parts of a run that MLflow does not have yet."""
 
 from ppoctl.cli import render
-from ppoctl.cli.options import JsonOption, RunArgument, Sets, paths_of
+from ppoctl.cli.options import JsonOption, RunArgument, Sets, open_run
 from ppoctl.errors import RecipeError, quoted
 
 
@@ -13,14 +13,14 @@ def track(run: RunArgument, sets: Sets = None, json: JsonOption = False) -> None
     from ppoctl.runs.run_recipe import newest_recorded, recipe_of
     from ppoctl.tracking.mirror import rebuild as send
 
-    paths = paths_of(run)
-    tracking = (recipe_of(paths, sets) if sets else newest_recorded(paths)).tracking
+    recorded = open_run(run)
+    tracking = (recipe_of(recorded, sets) if sets else newest_recorded(recorded)).tracking
     if not isinstance(tracking, MlflowTracking):
         raise RecipeError(
             f'run `{run}` has `tracking.kind = "none"`',
             hint=f"ppoctl track {quoted(run)} --set tracking.kind=mlflow",
         )
-    sent = send(run, tracking, around(paths, render.print_stderr))
+    sent = send(run, tracking, around(recorded.paths, render.print_stderr))
     if json:
         render.json(vars(sent))
     else:

@@ -38,8 +38,6 @@ def validate(
 ) -> None:
     """Check a recipe, and report all errors at once. Checks keys, values, rules between tables and every row of the
     data, and whether ppoctl can train the model."""
-    from ppoctl.finding import require_none
-    from ppoctl.preflight import resources
     from ppoctl.runs.startable import examined
 
     if stage:
@@ -50,7 +48,7 @@ def validate(
     )
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
-        require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
+        _require_memory(loaded, gpu_gib)
     reports = trials.tried_reward(loaded.recipe, rows) if reward else []
     losses = trials.tried_loss(loaded.recipe) if loss else []
     if json:
@@ -78,6 +76,14 @@ def validate(
     trials.require_right(reports, losses)
     if not json:
         render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
+
+
+def _require_memory(loaded: "Loaded", gpu_gib: float | None) -> None:
+    """Raise OutOfMemoryError if a run does not fit on GPUs with this memory; None: those of this machine."""
+    from ppoctl.finding import require_none
+    from ppoctl.preflight import resources
+
+    require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
 
 
 def _print_assets(staged: "Sequence[Asset]") -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppoctl.diagnose.curves import Shown, Symptom
 from ppoctl.errors import PpoctlError, quoted
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.sample_list import Source
 from ppoctl.store.samples import SampleRow
 
@@ -26,7 +26,7 @@ class Evidence:
     command: str
 
 
-def evidence(paths: RunPaths, found: Symptom) -> Evidence | None:
+def evidence(run: RecordedRun, found: Symptom) -> Evidence | None:
     """Return the sample that shows a symptom; None if samples do not show it, or if no records are left.
 
     Records of old steps are removed, so that the sample is from the first step since the symptom began that has
@@ -34,7 +34,7 @@ def evidence(paths: RunPaths, found: Symptom) -> Evidence | None:
     """
     if found.sample is None:
         return None
-    source = Source(paths)
+    source = Source(run)
     step = next((step for step in source.steps() if step >= found.step), None)
     if step is None:
         return None
@@ -43,5 +43,5 @@ def evidence(paths: RunPaths, found: Symptom) -> Evidence | None:
     except PpoctlError:  # the records are being written or removed
         return None
     row = found_row.row
-    command = f"ppoctl show {quoted(paths.root)} --step {step} --sample {row}"
+    command = f"ppoctl show {quoted(run.paths.root)} --step {step} --sample {row}"
     return Evidence(step, row, found_row.prompt_id, command)

@@ -10,7 +10,6 @@ from ppoctl.diagnose.curves import Curves, Phase, Symptom
 from ppoctl.finding import Finding, Level, note, ok
 from ppoctl.metric_registry import REWARD_SCORE_MEAN, ROLLOUT_TRUNCATED_FRAC
 from ppoctl.report.run_reader import read_runs
-from ppoctl.store.retention import saved_steps
 
 RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.scorer_errors,
@@ -43,12 +42,13 @@ FEWEST = 5
 
 def read(run: Path) -> Curves:
     """Read a run. Raises the errors of `read_runs`."""
-    read = read_runs([run])[0]
-    newest = max(read.paths.committed_steps(), default=math.inf)  # the journal keeps lines of steps that were undone
-    series = {name: [point for point in points if point[0] <= newest] for name, points in read.series.items()}
-    curves = Curves(str(run), read.recipe, series, saved_steps(read.paths, read.outlines.roles))
+    [recorded] = read_runs([run])
+    # The journal keeps lines of steps that were undone.
+    newest = max(recorded.paths.committed_steps(), default=math.inf)
+    series = {name: [point for point in points if point[0] <= newest] for name, points in recorded.series.items()}
+    curves = Curves(str(run), recorded.recipe, series, recorded.saved_steps)
     is_truncated = curves.since(ROLLOUT_TRUNCATED_FRAC, 0.1) is not None
-    return replace(curves, limits=limits.read(read.paths, read.recipe)) if is_truncated else curves
+    return replace(curves, limits=limits.read(recorded)) if is_truncated else curves
 
 
 def examine(run: Curves) -> list[Symptom]:

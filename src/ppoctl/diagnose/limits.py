@@ -6,7 +6,7 @@ from typing import Any
 
 from ppoctl.diagnose.curves import Curves
 from ppoctl.errors import PpoctlError
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.samples import StepRecords, steps_with_rollouts
 
 TURNS, NEW_TOKENS = "environment.turns", "rollout.max_new_tokens"
@@ -15,15 +15,15 @@ OF_TOKENS = (PER_TURN, NEW_TOKENS, EPISODE_TOKENS, WINDOW)
 """Limits of tokens; a limit includes the tokens that those before it count."""
 
 
-def read(paths: RunPaths, recipe: Mapping[str, Any]) -> Mapping[str, int]:
+def read(recorded: RecordedRun) -> Mapping[str, int]:
     """Return key -> number of responses that it truncated, in the newest step with records; empty: no records."""
-    steps = steps_with_rollouts(paths)
+    steps = steps_with_rollouts(recorded)
     if not steps:
         return {}
     try:
-        records = StepRecords.read(paths, steps[-1], per_token=False)
+        records = StepRecords.read(recorded, steps[-1], per_token=False)
         rows = [records.row(number) for number in range(records.num_seqs)]
-        run = Curves(str(paths.root), recipe, {})
+        run = Curves(str(recorded.paths.root), recorded.recipe, {})
         return Counter(
             limit(run, len(records.prompt_tokens(row.row)), row.tokens, records.rollouts.value("episodes", row.row))
             for row in rows

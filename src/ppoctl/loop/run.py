@@ -28,7 +28,7 @@ from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.outline import Outlines
-from ppoctl.store.retention import Retention, healthy_steps, saved_steps
+from ppoctl.store.retention import Retention, healthy_steps
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import Stage, StageRunner
 from ppoctl.store.states import Recorded, States, saved_state
@@ -136,7 +136,7 @@ def ended_early(job: RunContext, step: int) -> str | None:
 
 def last_saved(job: RunContext) -> int:
     """Return the newest step whose states are saved for all roles; 0: none."""
-    return max(saved_steps(job.paths, job.outlines.roles), default=0)
+    return max(job.paths.saved_steps(*job.outlines.roles), default=0)
 
 
 @dataclass

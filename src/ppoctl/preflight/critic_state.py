@@ -9,10 +9,9 @@ from ppoctl.loading.load import from_resolved
 from ppoctl.model.folder import local_folder, model_folder
 from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store import run_dir
 from ppoctl.store.append import intact
 from ppoctl.store.liveness import ended_early
-from ppoctl.store.retention import saved_steps
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
 
@@ -45,8 +44,8 @@ def _require_kept(role: str, state: Path, folder: Path) -> None:
     other = _recipe_of(origin)
     if origin is None or origin.run is None or other is None or other.checkpoint.keep_last is None:
         return
-    saved = saved_steps(RunPaths(Path(origin.run)), tuple(other.trained))
-    lines = intact(RunPaths(Path(origin.run)).journal)
+    paths = RunPaths(Path(origin.run))
+    saved, lines = paths.saved_steps(*other.trained), intact(paths.journal)
     if max(saved, default=0) >= other.steps or ended_early(lines) is not None:
         return
     copy, key = Path(f"{role}-{origin.step}"), f"model.{role}.path"
@@ -67,6 +66,6 @@ def _recipe_of(origin: SavedBy | None) -> Recipe | None:
     if origin is None or origin.run is None:
         return None
     try:
-        return from_resolved(run_dir.newest_recipe(RunPaths(Path(origin.run))))
+        return from_resolved(RecordedRun(RunPaths(Path(origin.run))).recipe)
     except PpoctlError:
         return None

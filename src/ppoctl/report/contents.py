@@ -13,7 +13,7 @@ from ppoctl.report.events import ATTEMPTS, ChartEvent, attempt_rows, changes, ev
 from ppoctl.report.formatting import moment, toml
 from ppoctl.report.overview import head
 from ppoctl.report.recipe_keys import as_text, side_by_side
-from ppoctl.report.run_reader import ReadRun
+from ppoctl.report.run_reader import ReportedRun
 
 Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ class Contents:
     """Descriptions of samples, tokens and points that are not on the page."""
 
 
-def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
+def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
     """Return the contents for these runs, in about `room` bytes, with samples of `steps` steps of each run."""
     heads = [head(run) for run in runs]
     run_events = [events(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)]
@@ -79,7 +79,7 @@ def _fewest(title: str) -> int:
     return 2 if title == curves.FURTHER else curves.FEWEST
 
 
-def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]]:
+def _samples(runs: Sequence[ReportedRun], steps: int) -> tuple[list[Json], list[str]]:
     """Return the sets of samples of all runs, and messages about sets that could not be read."""
     sets: list[Json] = []
     troubles = []

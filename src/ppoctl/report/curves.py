@@ -12,7 +12,7 @@ from typing import Any
 from ppoctl import metric_registry
 from ppoctl.chart.axis import value_axis
 from ppoctl.report.formatting import DIGITS, figure, rounded
-from ppoctl.report.run_reader import History, ReadRun
+from ppoctl.report.run_reader import History, ReportedRun
 
 Json = dict[str, Any]
 Points = Sequence[tuple[int, float]]
@@ -99,7 +99,7 @@ class Steps:
         return self._known[key]
 
 
-def groups(runs: Sequence[ReadRun]) -> list[tuple[str, list[str]]]:
+def groups(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """Return the headings, each with the names of its metrics that at least one run reports.
 
     Metrics without a heading and without a band come last.
@@ -130,7 +130,7 @@ def band_of(name: str) -> Band | None:
     return BANDS.get(name)
 
 
-def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEWEST) -> Json:
+def chart(name: str, runs: Sequence[ReportedRun], steps: Steps, *, fewest: int = FEWEST) -> Json:
     """Return the chart of a metric: its description, a summary for each run, and its points under `data`."""
     metric, band = metric_registry.find(name), band_of(name)
     limit = max(POINTS // len(runs), fewest)

@@ -10,7 +10,7 @@ from ppoctl.clock import duration
 from ppoctl.recipe.schema import HealthTable
 from ppoctl.report.formatting import moment, toml
 from ppoctl.report.recipe_keys import differences
-from ppoctl.report.run_reader import ReadRun
+from ppoctl.report.run_reader import ReportedRun
 from ppoctl.store.outline import EVAL
 from ppoctl.store.time_use import attempt_times
 from ppoctl.tracking.health import HealthAlarm, HealthMonitor
@@ -29,13 +29,13 @@ class ChartEvent:
     text: str
 
 
-def events(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
+def events(run: ReportedRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
     """Return the events that the charts of a run mark, in step order."""
     found = [*_of_attempts(run, attempts), *_changes(run), *_alarms(run)]
     return sorted(found, key=lambda event: (event.at, event.kind, event.text))
 
 
-def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
+def _of_attempts(run: ReportedRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
     found = []
     for attempt in attempts:
         steps = steps_of(run, attempt["attempt"])
@@ -51,7 +51,7 @@ def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Ch
     return found
 
 
-def _end(run: ReadRun, attempt: Mapping[str, Any]) -> str:
+def _end(run: ReportedRun, attempt: Mapping[str, Any]) -> str:
     """Return where an attempt ended: in the stage that ran, or after the last stage that it committed."""
     own = [line for line in run.lines if line.get("attempt") == attempt["attempt"]]
     if (running := next((line["during"] for line in own if "during" in line), None)) is not None:
@@ -61,19 +61,19 @@ def _end(run: ReadRun, attempt: Mapping[str, Any]) -> str:
     return f"{'after' if is_whole else 'in'} step {last['step']}"
 
 
-def steps_of(run: ReadRun, attempt: int) -> list[int]:
+def steps_of(run: ReportedRun, attempt: int) -> list[int]:
     """Return the steps in which the attempt committed a stage, in order."""
     return sorted({int(line["step"]) for line in run.lines if line.get("attempt") == attempt and "stage" in line})
 
 
-def _changes(run: ReadRun) -> list[ChartEvent]:
+def _changes(run: ReportedRun) -> list[ChartEvent]:
     return [
         ChartEvent(start - 0.5, "change", f"from step {start}: {key} {toml(before)} -> {toml(after)}")
         for start, key, before, after in changes(run)
     ]
 
 
-def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
+def changes(run: ReportedRun) -> list[tuple[int, str, Any, Any]]:
     """Return the keys that changed during the run: (first step with the new value, key, old value, new value)."""
     pairs = pairwise(sorted(run.recipes))
     return [
@@ -81,7 +81,7 @@ def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
     ]
 
 
-def _alarms(run: ReadRun) -> list[ChartEvent]:
+def _alarms(run: ReportedRun) -> list[ChartEvent]:
     """Return the alarms of the health rules. Alarms of the same bound in consecutive steps become one event."""
     last: dict[str, list[HealthAlarm]] = {}
     stretches: list[list[HealthAlarm]] = []
@@ -94,7 +94,7 @@ def _alarms(run: ReadRun) -> list[ChartEvent]:
     return [ChartEvent(each[0].step, "health", _alarm_text(each)) for each in stretches]
 
 
-def _step_alarms(run: ReadRun) -> Iterator[HealthAlarm]:
+def _step_alarms(run: ReportedRun) -> Iterator[HealthAlarm]:
     """Yield the alarms of each step, in step order. Each step is checked with the health rules of its recipe.
 
     The number of consecutive steps out of bounds is counted from the first step of the run, as in a resume.
@@ -115,7 +115,7 @@ def _alarm_text(stretch: Sequence[HealthAlarm]) -> str:
     return f"{stretch[0].text}, {stretch[0].action}{until}"
 
 
-def attempt_rows(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def attempt_rows(run: ReportedRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return one table row per attempt, with the columns `ATTEMPTS`."""
     ends = {line["attempt"]: line for line in run.lines if line.get("event") == "attempt_ended"}
     spends = {each.attempt: each for each in attempt_times(run.lines)}

@@ -12,7 +12,7 @@ from ppoctl.loop.expectations import check_expectations
 from ppoctl.recipe.algorithm import algorithm_name
 from ppoctl.recipe.schema import Expectation
 from ppoctl.report.formatting import figure, moment
-from ppoctl.report.run_reader import ReadRun
+from ppoctl.report.run_reader import ReportedRun
 from ppoctl.slurm import run_status
 from ppoctl.slurm.run_state import DONE, attempts_as_known, run_state
 from ppoctl.store.time_use import attempt_times
@@ -20,9 +20,9 @@ from ppoctl.store.time_use import attempt_times
 Json = dict[str, Any]
 
 
-def head(run: ReadRun) -> Json:
+def head(run: ReportedRun) -> Json:
     """Return the overview of a run, for the first section of the page."""
-    facts = run_status.facts(run.paths, run.lines)
+    facts = run_status.facts(run, run.lines)
     snapshot = run_status.ask(run_status.slurm(), [facts])
     state = run_state(facts, snapshot, now=time.time())
     attempts = attempts_as_known(facts, snapshot)
@@ -49,9 +49,13 @@ def head(run: ReadRun) -> Json:
     }
 
 
-def sentence(run: ReadRun) -> str:
+def sentence(run: ReportedRun) -> str:
     """Return one sentence with the model, the data, the reward and the batch size."""
-    recipe, rows, written = run.recipe, run.facts.get("rows", {}), run.facts.get("written", {})
+    recipe, rows, written = (
+        run.recipe,
+        run.facts.get("rows", {}),
+        run.facts.get("written", {}),
+    )
     used = rows.get("data.train", {}).get("used")
     rollout = recipe["rollout"]
     prompts = f"{used} prompts of " if used is not None else ""
@@ -83,14 +87,14 @@ def _data(table: Mapping[str, Any], written: Mapping[str, str]) -> str:
     return ", ".join(_short(each, written) for each in found)
 
 
-def _when(run: ReadRun, wall_s: float) -> str:
+def _when(run: ReportedRun, wall_s: float) -> str:
     times = [float(line["at"]) for line in run.lines]
     if not times:
         return f"created {moment(float(run.facts['created']))}, not started"
     return f"{moment(times[0])} to {moment(times[-1])}; running for {duration(wall_s)}"
 
 
-def _last(run: ReadRun) -> list[tuple[str, str]]:
+def _last(run: ReportedRun) -> list[tuple[str, str]]:
     """Return the last reward, and the last value of each evaluation metric for which higher is better."""
     found = []
     reward = run.series.get(metric_registry.REWARD_SCORE_MEAN.name)
@@ -113,7 +117,7 @@ def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = Map
     return f"{figure(value)}{error} at step {step}{before}"
 
 
-def contract(run: ReadRun, *, is_done: bool) -> Json:
+def contract(run: ReportedRun, *, is_done: bool) -> Json:
     """Return the results of the recipe's `[expect]`. The results are provisional until all steps are done."""
     expect = run.recipe.get("expect") or {}
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
@@ -123,7 +127,7 @@ def contract(run: ReadRun, *, is_done: bool) -> Json:
     return {"rows": rows, "is_done": is_done}
 
 
-def _identity(run: ReadRun) -> list[tuple[str, str]]:
+def _identity(run: ReportedRun) -> list[tuple[str, str]]:
     """Return the id, the time of creation, the versions and the digests of the sources of the run."""
     facts = run.facts
     return [

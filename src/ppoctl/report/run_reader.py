@@ -1,40 +1,32 @@
-"""The data of a run for a report, read only once: facts, recipes, journal and the history of metrics.
+"""The runs of a report, each with a label and the history of its metrics.
 
 The module imports no torch, vLLM or Megatron.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ppoctl.loop.expectations import history
-from ppoctl.store import run_dir
-from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.outline import Outlines, outlines_of
+from ppoctl.store.journal import JournalLine
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 History = Mapping[str, Sequence[tuple[int, float]]]
 
 
-@dataclass(frozen=True)
-class ReadRun:
-    """A run directory in memory, without its samples."""
+class ReportedRun(RecordedRun):
+    """A run of a report."""
 
-    label: str
-    """Name of the run in the report. It is unique among the runs of the report."""
-    paths: RunPaths
-    facts: Mapping[str, Any]
-    recipes: Mapping[int, Mapping[str, Any]]
-    """First step that uses a recipe -> resolved recipe."""
-    lines: Sequence[JournalLine]
-    series: History
-    outlines: Outlines
+    def __init__(self, paths: RunPaths, label: str = "") -> None:
+        super().__init__(paths)
+        self.label = label
+        """Name of the run in the report. It is unique among the runs of the report."""
 
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """Recipe of the newest steps."""
-        return self.recipes[max(self.recipes)]
+    @cached_property
+    def series(self) -> History:
+        """Metric -> its points: step and value."""
+        return history(self.lines)
 
     @property
     def stage_lines(self) -> list[JournalLine]:
@@ -43,20 +35,15 @@ class ReadRun:
         return sorted(newest.values(), key=lambda line: int(line["seq"]))
 
 
-def read_runs(folders: Sequence[Path]) -> list[ReadRun]:
-    """Read the runs in these folders.
+def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
+    """Open the runs in these folders.
 
     Raises RecipeError if a folder is not a run, StorageError if a run cannot be read.
     """
-    all_paths = [RunPaths(folder.resolve()) for folder in folders]
-    facts = [run_dir.facts(paths) for paths in all_paths]
-    labels = _labels([str(each["name"]) for each in facts])
-    return [_read(label, paths, known) for label, paths, known in zip(labels, all_paths, facts, strict=True)]
-
-
-def _read(label: str, paths: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
-    lines = read_lines(paths.journal)
-    return ReadRun(label, paths, facts, run_dir.recipes(paths), lines, history(lines), outlines_of(paths))
+    runs = [ReportedRun.open(folder.resolve()) for folder in folders]
+    for run, label in zip(runs, _labels([str(run.facts["name"]) for run in runs]), strict=True):
+        run.label = label
+    return runs
 
 
 def _labels(names: Sequence[str]) -> list[str]:

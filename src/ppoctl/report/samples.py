@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.report.formatting import rounded
-from ppoctl.report.run_reader import ReadRun
+from ppoctl.report.run_reader import ReportedRun
 from ppoctl.store import eval_samples, samples
 from ppoctl.store.outline import EVAL
 
@@ -28,9 +28,9 @@ MOST_CHARACTERS = 6000
 """Maximum number of characters of a text on the page."""
 
 
-def kept_steps(run: ReadRun, count: int) -> list[int]:
+def kept_steps(run: ReportedRun, count: int) -> list[int]:
     """Return `count` of the steps whose rollouts are kept: the first, the last, and evenly spaced steps between."""
-    found = samples.steps_with_rollouts(run.paths)
+    found = samples.steps_with_rollouts(run)
     if count >= len(found):
         return found
     if count <= 1:
@@ -38,15 +38,15 @@ def kept_steps(run: ReadRun, count: int) -> list[int]:
     return [found[round(at * (len(found) - 1) / (count - 1))] for at in range(count)]
 
 
-def rollouts(run: ReadRun, number: int, count: int, most_tokens: int = MOST_TOKENS) -> list[Json]:
+def rollouts(run: ReportedRun, number: int, count: int, most_tokens: int = MOST_TOKENS) -> list[Json]:
     """Return a set of samples for each of `count` steps, with the first `most_tokens` tokens of each sample."""
     return [_of_step(run, number, step, most_tokens) for step in kept_steps(run, count)]
 
 
-def _of_step(run: ReadRun, number: int, step: int, most_tokens: int) -> Json:
+def _of_step(run: ReportedRun, number: int, step: int, most_tokens: int) -> Json:
     from ppoctl.report.shown_sample import read_samples
 
-    found = read_samples(run.paths, step)
+    found = read_samples(run, step)
     chosen = _chosen(found)
     items = [
         {"rank": rank, "kinds": kinds, **_rollout(found[row], most_tokens)}
@@ -163,7 +163,7 @@ def _ended(finish: str, tokens: int, turns: int | None, end: str | None) -> str:
 # --- evaluations --------------------------------------------------------------------------------------------------
 
 
-def evaluations(run: ReadRun, number: int) -> list[Json]:
+def evaluations(run: ReportedRun, number: int) -> list[Json]:
     """Return a set of samples for each evaluation set and mode of the newest evaluation.
 
     The samples are compared with the samples of the oldest evaluation that was kept.
@@ -188,7 +188,7 @@ def evaluations(run: ReadRun, number: int) -> list[Json]:
     ]
 
 
-def _folder(run: ReadRun, step: int) -> Path:
+def _folder(run: ReportedRun, step: int) -> Path:
     return run.paths.stage(step, EVAL)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from ppoctl.batch.episodes import EndReason, Episode
 from ppoctl.data.token_text import TokenText
 from ppoctl.errors import RecipeError
-from ppoctl.store import run_dir
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.samples import StepRecords
 
 
@@ -67,11 +66,11 @@ class ShownSample:
         return fields if self.episode is None else {**fields, "episode": self.episode.as_json()}
 
 
-def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
+def read_samples(run: RecordedRun, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
     """Return these rows of a step's samples, in row order; without `rows`, return all samples. Raises RecipeError if
     the step has no rollouts or no such row."""
-    records = StepRecords.read(paths, step)
-    text = TokenText(run_dir.newest_recipe(paths)["model"]["path"])
+    records = StepRecords.read(run, step)
+    text = TokenText(run.recipe["model"]["path"])
     wanted = range(records.num_seqs) if rows is None else list(rows)
     for row in wanted:
         require_row(row, records.num_seqs)

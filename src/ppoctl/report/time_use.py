@@ -10,7 +10,7 @@ from typing import Any
 from ppoctl.chart.axis import step_axis, value_axis
 from ppoctl.clock import duration
 from ppoctl.report.formatting import rounded, share
-from ppoctl.report.run_reader import ReadRun
+from ppoctl.report.run_reader import ReportedRun
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.outline import EVAL
 from ppoctl.store.time_use import attempt_times
@@ -21,7 +21,7 @@ BARS = 120
 """Maximum number of bars of a timeline. If there are more steps, a bar is the mean of several steps."""
 
 
-def stages_of(run: ReadRun) -> list[str]:
+def stages_of(run: ReportedRun) -> list[str]:
     """Return the stages that the run has committed, in the order of the recorded stage lists (outlines).
 
     All rounds of a stage are one stage."""
@@ -35,7 +35,7 @@ def _name(line: JournalLine) -> str:
     return str(line["stage"]).partition(".")[0]
 
 
-def timeline(run: ReadRun, number: int) -> Json:
+def timeline(run: ReportedRun, number: int) -> Json:
     """Return the seconds of each stage in each step, for the chart of the page."""
     names = stages_of(run)
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -60,7 +60,7 @@ def timeline(run: ReadRun, number: int) -> Json:
     }
 
 
-def shares(run: ReadRun) -> Json:
+def shares(run: ReportedRun) -> Json:
     """Return the time of all attempts by activity. The rows add up to the wall time of the attempts."""
     spends = attempt_times(run.lines)
     ends = [line for line in run.lines if line.get("event") == "attempt_ended"]

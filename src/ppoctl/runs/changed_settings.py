@@ -25,71 +25,25 @@ from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import optimizer_of, warmup_updates
 from ppoctl.runs.run_recipe import as_recorded, newest_recorded, require_same_roles
-from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.jobs import longer_command
-from ppoctl.store.journal import read_lines
-from ppoctl.store.outline import Outlines, outlines_of
-from ppoctl.store.retention import saved_steps
-from ppoctl.store.rounds import stages_present
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.sources import recorded_reward_digest
 
 
-@dataclass(frozen=True)
-class _RecordedRun:
-    """Recorded settings and progress of a run, read once for all checks."""
-
-    paths: RunPaths
-    recipe: Recipe
-    """Recipe of the newest steps."""
-    outlines: Outlines
-    saved: int
-    """Last step whose states are saved for all roles; 0: none."""
-
-    @staticmethod
-    def of(paths: RunPaths) -> "_RecordedRun":
-        recipe, outlines = newest_recorded(paths), outlines_of(paths)
-        return _RecordedRun(paths, recipe, outlines, max(saved_steps(paths, outlines.roles), default=0))
-
-    def is_done(self, step: int) -> bool:
-        """Whether the last stage of a step is committed."""
-        return manifests.read(self.paths.stage(step, self.outlines.at(step).last)) is not None
-
-    def ended_early(self, recipe: Recipe) -> str | None:
-        """Return the values that end the run with this recipe after its last saved step, before `steps`, as text;
-        None: the run continues, or all steps are done."""
-        return (
-            early_end(recipe, self.saved, metrics_by_step(read_lines(self.paths.journal))) if recipe.until else None
-        )
-
-    def last_step(self, recipe: Recipe) -> int:
-        """Return the last step of the run with this recipe: `steps`, unless `[until]` has ended the run."""
-        return recipe.steps if self.ended_early(recipe) is None else self.saved
-
-
-def require_same_run(paths: RunPaths, recipe: Recipe) -> None:
+def require_same_run(run: RecordedRun, recipe: Recipe) -> None:
     """Raise RecipeError if the run cannot continue with this recipe at any step, and StorageError if a saved state
     cannot be loaded under the recipe's layout."""
-    _require_same_run(_RecordedRun.of(paths), recipe)
-
-
-def last_step(paths: RunPaths) -> int:
-    """Return the last step of the run with its recorded recipe."""
-    run = _RecordedRun.of(paths)
-    return run.last_step(run.recipe)
-
-
-def _require_same_run(run: _RecordedRun, recipe: Recipe) -> None:
     _require_the_same(run, recipe)
     _require_fitting_states(run, recipe)
 
 
-def _require_the_same(run: _RecordedRun, recipe: Recipe) -> None:
+def _require_the_same(run: RecordedRun, recipe: Recipe) -> None:
     """Raise RecipeError if a recipe changes the run's name, trained roles or models, or ends the run before a step
     that is done."""
-    paths, recorded = run.paths, run.recipe
+    paths, recorded = run.paths, newest_recorded(run)
     require_same_roles(recorded, recipe)
     _require_same_trained_part(recorded, recipe)
     if recipe.model != recorded.model:
@@ -113,10 +67,10 @@ def _require_the_same(run: _RecordedRun, recipe: Recipe) -> None:
             f"`name` is `{recipe.name}`, but this run is `{recorded.name}`: a run keeps its name",
             hint=f"for a new run: ppoctl train {quoted(paths.recipe_toml)} --set name={quoted(recipe.name)}",
         )
-    done = max([run.saved, *filter(run.is_done, paths.committed_steps())])
-    if recipe.steps > recorded.steps and (reason := run.ended_early(recipe)) is not None:
+    done = max([run.last_saved, *filter(run.is_done, paths.committed_steps())])
+    if recipe.steps > recorded.steps and (reason := _ended_early(run, recipe)) is not None:
         raise RecipeError(
-            f"`steps` is `{recipe.steps}`, but `[until]` ended the run after step {run.saved}: {reason}",
+            f"`steps` is `{recipe.steps}`, but `[until]` ended the run after step {run.last_saved}: {reason}",
             hint=longer_command(paths.root, recipe.steps, ended_early=True),
         )
     if recipe.steps < done:
@@ -139,11 +93,11 @@ def _require_same_trained_part(recorded: Recipe, recipe: Recipe) -> None:
         raise RecipeError("\n".join(problems), hint="start a new run with another `name`")
 
 
-def _require_fitting_states(run: _RecordedRun, recipe: Recipe) -> None:
+def _require_fitting_states(run: RecordedRun, recipe: Recipe) -> None:
     """Raise StorageError if a saved state cannot be loaded under the recipe's layout, before anything is started."""
     for role in run.outlines.roles:
         for step in run.paths.saved_steps(role):
-            manifest = manifests.read(run.paths.state(role, step)) if step >= run.saved else None
+            manifest = run.state_manifest(role, step) if step >= run.last_saved else None
             if manifest is None:
                 continue
             saved, wanted = manifest.extra["layout"], saved_layout(recipe, role)
@@ -203,27 +157,39 @@ class Change:
         return [f"{key} {shown(old)} -> {shown(new)} from step {self.from_step}" for key, old, new in self.keys]
 
 
-def change(paths: RunPaths, recipe: Recipe) -> Change | None:
+def _ended_early(run: RecordedRun, recipe: Recipe) -> str | None:
+    """Return the values that end the run with this recipe after its last saved step, before `steps`, as text; None:
+    the run continues, or all steps are done."""
+    return early_end(recipe, run.last_saved, metrics_by_step(run.lines)) if recipe.until else None
+
+
+def last_step(run: RecordedRun, recipe: Recipe | None = None) -> int:
+    """Return the last step of the run with a recipe (None: its recorded one): `steps`, unless `[until]` ended it."""
+    recipe = newest_recorded(run) if recipe is None else recipe
+    return recipe.steps if _ended_early(run, recipe) is None else run.last_saved
+
+
+def change(run: RecordedRun, recipe: Recipe) -> Change | None:
     """Return the changes that a resume with this recipe would make; None: no change. Raises RecipeError for a change
     that is impossible, or not yet possible, and StorageError if a saved state cannot be loaded under the recipe's
     layout.
     """
-    run = _RecordedRun.of(paths)
-    _require_same_run(run, recipe)
-    if recipe == run.recipe:
+    require_same_run(run, recipe)
+    recorded = newest_recorded(run)
+    if recipe == recorded:
         return None
-    changes = Change(differences(run.recipe, recipe), _holds_from(run, recipe), run.last_step(recipe))
+    changes = Change(differences(recorded, recipe), _holds_from(run, recipe), last_step(run, recipe))
     _require_continuous_rate(run, recipe, changes.from_step - 1)
     return changes
 
 
-def _require_continuous_rate(run: _RecordedRun, recipe: Recipe, done: int) -> None:
+def _require_continuous_rate(run: RecordedRun, recipe: Recipe, done: int) -> None:
     """Raise RecipeError if the actor's learning rate counts PPO steps and the recipe would change the step it counts
     from.
 
     The learning rate must count from the first step that trained, or will train, the actor.
     """
-    recorded_steps, wanted = run.recipe.ppo.critic_only_steps, recipe.ppo.critic_only_steps
+    recorded_steps, wanted = newest_recorded(run).ppo.critic_only_steps, recipe.ppo.critic_only_steps
     table = optimizer_of(recipe, POLICY)
     moves = table.lr_schedule != "constant" or warmup_updates(recipe, POLICY) > 0
     if recorded_steps == wanted or table.lr_ticks != "step" or not moves or done <= min(recorded_steps, wanted):
@@ -236,24 +202,25 @@ def _require_continuous_rate(run: _RecordedRun, recipe: Recipe, done: int) -> No
     )
 
 
-def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
+def adopt(attempt: Attempt, run: RecordedRun, recipe: Recipe) -> Change | None:
     """Record `recipe` for the run, from the step it holds for, and return the changes. Raises the errors of `change`,
     and then writes nothing."""
-    changes = change(attempt.paths, recipe)
+    changes = change(run, recipe)
     if changes is not None:
         run_dir.change_recipe(attempt, as_recorded(recipe), from_step=changes.from_step)
         attempt.write(attempt.paths.recipe_toml, recipe_as_toml(recipe).encode())
+        run.refresh()
     return changes
 
 
-def _holds_from(run: _RecordedRun, recipe: Recipe) -> int:
+def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
     """Return the first step that a changed recipe would hold for. Raises RecipeError if the recipe cannot change
     yet."""
-    paths, start = run.paths, run.saved
+    paths, start = run.paths, run.last_saved
     step = free = run_dir.first_free_step(paths, after=start)
     if step - 1 > start and _is_fixable(run, step - 1, recipe):
         step -= 1
-    keys = [key for key, _, _ in result_differences(run.recipe, recipe)]
+    keys = [key for key, _, _ in result_differences(newest_recorded(run), recipe)]
     changed = [key for key in keys if free > start + 1 and _is_of_the_whole_run(key)]
     if step > start + 1 and _LOSS not in keys:
         changed += [key for key in keys if key == _LOSS_FILE]
@@ -280,13 +247,12 @@ def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str
             )
 
 
-def _is_fixable(run: _RecordedRun, step: int, recipe: Recipe) -> bool:
+def _is_fixable(run: RecordedRun, step: int, recipe: Recipe) -> bool:
     """Whether the step is unfinished and its committed stages read no changed key."""
     if run.is_done(step):
         return False
-    present = stages_present(run.paths, step, run.outlines.at(step))
-    committed = {stage.name: manifests.read(run.paths.stage(step, stage.name)) for stage in present}
-    now, scored_by = trace_at(recipe, step), recorded_reward_digest(run.paths)
+    committed = {stage.name: run.manifest(step, stage.name) for stage in run.stages(step)}
+    now, scored_by = trace_at(recipe, step), recorded_reward_digest(run)
     return all(
         name in now and item.fingerprint == now[name].fingerprint(recipe, scored_by)
         for name, item in committed.items()

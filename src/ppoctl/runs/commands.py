@@ -41,6 +41,7 @@ from ppoctl.slurm.run_status import require_idle
 from ppoctl.stages.generation import SampleGeneration
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import Stage
@@ -67,7 +68,7 @@ def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, scre
         except RunExistsError:  # another command created the run meanwhile
             if not or_resume:
                 raise
-    return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths))
+    return _continue_intact(Opening(paths, loaded.recipe, gate, screen))
 
 
 @dataclass(frozen=True)
@@ -97,20 +98,20 @@ def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> 
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
-def _intact_plan(paths: RunPaths) -> ResumePlan:
-    """Return the plan of a run that is continued without confirmation.
+def _continue_intact(opening: Opening, do: Callable[[RunContext], None] = run) -> RunResult:
+    """Continue a run without confirmation.
 
     Raises StorageError that names what is missing or corrupt, and RunAliveError if another process is using the run.
     """
-    run_dir.facts(paths)
-    require_idle(paths)
-    plan = plan_resume(paths)
-    plan.require_intact(paths)
-    return plan
+    recorded = RecordedRun.open(opening.paths.root)
+    require_idle(opening.paths)
+    plan = plan_resume(recorded)
+    plan.require_intact(opening.paths)
+    return _continue(opening, recorded, plan, do)
 
 
 def resume(
-    paths: RunPaths,
+    recorded: RecordedRun,
     plan: ResumePlan,
     sets: Sequence[str],
     gate: SignalGate,
@@ -120,7 +121,7 @@ def resume(
 ) -> RunResult:
     """Continue an intact run, or only generate the next rollouts or save the newest states again (`only`)."""
     do = {"rollout": _generate_and_score, "save": _save_for_any_layout, None: run}[only]
-    return _continue(Opening(paths, recipe_of(paths, sets), gate, screen), plan, do)
+    return _continue(Opening(recorded.paths, recipe_of(recorded, sets), gate, screen), recorded, plan, do)
 
 
 def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> RunResult:
@@ -133,7 +134,7 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
             f"run directory `{paths.root}` exists and has been trained",
             hint=f"generate under another name: --set name={loaded.recipe.name}-2",
         )
-    return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths), _generate_and_score)
+    return _continue_intact(Opening(paths, loaded.recipe, gate, screen), _generate_and_score)
 
 
 def _generate_and_score(job: RunContext) -> None:
@@ -163,20 +164,23 @@ def _save_for_any_layout(job: RunContext) -> None:
         )
 
 
-def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> RunResult:
+def _continue(
+    opening: Opening, recorded: RecordedRun, plan: ResumePlan, do: Callable[[RunContext], None]
+) -> RunResult:
     paths, recipe = opening.paths, opening.recipe
-    changed_settings.change(paths, recipe)  # raises for an impossible change before anything is opened
+    changed_settings.change(recorded, recipe)  # raises for an impossible change before anything is opened
     try:
-        components, digests = session.prepare(recipe, clock_of(paths))
+        components, digests = session.prepare(recipe, clock_of(recorded))
     except PpoctlError as error:
         session.name_the_run(error, paths)
         raise
     with engines.closed_if_it_fails(components):
-        require_same_sources(paths, digests)
+        require_same_sources(recorded, digests)
         attempt = claim(paths)  # claim before anything is written: an older attempt may still be running
+        recorded.refresh()
         run_dir.complete(attempt, digests, components.rows)
-        change = changed_settings.adopt(attempt, recipe)
-        recipes = recorded_recipes(paths)
+        change = changed_settings.adopt(attempt, recorded, recipe)
+        recipes = recorded_recipes(recorded)
     notes = (*clock_notes(digests), *(change.lines() if change is not None else ()))
     opened = OpenedRun(paths, recipes, components, plan, notes=notes, attempt=attempt)
     return session.attempt_run(opened, do, opening.gate, opening.screen)

@@ -13,8 +13,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import manifest as manifests
 from ppoctl.store.manifest import Manifest
-from ppoctl.store.outline import outlines_of
-from ppoctl.store.retention import saved_steps
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.sources import clock_of, run_of, same_companions
 
@@ -53,18 +52,19 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
     Raises RecipeError if it is none of these, and StorageError if the model source of a run has changed.
     """
     if (path / "run.json").is_file():
-        saved = saved_steps(RunPaths(path), outlines_of(RunPaths(path)).roles)
-        if not saved:
+        run = RecordedRun(RunPaths(path))
+        if not run.saved_steps:
             raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
-        path = RunPaths(path).state(POLICY, saved[-1])
+        path = run.paths.state(POLICY, run.last_saved)
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == f"state/{POLICY}":
-        paths = run_of(path)
-        recipe = load(files, sets, environ={}).recipe if files else recipe_of(paths, sets)
+        run = RecordedRun(run_of(path))
+        recipe = load(files, sets, environ={}).recipe if files else recipe_of(run, sets)
         manifests.verify(path, manifest)
-        if paths.run_json.is_file():
-            same_companions(paths, recipe, POLICY)
-        return Checkpoint(recipe, path, manifest, clock_of(paths) if paths.run_json.is_file() else None)
+        if not run.paths.run_json.is_file():
+            return Checkpoint(recipe, path, manifest)
+        same_companions(run, recipe, POLICY)
+        return Checkpoint(recipe, path, manifest, clock_of(run))
     if (path / "config.json").is_file():
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
         return Checkpoint(recipe, path.resolve(), None)

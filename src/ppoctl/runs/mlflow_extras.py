@@ -10,9 +10,8 @@ from ppoctl.errors import PpoctlError
 from ppoctl.loop.expectations import ExpectationResult, check_expectations
 from ppoctl.machine import nvml
 from ppoctl.recipe.schema import Expectation
-from ppoctl.store import run_dir
-from ppoctl.store.journal import read_lines
 from ppoctl.store.liveness import ended_early
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.mirror import MirrorHooks
@@ -40,10 +39,11 @@ def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
     """Return a few samples of a step, evenly spaced; empty if the records of the step are missing or damaged. A
     resume reports such records."""
     try:
-        records = StepRecords.read(paths, step, per_token=False)
+        run = RecordedRun(paths)
+        records = StepRecords.read(run, step, per_token=False)
     except (PpoctlError, OSError):  # retention may delete the records meanwhile
         return ()
-    text = _text_of(run_dir.newest_recipe(paths)["model"]["path"])
+    text = _text_of(run.recipe["model"]["path"])
     count = min(SAMPLES_PER_STEP, records.num_seqs)
     rows = [number * records.num_seqs // count for number in range(count)]
     return [
@@ -75,7 +75,8 @@ def contract_of(paths: RunPaths) -> dict[str, str]:
 
     The mapping is empty if the recipe has no expectations, or if the run has not ended.
     """
-    recipe, lines = run_dir.newest_recipe(paths), read_lines(paths.journal)
+    run = RecordedRun(paths)
+    recipe, lines = run.recipe, run.lines
     done = max((line["step"] for line in lines if "stage" in line), default=0)
     if done < recipe["steps"] and ended_early(lines) is None:
         return {}  # `ppoctl rollout` and a save also end without an error

@@ -19,11 +19,9 @@ from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.slurm.run_status import require_idle
-from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs, resume_command
-from ppoctl.store.outline import outlines_of
-from ppoctl.store.rounds import stages_present
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import saved_by
 
@@ -100,9 +98,10 @@ def is_replaceable(paths: RunPaths) -> bool:
 
     Raises RunAliveError while another process is using it.
     """
-    if not paths.run_json.is_file() or run_dir.has_begun(paths) or jobs(paths):
+    run = RecordedRun(paths)
+    if not paths.run_json.is_file() or run.has_begun() or jobs(paths):
         return False
-    if "on" in run_dir.facts(paths):  # a job may be queued although it could not be recorded
+    if "on" in run.facts:  # a job may be queued although it could not be recorded
         return False
     require_idle(paths)
     return True
@@ -121,16 +120,15 @@ def require_way(paths: RunPaths, *, or_resume: bool) -> None:
 
 def holds_only_rollouts(paths: RunPaths) -> bool:
     """Whether the run contains only rollouts of `ppoctl rollout`, with their rewards."""
-    if run_dir.facts(paths).get("command") != ROLLOUT:
+    run = RecordedRun(paths)
+    if run.facts.get("command") != ROLLOUT:
         return False
-    outlines = outlines_of(paths)
-    later = (
-        paths.stage(step, stage.name)
+    return all(
+        run.manifest(step, stage.name) is None
         for step in paths.committed_steps()
-        for stage in stages_present(paths, step, outlines.at(step))
+        for stage in run.stages(step)
         if not generates_or_scores(stage.name)
     )
-    return all(manifests.read(folder) is None for folder in later)
 
 
 def generates_or_scores(stage: str) -> bool:

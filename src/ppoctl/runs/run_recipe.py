@@ -12,45 +12,44 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.model.head import SharedValueHead
 from ppoctl.recipe.fingerprint import AS_BEFORE, with_earlier_values
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store import artifact, run_dir
-from ppoctl.store.run_dir import STORIES
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store import artifact
+from ppoctl.store.recorded_run import STORIES, RecordedRun
 
 
-def recipe_of(paths: RunPaths, sets: Sequence[str] = ()) -> Recipe:
+def recipe_of(run: RecordedRun, sets: Sequence[str] = ()) -> Recipe:
     """Return the run's recipe with the settings `sets` applied. Raises RecipeError that names every wrong key."""
-    return loaded_of(paths, sets).recipe
+    return loaded_of(run, sets).recipe
 
 
-def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
+def loaded_of(run: RecordedRun, sets: Sequence[str] = ()) -> Loaded:
     """Return the run's recipe with the settings `sets` applied, and the origin of each value.
 
     Raises RecipeError that names every wrong key, or that the settings change the trained roles. If the recipe file
     itself is wrong, the hint has a command that continues with the recorded recipe.
     """
-    file = paths.recipe_toml
+    file = run.paths.recipe_toml
     if not file.exists():
-        artifact.write_atomically(file, recipe_as_toml(newest_recorded(paths)).encode("utf-8"))
+        artifact.write_atomically(file, recipe_as_toml(newest_recorded(run)).encode("utf-8"))
     try:
-        return load([file], (*_kept(paths), *sets), environ={})
+        return load([file], (*_kept(run), *sets), environ={})
     except RecipeError as error:
-        if sets and _is_right(paths):
+        if sets and _is_right(run):
             # The hint of a rule must not lead to a recipe that the run refuses.
-            asked, _ = examine([file], (*_kept(paths), *sets), {}, judges=())
+            asked, _ = examine([file], (*_kept(run), *sets), {}, judges=())
             if asked is not None:
-                require_same_roles(recipe_of(paths), asked.recipe)
+                require_same_roles(recipe_of(run), asked.recipe)
             raise
         renamed = file.with_name(f"{file.name}.wrong")
-        command = f"mv {quoted(file)} {quoted(renamed)} && ppoctl resume {quoted(paths.root)}"
+        command = f"mv {quoted(file)} {quoted(renamed)} && ppoctl resume {quoted(run.paths.root)}"
         raise RecipeError(error.message, hint=f"edit it, or continue with the recorded recipe: {command}") from error
 
 
-def _kept(paths: RunPaths) -> list[str]:
+def _kept(run: RecordedRun) -> list[str]:
     """Return the settings of keys that the recipe file lacks because an earlier version wrote it. Their defaults have
     another meaning, so the run keeps its values."""
     try:
-        written = tomllib.loads(paths.recipe_toml.read_text("utf-8-sig"))
-        recorded = with_earlier_values(run_dir.newest_recipe(paths))
+        written = tomllib.loads(run.paths.recipe_toml.read_text("utf-8-sig"))
+        recorded = with_earlier_values(run.recipe)
     except (OSError, ValueError, PpoctlError):
         return []  # reading the recipe reports the error
     return [
@@ -84,23 +83,23 @@ def _described(head: SharedValueHead | None) -> str:
     return f"a value head on the actor's model (head `{head.kind}`, layers_copied `{head.layers_copied}`)"
 
 
-def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:
+def recorded_recipes(run: RecordedRun) -> dict[int, Recipe]:
     """Return the run's recipes by the first step they hold for."""
-    return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(paths).items()}
+    return {start: from_resolved(resolved) for start, resolved in run.recipes.items()}
 
 
-def rows_of(paths: RunPaths, step: int, stage: str) -> int | None:
+def rows_of(run: RecordedRun, step: int, stage: str) -> int | None:
     """Return the number of samples of one round of a stage that generates; None for an evaluation."""
-    recipes = recorded_recipes(paths)
+    recipes = recorded_recipes(run)
     recipe = recipes[max(start for start in recipes if start <= max(step, 1))]
     specs = {spec.name: spec for spec in trace_at(recipe, step).stages}
     spec = specs.get(stage.partition(".")[0])
     return None if spec is None else spec.row_bounds(recipe)[0]
 
 
-def newest_recorded(paths: RunPaths) -> Recipe:
+def newest_recorded(run: RecordedRun) -> Recipe:
     """Return the recorded recipe of the newest steps of a run."""
-    return from_resolved(run_dir.newest_recipe(paths))
+    return from_resolved(run.recipe)
 
 
 def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[str, Any]:
@@ -109,19 +108,19 @@ def as_recorded(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> di
     return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
 
 
-def is_edited(paths: RunPaths) -> bool:
+def is_edited(run: RecordedRun) -> bool:
     """Whether the recipe file of a run was changed since it was recorded.
 
     The texts are compared first: paths in the file may be relative, so equal recipes may have different values.
     """
-    newest, file = newest_recorded(paths), paths.recipe_toml
-    return file.exists() and file.read_text("utf-8") != recipe_as_toml(newest) and recipe_of(paths) != newest
+    newest, file = newest_recorded(run), run.paths.recipe_toml
+    return file.exists() and file.read_text("utf-8") != recipe_as_toml(newest) and recipe_of(run) != newest
 
 
-def _is_right(paths: RunPaths) -> bool:
+def _is_right(run: RecordedRun) -> bool:
     """Whether the recipe file alone is valid. If it is valid, the settings on the command line are wrong."""
     try:
-        load([paths.recipe_toml], _kept(paths), environ={})
+        load([run.paths.recipe_toml], _kept(run), environ={})
     except RecipeError:
         return False
     return True

@@ -37,13 +37,14 @@ from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.runs import mlflow_extras
 from ppoctl.runs.resources import add_what_to_do, allotted, out_of_memory, time_left
 from ppoctl.shutdown.signals import SignalGate, signal_gate
-from ppoctl.store import artifact, run_dir
+from ppoctl.store import artifact
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal, JournalLine
 from ppoctl.store.liveness import EARLY_END
-from ppoctl.store.outline import Outlines, outlines_of
+from ppoctl.store.outline import Outlines
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import Observer
@@ -190,7 +191,8 @@ def attempt_run(
     paths, recipe = opened.paths, opened.recipe
     attempt = opened.attempt or claim(paths)
     artifact.sweep(attempt)
-    journal, outlines = Journal(paths, attempt), outlines_of(paths)
+    recorded = RecordedRun(paths)
+    journal, outlines = Journal(paths, attempt), recorded.outlines
     this_process = {"pid": os.getpid(), "host": platform.node(), "threads": torch.get_num_threads()}
     journal.event("attempt_started", **this_process, **allotted(recipe))
     with (
@@ -212,7 +214,7 @@ def attempt_run(
         job, generator = assemble(paths, attempt, opened.recipes, opened.components, hooks)
         for note in opened.notes:
             watcher.console.on_message(note)
-        if run_dir.has_begun(paths):
+        if recorded.has_begun():
             watcher.start_mirror()
         with (
             closing(generator),

@@ -17,14 +17,13 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.available_memory import memory_of
 from ppoctl.runs.changed_settings import require_same_run
 from ppoctl.runs.run_recipe import loaded_of
-from ppoctl.store import run_dir
 from ppoctl.store.folders import require_writable
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.recorded_run import RecordedRun
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Where the checks tell the user what they do."""
+    """Functions with which the checks report to the user."""
 
     line: Callable[[str], None]
     """Prints a note or a warning."""
@@ -91,16 +90,16 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, messages
     return replace(loaded, forced=force)
 
 
-def resumable(paths: RunPaths, sets: Sequence[str], messages: Messages, *, force: bool) -> Recipe:
+def resumable(run: RecordedRun, sets: Sequence[str], messages: Messages, *, force: bool) -> Recipe:
     """Return the recipe that an existing run continues with, and print the notes on its keys.
 
     Raises the errors of `require_same_run` and `require_resources`. A run that was started with `--force` continues
     with it.
     """
-    loaded = loaded_of(paths, sets)
+    loaded = loaded_of(run, sets)
     _print(violations(loaded.recipe, loaded.place), messages)
-    require_same_run(paths, loaded.recipe)
-    require_resources(loaded.recipe, paths.root, force=force or "forced" in run_dir.facts(paths))
+    require_same_run(run, loaded.recipe)
+    require_resources(loaded.recipe, run.paths.root, force=force or "forced" in run.facts)
     return loaded.recipe
 
 

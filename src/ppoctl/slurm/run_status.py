@@ -12,8 +12,7 @@ from ppoctl.store import jobs as jobs_of
 from ppoctl.store import liveness
 from ppoctl.store.append import intact
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.outline import outlines_of
-from ppoctl.store.run_dir import newest_recipe
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 ANSWER_S = 2.0
@@ -23,9 +22,12 @@ TAIL_BYTES = 16384
 """Number of bytes at the end of a job's log that are searched for the last error."""
 
 
-def facts(paths: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
-    """Return the facts from a run's folder; `lines` are its journal. Raises StorageError if a file cannot be read."""
-    outlines, recipe = outlines_of(paths), newest_recipe(paths)
+def facts(run: RecordedRun, lines: Sequence[JournalLine]) -> RunFacts:
+    """Return the facts from a run's folder; `lines` are its journal, or the part of it that is intact.
+
+    Raises StorageError if a file cannot be read.
+    """
+    paths, outlines, recipe = run.paths, run.outlines, run.recipe
     attempts = liveness.attempts(lines)
     jobs = jobs_of.jobs(paths)
     stages = [line for line in lines if "stage" in line]

@@ -13,6 +13,7 @@ from ppoctl.slurm.job_start import is_resumable
 from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
 from ppoctl.slurm.run_status import ask, facts
 from ppoctl.store.append import intact
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import After, request_stop
 
@@ -46,7 +47,7 @@ def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
     Raises StorageError if the request cannot be written; SlurmError if Slurm refuses. Earlier actions are not undone.
     """
     patient = replace(slurm, deadline_s=max(slurm.deadline_s, DEADLINE_S))
-    run = facts(paths, intact(paths.journal))
+    run = facts(RecordedRun(paths), intact(paths.journal))
     snapshot = ask(slurm, [run])
     attempt = next(_running_attempt(run, snapshot), None)
     if attempt is not None:

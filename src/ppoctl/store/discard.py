@@ -16,14 +16,13 @@ from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import REPAIRED, stage_line
 from ppoctl.store.ledger import whole_blocks
 from ppoctl.store.manifest import Manifest
-from ppoctl.store.outline import EVAL, outlines_of
+from ppoctl.store.outline import EVAL
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
-from ppoctl.store.retention import saved_steps
-from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 
 
-def repair(paths: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
+def repair(run: RecordedRun, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
     """Move broken artifacts, and all that were computed after a broken stage, aside until a resume finds no fault.
 
     Returns the new plan, and one line for each action. Raises StorageError if an item is broken again after it was
@@ -31,15 +30,20 @@ def repair(paths: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
     """
     done: list[str] = []
     if plan.broken:
-        attempt = claim(paths)
-        plan = plan_resume(paths)
+        attempt = claim(run.paths)
+        plan = _plan_again(run)
         handled = set[str]()
         while plan.broken:
-            _require_new(paths, plan, handled)
+            _require_new(run.paths, plan, handled)
             handled |= {item.name for item in plan.broken}
-            done += _set_aside_broken(attempt, plan)
-            plan = plan_resume(paths)
+            done += _set_aside_broken(attempt, run, plan)
+            plan = _plan_again(run)
     return plan, done
+
+
+def _plan_again(run: RecordedRun) -> ResumePlan:
+    run.refresh()
+    return plan_resume(run)
 
 
 def _require_new(paths: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
@@ -56,12 +60,12 @@ def _require_new(paths: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
         )
 
 
-def roll_back(paths: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
+def roll_back(run: RecordedRun, step: int) -> tuple[ResumePlan, list[str]]:
     """Move aside every artifact that is later than the saved states of `step`.
 
     Returns the new plan, and one line for each action. Raises RecipeError if the step has no saved states.
     """
-    saved = saved_steps(paths, outlines_of(paths).roles)
+    paths, saved = run.paths, run.saved_steps
     if step not in saved:
         kept = ", ".join(map(str, saved)) or "none"
         raise RecipeError(
@@ -71,13 +75,13 @@ def roll_back(paths: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
     attempt = claim(paths)
     later = [paths.inside(paths.step(later_step)) for later_step in paths.committed_steps() if later_step > step]
     done = _set_aside(attempt, [*_states_from(paths, step + 1), *later])
-    return plan_resume(paths), done
+    return _plan_again(run), done
 
 
-def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
+def _set_aside_broken(attempt: Attempt, run: RecordedRun, plan: ResumePlan) -> list[str]:
     """Move aside broken states, and the first broken stage with every stage and state that was computed after it."""
     broken = {item.name for item in plan.broken}
-    done = _rewrite_lines(attempt, broken)
+    done = _rewrite_lines(attempt, run, broken)
     names = [name for name in broken if name.startswith("states/")]
     order = [item.name for item in plan.items if item.name.startswith("steps/")]
     first = next((index for index, name in enumerate(order) if name in broken), None)
@@ -104,7 +108,7 @@ def _set_aside(attempt: Attempt, names: Iterable[str]) -> list[str]:
     return moved
 
 
-def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
+def _rewrite_lines(attempt: Attempt, run: RecordedRun, broken: set[str]) -> list[str]:
     """Keep the intact lines of a damaged journal or ledger; restore lost journal lines from the manifests."""
     paths = attempt.paths
     journal = paths.journal.name in broken
@@ -117,7 +121,7 @@ def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
         blocks = [line for block in whole_blocks(intact(paths.ledger)) for line in block]
         done.append(_replace(attempt, paths.ledger, blocks))
     if journal:
-        lines = _with_committed(paths, lines)
+        lines = _with_committed(run, lines)
     seq = max([_recorded_seq(paths), *(int(line["seq"]) for line in lines)])
     files = sorted(broken)
     lines.append({"seq": seq + 1, "event": REPAIRED, "attempt": attempt.number, "at": time.time(), "files": files})
@@ -134,17 +138,17 @@ def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
     return f"kept {len(lines)} lines of {path.name}; the damaged file is {aside}"
 
 
-def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_committed(run: RecordedRun, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the journal's lines, followed by new lines for committed stages whose line was lost.
 
     A line number that a saved state recorded is never used again, because MLflow identifies points by line numbers.
     """
+    paths = run.paths
     seq = max([_recorded_seq(paths), *(int(line["seq"]) for line in lines)])
     last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}
     again: list[dict[str, Any]] = []
-    outlines = outlines_of(paths)
     for step in paths.committed_steps():
-        names = (stage.name for stage in stages_present(paths, step, outlines.at(step)))
+        names = (stage.name for stage in run.stages(step))
         for stage in (*names, EVAL):
             manifest = _readable(paths.stage(step, stage))
             if manifest is not None and last.get((step, stage)) != manifest.identity:

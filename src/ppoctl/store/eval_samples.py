@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
-from ppoctl.store import run_dir
 from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.outline import EVAL
 from ppoctl.store.output_file import write_output
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.recorded_run import RecordedRun
 
 SampleDict = dict[str, Any]
 SAMPLES = "samples.jsonl"
@@ -50,8 +49,7 @@ def _file(path: Path) -> Path:
             f"`{path}` does not exist; give a run, a folder of an evaluation, or a file by `eval --out`",
             hint=f"ls {quoted(path.parent)}",
         )
-    paths = RunPaths(path)
-    run_dir.facts(paths)
+    paths = RecordedRun.open(path).paths
     files = [file for step in paths.committed_steps() if (file := paths.stage(step, EVAL) / SAMPLES).is_file()]
     if not files:
         raise RecipeError(f"run `{path}` has no evaluation yet", hint=f"ppoctl eval {quoted(path)}")

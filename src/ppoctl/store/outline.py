@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ppoctl.errors import CorruptArtifactError, quoted
-from ppoctl.store import run_dir
-from ppoctl.store.run_paths import RunPaths
-
 EVAL = "eval"
 """Name of the stage that follows a step of any step function if the recipe sets an evaluation."""
 
@@ -111,32 +107,6 @@ class Outlines:
     def from_json(found: Mapping[str, Any]) -> "Outlines":
         """Return the outlines from the result of `as_json`. Raises KeyError, TypeError or ValueError otherwise."""
         return Outlines({int(start): _outline(fields) for start, fields in found.items()})
-
-
-def outlines_of(paths: RunPaths) -> Outlines:
-    """Return the outlines of a run.
-
-    If the recipe was changed during the run, the changed recipe has separate outlines from its first step on.
-
-    Raises the errors of `run_dir.facts` and `run_dir.read_recorded`.
-    """
-    run_dir.facts(paths)
-    by_start: dict[int, Outline] = {}
-    for start, recorded in sorted(run_dir.read_recorded(paths).items()):
-        outlines = _recorded_outlines(paths, start, recorded)
-        by_start = {step: outline for step, outline in by_start.items() if step < start} | {start: outlines.at(start)}
-        by_start |= {step: outline for step, outline in outlines.by_start.items() if step > start}
-    return Outlines(by_start)
-
-
-def _recorded_outlines(paths: RunPaths, start: int, recorded: Mapping[str, Any]) -> Outlines:
-    try:
-        return Outlines.from_json(recorded[run_dir.STORIES])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptArtifactError(
-            f"`{paths.recipe_from(start)}` does not contain the stages of the run's steps",
-            hint=f"restore it from a copy of the run: ls {quoted(paths.root)}",
-        ) from error
 
 
 _LATER_FIELDS = ("rows", "at_most", "loop")

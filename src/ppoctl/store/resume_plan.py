@@ -14,11 +14,11 @@ from ppoctl.batch.record_header import record_metadata
 from ppoctl.batch.sealed_json import repair_hint
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
-from ppoctl.store.journal import REPAIRED, read_lines
+from ppoctl.store.journal import REPAIRED
 from ppoctl.store.ledger import end_of_blocks
-from ppoctl.store.outline import EVAL, Outline, Outlines, outlines_of
-from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
-from ppoctl.store.rounds import stages_present
+from ppoctl.store.outline import EVAL
+from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.retention import healthy_steps, is_healthy
 from ppoctl.store.run_paths import RunPaths
 
 
@@ -71,19 +71,17 @@ class ResumePlan:
         )
 
 
-def plan_resume(paths: RunPaths) -> ResumePlan:
+def plan_resume(run: RecordedRun) -> ResumePlan:
     """Return the plan of a resume from manifests and digests. Changes nothing."""
-    outlines = outlines_of(paths)
-    roles = outlines.roles
-    start = (saved_steps(paths, roles) or [0])[-1]
-    items = _lines_items(paths, roles if start else (), start)
+    paths, roles, start = run.paths, run.outlines.roles, run.last_saved
+    items = _lines_items(run, roles if start else (), start)
     items += _state_items(paths, roles, start)
-    items += _items_before(paths, outlines, start) if start else []
+    items += _items_before(run, start) if start else []
     steps = [step for step in paths.committed_steps() if step > start and paths.has_committed(step)]
     if steps:
         last = max(steps)
         for step in range(start + 1, last + 1):
-            items += _step_items(paths, step, outlines.at(step), is_last=step == last)
+            items += _step_items(run, step, is_last=step == last)
     notes, finished = tuple(_notes(paths, roles, start)), tuple(_finished(paths, start))
     return ResumePlan(start=start, items=tuple(items), notes=notes, finished=finished)
 
@@ -115,13 +113,13 @@ def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
     return [note, f"to continue from the last healthy states instead, and drop all later results: {back}"]
 
 
-def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[ResumeItem]:
+def _lines_items(run: RecordedRun, saved: Sequence[str], start: int) -> list[ResumeItem]:
     """Return items for the journal and the ledger, if damaged, missing, or shorter than when states were saved."""
-    items: list[ResumeItem] = []
-    recorded_seq, recorded_bytes = _recorded_by_states(paths, saved, start)
+    paths, items = run.paths, list[ResumeItem]()
+    recorded_seq, recorded_bytes = _recorded_by_states(run, saved, start)
     repaired_seq = -1
     try:
-        lines = read_lines(paths.journal)
+        lines = run.lines
         repaired_seq = max((line["seq"] for line in lines if line.get("event") == REPAIRED), default=-1)
         if (lines[-1]["seq"] if lines else 0) < recorded_seq:
             items.append(ResumeItem(paths.journal.name, "corrupt", f"truncated: it had line {recorded_seq}"))
@@ -138,12 +136,12 @@ def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[Resu
     return items
 
 
-def _recorded_by_states(paths: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
+def _recorded_by_states(run: RecordedRun, saved: Sequence[str], start: int) -> tuple[int, int]:
     """Return the journal's last line number and the ledger's bytes that the newest saved states recorded."""
     seq, size_bytes = 0, 0
     for role in saved:
         try:
-            manifest = manifests.read(paths.state(role, start))
+            manifest = run.state_manifest(role, start)
         except CorruptArtifactError:
             continue  # `_state_items` reports the damage
         if manifest is not None:
@@ -165,20 +163,20 @@ def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[Resu
     return items
 
 
-def _items_before(paths: RunPaths, outlines: Outlines, start: int) -> list[ResumeItem]:
+def _items_before(run: RecordedRun, start: int) -> list[ResumeItem]:
     """Return items for the records of step `start` that the next step reads."""
-    stages = stages_present(paths, start, outlines.at(start))
-    read = outlines.at(start + 1).reads_before
-    return [_item(paths, paths.stage(start, stage.name), "recalled") for stage in stages if stage.entry.name in read]
+    paths, read = run.paths, run.outlines.at(start + 1).reads_before
+    read_stages = (stage for stage in run.stages(start) if stage.entry.name in read)
+    return [_item(paths, paths.stage(start, stage.name), "recalled") for stage in read_stages]
 
 
-def _step_items(paths: RunPaths, step: int, outline: Outline, *, is_last: bool) -> list[ResumeItem]:
+def _step_items(run: RecordedRun, step: int, *, is_last: bool) -> list[ResumeItem]:
     """Return items for the step's stages, in the order in which they run.
 
     An absent stage is missing if a later stage of the step or a later step exists. An absent evaluation is never
     missing, since not every step has one.
     """
-    present = stages_present(paths, step, outline)
+    paths, present = run.paths, run.stages(step)
     stages = (*(stage.name for stage in present), EVAL)
     updates = {stage.name for stage in present if stage.entry.trains is not None}
     by_stage = {

@@ -16,11 +16,6 @@ from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RunPaths
 
 
-def saved_steps(paths: RunPaths, roles: Sequence[str]) -> list[int]:
-    """Return the steps at which all of the roles have a committed state, oldest first."""
-    return sorted(set.intersection(*(set(paths.saved_steps(role)) for role in roles)))
-
-
 def is_healthy(paths: RunPaths, roles: Sequence[str], step: int) -> bool:
     """Return whether no health rule stopped the run at this saved step."""
     return all(extra.get("healthy", True) for extra in extras_of(paths, roles, step))
@@ -33,7 +28,7 @@ def extras_of(paths: RunPaths, roles: Sequence[str], step: int) -> list[dict[str
 
 def healthy_steps(paths: RunPaths, roles: Sequence[str]) -> list[int]:
     """Return the saved steps at which no health rule stopped the run, oldest first."""
-    return [step for step in saved_steps(paths, roles) if is_healthy(paths, roles, step)]
+    return [step for step in paths.saved_steps(*roles) if is_healthy(paths, roles, step)]
 
 
 LEAST_KEPT = 2
@@ -71,7 +66,7 @@ class Retention:
         if self.keep_last is not None:
             self._drop_states([step for step in stopped_at if step < max(kept, default=0)], before=oldest_kept)
         retired = [step for step in range(self._retired + 1, oldest_kept + 1) if paths.step(step).is_dir()]
-        saved = saved_steps(paths, self.outlines.roles) if retired and self.outlines.reaches_back else []
+        saved = paths.saved_steps(*self.outlines.roles) if retired and self.outlines.reaches_back else []
         for step in retired:
             is_read = step in saved or self._is_inspected(step + 1)
             self._retire(step, self.outlines.at(step + 1).reads_before if is_read else frozenset())
@@ -86,7 +81,7 @@ class Retention:
         """
         kept: list[int] = []
         stopped_at: list[int] = []
-        for step in reversed(saved_steps(self.attempt.paths, self.outlines.roles)):
+        for step in reversed(self.attempt.paths.saved_steps(*self.outlines.roles)):
             if len(kept) == count:
                 break
             extras = extras_of(self.attempt.paths, self.outlines.roles, step)

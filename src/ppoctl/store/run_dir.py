@@ -1,4 +1,4 @@
-"""Identity of a run directory: its recipes and the digests of its sources. Imports no torch.
+"""Creation, change and removal of a run directory; `recorded_run` reads it. Imports no torch.
 
 The directory is created atomically. `run.json` holds the run's id and the digests of its sources (model, tokenizer
 and template, data); a resume with other sources is rejected. Each recipe is stored under the first step that it
@@ -14,14 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed_json import seal, unseal
-from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, quoted
+from ppoctl.batch.sealed_json import seal
+from ppoctl.errors import RunExistsError, quoted
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.disk import require_format, storage_error
+from ppoctl.store.disk import storage_error
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import FORMAT, RunPaths
-
-STORIES = "stories"
-"""Key that a recorded recipe has in addition to its own keys: the outlines of its steps (`store.outline`)."""
 
 
 def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -62,72 +60,14 @@ def _sweep(paths: RunPaths) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def facts(paths: RunPaths) -> dict[str, Any]:
-    """Return the content of `run.json`.
-
-    Raises RecipeError if the folder is not a run directory; StorageError if another version of ppoctl created it;
-    CorruptArtifactError if the file was changed after it was written.
-    """
-    if not paths.run_json.exists():
-        raise RecipeError(f"`{paths.root}` is not a run directory", hint="ppoctl runs")
-    content = _load(paths.run_json, hint=f"restore it from a copy of the run: ls {quoted(paths.root)}")
-    require_format(paths.run_json, content.get("format"))
-    return content
-
-
 def complete(attempt: Attempt, digests: Mapping[str, str], rows: Mapping[str, Mapping[str, int]]) -> None:
     """Add digests and row counts that were unknown when the run was created, as on a login node without tokenizer."""
-    known = facts(attempt.paths)
+    known = RecordedRun(attempt.paths).facts
     missing = {name: digest for name, digest in digests.items() if name not in known["sources"]}
     counted = {"rows": dict(rows)} if rows and "rows" not in known else {}
     if missing or counted:
         content = {**known, "sources": {**known["sources"], **missing}, **counted}
         attempt.write(attempt.paths.run_json, _sealed(content).encode("ascii"))
-
-
-def recipes(paths: RunPaths) -> dict[int, dict[str, Any]]:
-    """Return the resolved recipes by the first step that they apply to. Raises the errors of `read_recorded`."""
-    return {
-        start: {key: recorded[key] for key in recorded if key != STORIES}
-        for start, recorded in read_recorded(paths).items()
-    }
-
-
-def newest_recipe(paths: RunPaths) -> dict[str, Any]:
-    """Return the resolved recipe of the newest steps. Raises the errors of `read_recorded`."""
-    by_start = recipes(paths)
-    return by_start[max(by_start)]
-
-
-def read_recorded(paths: RunPaths) -> dict[int, dict[str, Any]]:
-    """Return the resolved recipes with their outlines, by the first step that they apply to.
-
-    Raises CorruptArtifactError if a file was changed after it was written, or if the first file is missing;
-    StorageError if a file cannot be read.
-    """
-    newest = f"the newest recipe is: ppoctl validate {quoted(paths.recipe_toml)} --show"
-    by_start = {
-        int(path.stem): _load(path, hint=f"restore it from a copy of the run; {newest}")
-        for path in _recipe_files(paths)
-    }
-    if 1 not in by_start:
-        make_folder = f"mkdir -p {quoted(paths.recipes)}"
-        copy = f"{make_folder} && cp {quoted(paths.recipe_resolved)} {quoted(paths.recipe_from(1))}"
-        raise CorruptArtifactError(
-            f"`{paths.recipe_from(1)}` is missing: the recipe that the run began with",
-            hint=f"restore it from a copy of the run; if no key was ever changed: {copy}",
-        )
-    return by_start
-
-
-def _recipe_files(paths: RunPaths) -> list[Path]:
-    try:
-        # Not `glob`, which returns nothing for a folder without read permission.
-        return sorted(path for path in paths.recipes.iterdir() if path.suffix == ".json")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise storage_error(paths.recipes, error, doing="read") from error
 
 
 def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: int) -> None:
@@ -159,11 +99,6 @@ def remove(paths: RunPaths) -> Path | None:
     return aside if aside.exists() else None
 
 
-def has_begun(paths: RunPaths) -> bool:
-    """Return whether the run ever committed a stage of a step."""
-    return bool(paths.saved_states()) or any(paths.has_committed(step) for step in paths.committed_steps() if step)
-
-
 def first_free_step(paths: RunPaths, *, after: int) -> int:
     """Return the first step after `after` without a committed stage."""
     step = after + 1
@@ -174,14 +109,3 @@ def first_free_step(paths: RunPaths, *, after: int) -> int:
 
 def _sealed(data: Mapping[str, Any]) -> str:
     return seal(data, indent=1)
-
-
-def _load(path: Path, *, hint: str) -> dict[str, Any]:
-    try:
-        return unseal(path.read_bytes().decode("ascii"))
-    except FileNotFoundError as error:
-        raise CorruptArtifactError(f"`{path}` is missing", hint=hint) from error
-    except OSError as error:
-        raise storage_error(path, error, doing="read") from error
-    except ValueError as error:
-        raise CorruptArtifactError(f"`{path}` is corrupt: {error}", hint=hint) from error

@@ -185,10 +185,10 @@ class RunPaths:
         roles = sorted(path.name for path in folders(self.states) if path not in (self.best, self.at_stop))
         return [(role, step) for role in roles for step in self.saved_steps(role)]
 
-    def saved_steps(self, role: str) -> list[int]:
-        """Return the steps with a committed state of the role, oldest first."""
-        states = folders(self.states / role)
-        return sorted(int(path.name) for path in states if path.name.isdigit() and (path / MANIFEST).is_file())
+    def saved_steps(self, *roles: str) -> list[int]:
+        """Return the steps with a committed state of each of the roles, oldest first."""
+        found = [{path.name for path in folders(self.states / role) if (path / MANIFEST).is_file()} for role in roles]
+        return sorted(int(name) for name in set.intersection(*found) if name.isdigit())
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts so far, oldest first."""

@@ -6,13 +6,13 @@ rollouts, or a selection of rows of the rollouts of all rounds. Imports numpy bu
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from ppoctl.store import record_file
-from ppoctl.store.outline import PREVIOUS, Outlines
+from ppoctl.store.outline import PREVIOUS
 from ppoctl.store.record_file import PlainRecord
-from ppoctl.store.rounds import StageInRound, stages_present
+from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.rounds import StageInRound
 from ppoctl.store.run_paths import RunPaths
 
 ROLLOUT = "rollout"
@@ -48,19 +48,15 @@ class StepJoin:
     _records: dict[str, PlainRecord | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(paths: RunPaths, step: int, outlines: Outlines) -> "StepJoin":
+    def of(run: RecordedRun, step: int) -> "StepJoin":
         """Return the join of a step of a run."""
-        return StepJoin(paths, step, stages_present(paths, step, outlines.at(step)))
+        return StepJoin(run.paths, step, run.stages(step))
 
     @property
     def generated(self) -> tuple[str, ...]:
         """Stages that define the rows of the rewards, round by round; `NAME@-1` is a stage of the step before."""
         scored = self._named(REWARD)
         return tuple(dict.fromkeys(map(self._defining, scored))) or (ROLLOUT,)
-
-    def folder(self, name: str) -> Path:
-        """Return the folder of a stage of the step, or of the step before (`NAME@-1`)."""
-        return self.paths.stage(*self._place(name))
 
     @cached_property
     def samples(self) -> tuple[SampleKey, ...]:
@@ -141,7 +137,7 @@ class StepJoin:
         ids = [] if record is None else list(zip(record["prompt_ids"], record["sample_indices"], strict=True))
         if not row < len(ids) or ids[row] != (prompt, sample):
             problem = f"row {row} of `{key[0]}` is not sample {sample} of prompt `{prompt}`"
-            raise record_file.unknown(self.paths, *self._place(selection), ValueError(problem))
+            raise record_file.unknown(self.paths, *self.place(selection), ValueError(problem))
 
     def _rollouts(self, key: SampleKey) -> tuple[PlainRecord, int] | None:
         record = self._record(key[0])
@@ -150,10 +146,10 @@ class StepJoin:
     def _record(self, name: str) -> PlainRecord | None:
         """Return the record of a stage, which is read once; None if the stage is not committed."""
         if name not in self._records:
-            self._records[name] = record_file.read(self.paths, *self._place(name))
+            self._records[name] = record_file.read(self.paths, *self.place(name))
         return self._records[name]
 
-    def _place(self, name: str) -> tuple[int, str]:
+    def place(self, name: str) -> tuple[int, str]:
         """Return step and stage of a name."""
         return self.step - name.endswith(PREVIOUS), name.removesuffix(PREVIOUS)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import samples
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.samples import SampleRow, StepRecords
 
 SortKey = Literal["row", "reward", "length", "advantage", "flipped"]
@@ -48,12 +48,12 @@ class SampleFilter:
 class Source:
     """Source of samples: the steps of a run, or its evaluations."""
 
-    paths: RunPaths
+    run: RecordedRun
     evaluations: bool = False
 
     def steps(self) -> list[int]:
         """Return the steps that have samples, oldest first."""
-        return (samples.steps_with_evaluation if self.evaluations else samples.steps_with_rollouts)(self.paths)
+        return self.run.evaluated_steps() if self.evaluations else samples.steps_with_rollouts(self.run)
 
     def last(self) -> int:
         """Return the newest step that has samples. Raises RecipeError if no step has samples."""
@@ -65,8 +65,8 @@ class Source:
     def rows(self, step: int) -> list[SampleRow]:
         """Return all samples of a step. Raises RecipeError if there are none, or an error of `record_file.read`."""
         if self.evaluations:
-            return samples.listed(step, samples.evaluation_rows(self.paths, step))
-        return StepRecords.read(self.paths, step, per_token=False).rows()
+            return samples.listed(step, samples.evaluation_rows(self.run, step))
+        return StepRecords.read(self.run, step, per_token=False).rows()
 
     def of_prompt(self, prompt_id: str) -> list[SampleRow]:
         """Return all samples of a prompt, oldest first. Raises RecipeError if there are none."""
@@ -75,7 +75,7 @@ class Source:
         if not of_prompt:
             known = sorted({row.prompt_id for row in rows})
             near = get_close_matches(prompt_id, known, n=1, cutoff=0.6) or [id for id in known if prompt_id in id]
-            command = f"ppoctl show {quoted(self.paths.root)}"
+            command = f"ppoctl show {quoted(self.run.paths.root)}"
             raise RecipeError(
                 f"the run has no samples of prompt `{prompt_id}`" + (f"; did you mean `{near[0]}`?" if near else ""),
                 hint=f"{command} --eval" if self.evaluations else f"{command} --list",

@@ -10,10 +10,9 @@ from typing import Any
 from ppoctl.batch.episodes import EndReason
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.store import manifest as manifests
 from ppoctl.store import record_file
-from ppoctl.store.outline import EVAL, outlines_of
-from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.outline import EVAL
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.sample_join import REWARD, JoinedRecords, StepJoin
 from ppoctl.units import counted
 
@@ -77,14 +76,14 @@ class StepRecords:
     advantages: JoinedRecords
 
     @staticmethod
-    def read(paths: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
+    def read(run: RecordedRun, step: int, *, per_token: bool = True) -> "StepRecords":
         """Read and verify the records; without `per_token`, only the records that `rows` requires.
 
         Raises RecipeError if the step has no rollouts, and the errors of `record_file.read`.
         """
-        join = StepJoin.of(paths, step, outlines_of(paths))
+        join = StepJoin.of(run, step)
         if not join.samples:
-            raise no_rollouts(paths, step)
+            raise no_rollouts(run, step)
         nothing = JoinedRecords((None,) * len(join.samples))
         return StepRecords(
             step,
@@ -164,24 +163,23 @@ class StepRecords:
         return float(unmasked.mean()) if len(unmasked) else None
 
 
-def steps_with_rollouts(paths: RunPaths) -> list[int]:
+def steps_with_rollouts(run: RecordedRun) -> list[int]:
     """Return the steps whose rollouts exist, oldest first."""
-    outlines = outlines_of(paths)
-    joins = (StepJoin.of(paths, step, outlines) for step in paths.committed_steps())
-    return [join.step for join in joins if manifests.read(join.folder(join.generated[0])) is not None]
+    joins = (StepJoin.of(run, step) for step in run.paths.committed_steps())
+    return [join.step for join in joins if run.manifest(*join.place(join.generated[0])) is not None]
 
 
-def last_step(paths: RunPaths) -> int:
+def last_step(run: RecordedRun) -> int:
     """Return the newest step with rollouts. Raises RecipeError if there is none."""
-    kept = steps_with_rollouts(paths)
+    kept = steps_with_rollouts(run)
     if not kept:
-        raise no_rollouts(paths, 1)
+        raise no_rollouts(run, 1)
     return kept[-1]
 
 
-def no_rollouts(paths: RunPaths, step: int) -> RecipeError:
+def no_rollouts(run: RecordedRun, step: int) -> RecipeError:
     """Return the error for a step without rollouts; it lists the steps that have rollouts."""
-    kept = steps_with_rollouts(paths)
+    paths, kept = run.paths, steps_with_rollouts(run)
     if not kept:
         return RecipeError(f"run `{paths.root}` has no rollouts yet", hint=f"ppoctl status {quoted(paths.root)}")
     nearest = min(kept, key=lambda other: abs(other - step))
@@ -192,21 +190,17 @@ def no_rollouts(paths: RunPaths, step: int) -> RecipeError:
     )
 
 
-def steps_with_evaluation(paths: RunPaths) -> list[int]:
-    """Return the steps after which an evaluation ran, oldest first; 0: before the first step."""
-    return [step for step in paths.committed_steps() if manifests.read(paths.stage(step, EVAL)) is not None]
-
-
-def evaluation_rows(paths: RunPaths, step: int) -> list[dict[str, Any]]:
+def evaluation_rows(run: RecordedRun, step: int) -> list[dict[str, Any]]:
     """Return the recorded samples of the evaluation after a step.
 
     Raises RecipeError if the step has no evaluation, and the errors of `record_file.read`.
     """
+    paths = run.paths
     record = record_file.read(paths, step, EVAL)
     if record is not None:
         rows: list[dict[str, Any]] = record["rows"]
         return rows
-    evaluated = steps_with_evaluation(paths)
+    evaluated = run.evaluated_steps()
     if not evaluated:
         hint = f"ppoctl eval --ckpt {quoted(paths.root)}"
         raise RecipeError(f"run `{paths.root}` has no evaluation yet", hint=hint)

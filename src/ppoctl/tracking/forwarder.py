@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ppoctl.batch.sealed_json import whole_lines
-from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.outline import EVAL, outlines_of
+from ppoctl.store.outline import EVAL
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import ADVANTAGES
 from ppoctl.tracking import mlflow_payloads
@@ -58,10 +58,11 @@ class Forwarder:
         self._paths = paths
         self._samples = samples
         self._target = target
-        self._created = float(run_dir.facts(paths)["created"])
+        run = RecordedRun(paths)
+        self._created = float(run.facts["created"])
         self._offset = 0
         """Number of bytes of the journal that have been read."""
-        self._outlines = outlines_of(paths)
+        self._outlines = run.outlines
         self._rounds: list[JournalLine] = []
         """Lines of a loop over rounds of which the journal may get further rounds, and of events among them. They are
         sent when the loop has ended: MLflow cannot replace a point."""
@@ -77,8 +78,8 @@ class Forwarder:
     def describe(self, more_tags: Mapping[str, str]) -> Sent:
         """Send the params, tags and data inputs that the target does not have, and the tags whose value differs."""
         recorded, tags_before = self._target.params(), self._target.tags()
-        recipes = run_dir.recipes(self._paths)
-        by_start = {start: mlflow_payloads.params(recipe) for start, recipe in recipes.items()}
+        run = RecordedRun(self._paths)
+        by_start = {start: mlflow_payloads.params(recipe) for start, recipe in run.recipes.items()}
         now = by_start[max(by_start)]
         params = {key: value for key, value in now.items() if key not in recorded}
         ours = {key: value for key, value in recorded.items() if any(key in recipe for recipe in by_start.values())}
@@ -88,7 +89,7 @@ class Forwarder:
         if params or tags:
             self._target.describe(params, tags)
         known = self._target.inputs()
-        tables = inputs(run_dir.facts(self._paths), recipes[max(recipes)])
+        tables = inputs(run.facts, run.recipe)
         if lacking := [table for table in tables if table.name not in known]:
             self._target.add_inputs(lacking)
         return Sent(params=len(params), tags=len(tags), inputs=len(lacking))

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking
-from ppoctl.store import run_dir
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mlflow_payloads import MARKER, Ending, JournalBatch
@@ -133,7 +133,7 @@ class MlflowRun:
 
     def __init__(self, paths: RunPaths, address: Address) -> None:
         """Open the run. Imports mlflow (0.5 to 0.9 s). Raises MLflow's errors if MLflow cannot be reached."""
-        self._facts = run_dir.facts(paths)
+        self._facts = RecordedRun(paths).facts
         self._address = address
         self._client = _client(address)
         self._id = self._opened()
@@ -270,7 +270,7 @@ class KeptRuns:
         if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
             return
         self._client = _client(address)
-        ids = _tagged(self._client, self._client.search_experiments(), run_dir.facts(paths)["id"])
+        ids = _tagged(self._client, self._client.search_experiments(), RecordedRun(paths).facts["id"])
         self.ids = sorted(id for id in ids if self._is_of(paths, id))
 
     def _is_of(self, paths: RunPaths, id: str) -> bool:
@@ -288,7 +288,7 @@ class KeptRuns:
 def _exists(paths: RunPaths, id: str) -> bool:
     """Return whether a run directory exists and has this id."""
     with contextlib.suppress(PpoctlError):
-        return bool(run_dir.facts(paths)["id"] == id)
+        return bool(RecordedRun(paths).facts["id"] == id)
     return False
 
 

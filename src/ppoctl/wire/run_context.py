@@ -26,8 +26,9 @@ from ppoctl.store.episode_log import EpisodeLogFiles
 from ppoctl.store.finished_samples import FinishedSampleFiles
 from ppoctl.store.journal import Journal
 from ppoctl.store.ledger import Ledger
-from ppoctl.store.outline import Outline, Outlines, outlines_of
-from ppoctl.store.retention import Retention, saved_steps
+from ppoctl.store.outline import Outline, Outlines
+from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.retention import Retention
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saves import PublishingGate, Saves
 from ppoctl.store.stage_runner import Observer, Stage, StageRunner
@@ -97,7 +98,7 @@ def assemble(
     steps.
     """
     newest = recipes[max(recipes)]
-    journal, outlines = Journal(paths, attempt), outlines_of(paths)
+    journal, outlines = Journal(paths, attempt), RecordedRun(paths).outlines
     _require_same_steps(paths, recipes, outlines, choose)
     states = _states(attempt, newest, outlines, components, hooks)
     gate = PublishingGate(states.saves, hooks.gate)
@@ -152,7 +153,7 @@ def _require_same_steps(
 
     Steps up to the newest saved states are finished and are not checked.
     """
-    first = max(saved_steps(paths, recorded.roles), default=0) + 1
+    first = max(paths.saved_steps(*recorded.roles), default=0) + 1
     last = recipes[max(recipes)].steps
     starts = {step for step in (*recorded.by_start, *recipes) if first < step <= last}
     for step in sorted({first, *starts} if first <= last else ()):

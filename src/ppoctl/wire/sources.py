@@ -16,7 +16,7 @@ from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import lora_starts, model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
-from ppoctl.store import run_dir
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import state_manifest
 
@@ -50,12 +50,12 @@ def _reward_model_reads_clock(recipe: Recipe) -> bool:
     return any(ChatTemplate.of_folder(folder).reads_clock for folder in folders)
 
 
-def clock_of(paths: RunPaths) -> datetime:
+def clock_of(run: RecordedRun) -> datetime:
     """Return the local time that the chat templates of a run read: that of its creation."""
-    recorded = _recorded(paths).get(CLOCK)
+    recorded = _recorded(run).get(CLOCK)
     if recorded is not None:
         return datetime.fromisoformat(recorded)
-    return datetime.fromtimestamp(run_dir.facts(paths)["created"]).replace(microsecond=0)
+    return datetime.fromtimestamp(run.facts["created"]).replace(microsecond=0)
 
 
 def clock_notes(digests: Mapping[str, str]) -> tuple[str, ...]:
@@ -141,19 +141,19 @@ def run_of(state: Path) -> RunPaths:
     return RunPaths(state.resolve().parent.parent.parent)
 
 
-def require_same_sources(paths: RunPaths, digests: Mapping[str, str]) -> None:
+def require_same_sources(run: RecordedRun, digests: Mapping[str, str]) -> None:
     """Raise StorageError if a source differs from the source that the run was made from. The error names the
     source."""
-    for name, recorded in _recorded(paths).items():
+    for name, recorded in _recorded(run).items():
         if digests.get(name) != recorded:
             raise StorageError(
-                f"`{name}` is not what run `{paths.root}` was made from "
+                f"`{name}` is not what run `{run.paths.root}` was made from "
                 f"(digest {digests.get(name, 'absent')[:12]}, recorded {recorded[:12]})",
-                hint=f"put it back, or start a new run; the recorded recipe: {paths.recipe_toml}",
+                hint=f"put it back, or start a new run; the recorded recipe: {run.paths.recipe_toml}",
             )
 
 
-def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
+def same_companions(run: RecordedRun, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
     """Return the folder of the model that the role started from.
 
     Raises StorageError if the configuration or tokenizer in the folder has changed since training: the states would
@@ -164,20 +164,20 @@ def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: st
 
     model = model_of(recipe, role)
     folder = model_folder(model.path)
-    recorded = _recorded(paths).get(companions_of(role) if role in own_models(recipe) else COMPANIONS)
+    recorded = _recorded(run).get(companions_of(role) if role in own_models(recipe) else COMPANIONS)
     if recorded is not None and companions_digest(folder) != recorded:
         raise StorageError(
-            f"config.json or the tokenizer in `{folder}` is not what run `{paths.root}` was made from",
+            f"config.json or the tokenizer in `{folder}` is not what run `{run.paths.root}` was made from",
             hint=f"put it back{otherwise}",
         )
     return folder
 
 
-def _recorded(paths: RunPaths) -> dict[str, str]:
-    digests: dict[str, str] = run_dir.facts(paths).get("sources", {})
+def _recorded(run: RecordedRun) -> dict[str, str]:
+    digests: dict[str, str] = run.facts.get("sources", {})
     return digests
 
 
-def recorded_reward_digest(paths: RunPaths) -> str:
+def recorded_reward_digest(run: RecordedRun) -> str:
     """Return the `reward_digest` of the sources that the run was made from."""
-    return reward_digest(_recorded(paths))
+    return reward_digest(_recorded(run))

@@ -14,7 +14,7 @@ from ppoctl.model.head import Head
 from ppoctl.recipe.roles import POLICY, head_of, role_with
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import manifest as manifests
-from ppoctl.store import run_dir
+from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.sources import run_of, same_companions
 
@@ -54,7 +54,7 @@ def find_source(path: str, *, like: str | None, role: str | None, step: int | No
     damaged."""
     folder = Path(path)
     if (folder / "run.json").is_file():
-        return _state_of_run(RunPaths(folder), like, role or POLICY, step)
+        return _state_of_run(RecordedRun.open(folder).paths, like, role or POLICY, step)
     if step is not None:
         raise RecipeError(f"`--step {step}` requires a run, and `{path}` is not a run", hint="leave out --step")
     if (manifest := manifests.read(folder)) is not None and manifest.stage.startswith("state/"):
@@ -82,7 +82,6 @@ def find_source(path: str, *, like: str | None, role: str | None, step: int | No
 
 
 def _state_of_run(paths: RunPaths, like: str | None, role: str, step: int | None) -> FoundCheckpoint:
-    run_dir.facts(paths)
     roles = sorted({saved for saved, _ in paths.saved_states()})
     if roles and role not in roles:
         raise RecipeError(
@@ -133,7 +132,8 @@ def _base(paths: RunPaths, role: str) -> Path:
             f"the state is not in a run directory: `{paths.recipe_toml}` does not exist",
             hint="name a folder with config and tokenizer of the same model: --like FOLDER",
         )
-    return same_companions(paths, recipe_of(paths), role, otherwise=", or name a folder that has it: --like FOLDER")
+    run = RecordedRun(paths)
+    return same_companions(run, recipe_of(run), role, otherwise=", or name a folder that has it: --like FOLDER")
 
 
 def _torch_dist(folder: Path, like: str | None, role: str | None) -> FoundCheckpoint:
