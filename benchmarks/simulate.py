@@ -29,6 +29,7 @@ from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.loading.load import load
 from ppoctl.model.cost import count_parameters, forward_flops
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.plan.fit import seconds
@@ -298,7 +299,7 @@ def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float
     copied, disk_s, digests = 0.0, 0.0, []
     for role in ("actor", "critic"):
         layout: ParallelTable = getattr(world, role)
-        size = state_bytes(shape, head_of(role), layout, world.weight)
+        size = state_bytes(Model(shape, head_of(role)), layout, world.weight)
         narrow = layout.distributed_optimizer and table.reshardable == "dp"
         each = size / (layout.world_size if narrow else layout.model_ranks)
         copied += each / units.gpu_host_bytes_s

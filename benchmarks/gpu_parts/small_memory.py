@@ -61,9 +61,11 @@ def _pinned_gib(rank):
     return gib(sum(memory.bytes.numel() for memory in memories if memory is not None))
 
 
-def _compare_with_plan(part, peak, **settings):
+def _compare_with_plan(part, peak, trainable=None, **settings):
     """Report the peak that `plan` estimates for a rank with these settings, next to the measured one."""
+    from ppoctl.model.model import Model
     from ppoctl.model.shape_reader import read_shape
+    from ppoctl.model.trainable import Trainable
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
     from ppoctl.recipe.schema import ParallelTable
@@ -72,5 +74,9 @@ def _compare_with_plan(part, peak, **settings):
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)
     precision = Precision(2, "gpu" if CUDA else "cpu")
     shape = read_shape(folder("1.5b"))
-    plan = ranks_of(Training("token", shape, ParallelTable(), precision, batch, batch, 4, **settings))[0]
+    plan = ranks_of(
+        Training(
+            Model(shape, "token", trainable or Trainable()), ParallelTable(), precision, batch, batch, 4, **settings
+        )
+    )[0]
     notify(part, plan_resident=gib(plan.resident), plan_peak=gib(plan.peak), measured_peak=peak)

@@ -20,6 +20,7 @@ from gpu_parts.models import (
     sequences_of,
     update_flops,
 )
+from ppoctl.model.model import Model
 from ppoctl.weights.sending import PARTS
 
 
@@ -65,7 +66,7 @@ def rank():
     tokens = 16382 if not TINY else 48
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)
     plan = ranks_of(
-        Training("token", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
+        Training(Model(read_shape(folder("1.5b")), "token"), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]
     notify(
         "rank",

@@ -6,8 +6,9 @@ import pytest
 
 from fakes.components import fake_recipe
 from ppoctl.algorithm.forward import LogprobsSpec
-from ppoctl.algorithm.shared_reference import shared_layers, shares_weights
+from ppoctl.algorithm.shared_reference import shared_layers
 from ppoctl.algorithm.stage_spec import ModelPass
+from ppoctl.recipe.role_model import reference_of
 from ppoctl.recipe.schema import Recipe
 
 LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
@@ -23,23 +24,25 @@ def recipe_of(actor: dict[str, Any], *, ppo: dict[str, Any] | None = None, **mod
 
 
 @pytest.mark.parametrize(
-    ("actor", "model", "weights", "layers"),
+    ("actor", "model", "kind", "layers"),
     [
-        ({}, {}, False, 0),
-        (TOP, {}, True, 13),
-        (TOP, {"reference": {"path": "other"}}, False, 0),
-        (TOP, {"reference": {"path": LLAMA}}, True, 13),
-        (TOP, {"path": "no-such-model"}, True, 0),
-        ({"freeze": "decoder.layers.*.mlp.*"}, {}, True, 0),
-        ({"freeze": ["embedding.*", "decoder.layers.[0-4].*"]}, {}, True, 5),
-        ({"freeze": ["embedding.*", "decoder.layers.*"]}, {}, True, 16),
+        ({}, {}, "own", 0),
+        (TOP, {}, "shared", 13),
+        (TOP, {"reference": {"path": "other"}}, "own", 0),
+        (TOP, {"reference": {"path": LLAMA}}, "shared", 13),
+        (TOP, {"path": "no-such-model"}, "shared", 0),
+        ({"freeze": "decoder.layers.*.mlp.*"}, {}, "shared", 0),
+        ({"freeze": ["embedding.*", "decoder.layers.[0-4].*"]}, {}, "shared", 5),
+        ({"freeze": ["embedding.*", "decoder.layers.*"]}, {}, "shared", 16),
+        ({"train": {"lora": {"rank": 4}}}, {}, "adapters_off", 0),
+        ({"train": {"lora": {"rank": 4}}}, {"reference": {"path": "other"}}, "own", 0),
     ],
 )
 def test_only_an_initial_model_with_frozen_weights_is_shared(
-    actor: dict[str, Any], model: dict[str, Any], weights: bool, layers: int
+    actor: dict[str, Any], model: dict[str, Any], kind: str, layers: int
 ) -> None:
     recipe = recipe_of(actor, **model)
-    assert (shares_weights(recipe), shared_layers(recipe)) == (weights, layers)
+    assert (reference_of(recipe), shared_layers(recipe)) == (kind, layers)
 
 
 OWN, REFERENCE = ModelPass("forward", "actor"), ModelPass("forward", "reference")

@@ -67,6 +67,13 @@ def test_exchange_minimizes_load_difference_of_two_ranks():
     assert not _exchange(heavy, light, 0.0)
 
 
+def test_row_can_move_in_exchange_for_none():
+    """6 + 30 against 8 + 14: the loads differ by 14, and the 6 alone is nearest to half of that."""
+    heavy, light = [(6.0, 0), (30.0, 1)], [(8.0, 2), (14.0, 3)]
+    assert _exchange(heavy, light, 14.0)
+    assert (heavy, light) == ([(30.0, 1)], [(6.0, 0), (8.0, 2), (14.0, 3)])
+
+
 def test_fewer_rows_than_ranks_leaves_ranks_empty():
     assert lists(balance(float_costs(1, 2), 4)) == [[1], [0], [], []]
     assert lists(balance(float_costs(), 2)) == [[], []]

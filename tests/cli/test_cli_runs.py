@@ -182,7 +182,7 @@ def test_summary_goes_to_stdout_while_library_output_is_separated(
 def test_finished_run_with_relative_paths_is_finished(tmp_path: Path) -> None:
     root = tmp_path / "fake"
     trained(root, fake_recipe(steps=2))
-    assert resume._result_if_done(RunPaths(root)) is not None
+    assert resume._result_if_done(RecordedRun(RunPaths(root))) is not None
 
 
 def test_resume_of_an_unmet_run_returns_the_same_exit_code(tmp_path: Path, ask: RunCli) -> None:
@@ -218,4 +218,4 @@ def test_run_with_an_edited_recipe_is_not_finished(tmp_path: Path) -> None:
     file = RunPaths(root).recipe_toml
     assert "steps = 2\n" in file.read_text("utf-8")
     file.write_text(file.read_text("utf-8").replace("steps = 2\n", "steps = 3\n", 1), "utf-8")
-    assert resume._result_if_done(RunPaths(root)) is None
+    assert resume._result_if_done(RecordedRun(RunPaths(root))) is None

@@ -29,6 +29,7 @@ from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.convert.tensors import OUTPUT_LAYER, VALUE_HEAD, frozen_names
 from ppoctl.convert.torch_dist_writer import TorchDistWriter
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, RecipeError, StorageError
+from ppoctl.model import model as models
 from ppoctl.model.head import Head
 from ppoctl.model.lora import Lora
 from ppoctl.model.shape_reader import read_shape
@@ -84,7 +85,7 @@ def state_of(
         writer.finish({})
     Companions(base, head, dtype).write_config(folder)
     source = Accounted(open_weights(base, allow_pickle=False), base, shape, head, dtype)
-    digest = frozen_digest(checksums_of(source.tensor, frozen_names(shape, head, trainable)))
+    digest = frozen_digest(checksums_of(source.tensor, frozen_names(models.Model(shape, head, trainable))))
     write_frozen_base(folder, FrozenBase(str(base), digest, trainable))
     return folder
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -154,6 +154,10 @@ SCHEMA = pyarrow.schema(
 )
 
 
+ALIKE = {"text": "x", "number": 1, "table": None, "chat": []}
+
+
+@example(rows=[{**ALIKE, "list": None}, {**ALIKE, "list": []}, {**ALIKE, "list": [None]}], most=None)
 @given(rows=st.lists(st.fixed_dictionaries(KINDS), max_size=12), most=st.one_of(st.none(), st.integers(1, 12)))
 def test_row_blocks_keep_all_rows_and_store_duplicates_once(rows: list[dict[str, Any]], most: int | None) -> None:
     table = pyarrow.Table.from_pylist(rows, schema=SCHEMA)

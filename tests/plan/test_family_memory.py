@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from plan.small_model import SMALL
 from ppoctl.model.cost import count_parameters, token_cost
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
 from ppoctl.plan.memory import generator
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
@@ -38,28 +39,28 @@ def test_parameters_of_ranks_with_experts() -> None:
     """Two layers with norms over heads of 4, the second with 6 experts of 3 x 8 x 5 and a router of 6 x 8."""
     both = whole_model(MIXED)
     rest = 2 * (PLAIN + 2 * 8 + 2 * 4) + 3 * 8 * 20 + 6 * 8 + 8 + 2 * TABLE
-    assert rank_parameters(MIXED, "token", both, ALONE) == Parameters(rest, 6 * 120)
+    assert rank_parameters(Model(MIXED, "token"), both, ALONE) == Parameters(rest, 6 * 120)
     split = ParallelTable(tensor=2, sequence=True)
     halves = 2 * (PLAIN // 2 + 2 * 8 + 2 * 4) + 3 * 8 * 20 // 2 + 6 * 8 + 8 + TABLE
-    assert rank_parameters(MIXED, "token", both, split) == Parameters(halves, 6 * 120)  # whole experts
+    assert rank_parameters(Model(MIXED, "token"), both, split) == Parameters(halves, 6 * 120)  # whole experts
     for more in ({"expert": 2}, {"expert_tensor": 2}):
         layout = ParallelTable(tensor=2, sequence=True, **more)
-        assert rank_parameters(MIXED, "token", both, layout) == Parameters(halves, 3 * 120)
+        assert rank_parameters(Model(MIXED, "token"), both, layout) == Parameters(halves, 3 * 120)
     first, last = stages_of(MIXED, ParallelTable(pipeline=2))
-    assert rank_parameters(MIXED, "token", first, ALONE).experts == 0
-    assert rank_parameters(MIXED, "value", last, ALONE).experts == 6 * 120
+    assert rank_parameters(Model(MIXED, "token"), first, ALONE).experts == 0
+    assert rank_parameters(Model(MIXED, "value"), last, ALONE).experts == 6 * 120
     shared = replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)
     beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=shared)
     # Three matrices and the gate; the biases of queries, keys and values in place of norms.
     more = 3 * 8 * 7 // 2 + 8 + 2 * (16 + 2 * 8) // 2 - 2 * 2 * 4
-    assert rank_parameters(beside, "token", both, split).shared == halves + more
+    assert rank_parameters(Model(beside, "token"), both, split).shared == halves + more
     assert token_cost(beside).flops_per_token == token_cost(MIXED).flops_per_token + 2 * 3 * 8 * 7
 
 
 def test_expert_main_weights_are_split_over_ranks_with_same_experts() -> None:
     layout = ParallelTable(data=4, context=2, expert=4, distributed_optimizer=True)
-    [rank] = ranks_of(Training("token", MIXED, layout, Precision(2, "cpu"), BATCH, BATCH, 1))
-    parameters = rank_parameters(MIXED, "token", whole_model(MIXED), layout)
+    [rank] = ranks_of(Training(Model(MIXED, "token"), layout, Precision(2, "cpu"), BATCH, BATCH, 1))
+    parameters = rank_parameters(Model(MIXED, "token"), whole_model(MIXED), layout)
     assert rank.weights == 2 * parameters.total
     assert rank.main_weights == 4 * (-(-parameters.shared // 8) + parameters.experts // 2)
 
@@ -69,15 +70,15 @@ def test_parameters_of_latent_attention() -> None:
     whole = 8 * 3 + 8 * (5 + 2) + 3 + 5 + 2 * 8  # to latents, and four norms
     mlp, experts = 3 * 8 * 20 + 3 * 8 * 7, 6 * 8
     rest = 2 * (to_heads + whole) + mlp + experts + 8 + 2 * TABLE
-    assert rank_parameters(LATENT, "token", whole_model(LATENT), ALONE) == Parameters(rest, 6 * 120)
-    split = rank_parameters(LATENT, "token", whole_model(LATENT), ParallelTable(tensor=2)).shared
+    assert rank_parameters(Model(LATENT, "token"), whole_model(LATENT), ALONE) == Parameters(rest, 6 * 120)
+    split = rank_parameters(Model(LATENT, "token"), whole_model(LATENT), ParallelTable(tensor=2)).shared
     assert split == rest - to_heads - (mlp + 2 * TABLE) // 2
     direct = replace(LATENT, latent=replace(LATENT.latent, query_rank=None))
     assert count_parameters(direct) - count_parameters(LATENT) == 2 * (8 * 24 - 3 * 24 - 8 * 3 - 3)
 
 
 def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = ALONE) -> ModelShard:
-    return ModelShard(shape, "token", layout, whole_model(shape), Precision(weight, device))
+    return ModelShard(Model(shape, "token"), layout, whole_model(shape), Precision(weight, device))
 
 
 def test_saved_activations_of_latent_attention() -> None:
@@ -206,8 +207,8 @@ def test_engine_caches_latents_on_gpu() -> None:
     on_gpu = generator.generator_bytes(LATENT, 2, table, 10, 1e6)
     assert on_gpu.kv_tokens == on_gpu.kv_cache // (2 * 7 * 2)
     assert generator.generator_bytes(LATENT, 2, table, 10).kv_tokens == 3 * 2**20 // (2 * 2 * 24 // 2 * 2)
-    whole = rank_parameters(LATENT, "token", whole_model(LATENT), ALONE)
-    halves = rank_parameters(LATENT, "token", whole_model(LATENT), ParallelTable(tensor=2)).shared
+    whole = rank_parameters(Model(LATENT, "token"), whole_model(LATENT), ALONE)
+    halves = rank_parameters(Model(LATENT, "token"), whole_model(LATENT), ParallelTable(tensor=2)).shared
     assert on_gpu.weights == 2 * (halves + whole.experts // 2)
 
 

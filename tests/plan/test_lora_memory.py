@@ -12,6 +12,7 @@ from ppoctl.cli.app import run
 from ppoctl.loading.load import load
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.lora import Lora
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
@@ -41,38 +42,40 @@ BATCH = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
 
 def test_tensor_ranks_split_one_matrix_of_each_adapter() -> None:
     alone = whole_model(SMALL)
-    assert rank_parameters(SMALL, "token", alone, ALONE, ADAPTERS) == Parameters(2 * LAYER, 0)
-    assert rank_parameters(SMALL, "value", alone, ALONE, ADAPTERS).total == 2 * LAYER + 8  # the head trains whole
+    assert rank_parameters(Model(SMALL, "token", ADAPTERS), alone, ALONE) == Parameters(2 * LAYER, 0)
+    assert (
+        rank_parameters(Model(SMALL, "value", ADAPTERS), alone, ALONE).total == 2 * LAYER + 8
+    )  # the head trains whole
     half = 2 * ((SPLIT_A + SPLIT_B) // 2 + WHOLE_A + WHOLE_B)
-    assert rank_parameters(SMALL, "token", alone, HALVES, ADAPTERS).total == half
+    assert rank_parameters(Model(SMALL, "token", ADAPTERS), alone, HALVES).total == half
     first, _ = stages_of(SMALL, ParallelTable(pipeline=2))
-    assert rank_parameters(SMALL, "token", first, ALONE, ADAPTERS).total == LAYER
+    assert rank_parameters(Model(SMALL, "token", ADAPTERS), first, ALONE).total == LAYER
     frozen = replace(ADAPTERS, freeze=("decoder.layers.0.*", "*.linear_qkv.weight"))
     of_output_and_mlp = SPLIT_A + 3 * (20 + 20) + 2 * 3 * 8 + WHOLE_B
-    assert rank_parameters(SMALL, "token", alone, ALONE, frozen).total == of_output_and_mlp
-    assert held_parameters(SMALL, "token", alone, ALONE, frozen).total == BASE + of_output_and_mlp
+    assert rank_parameters(Model(SMALL, "token", frozen), alone, ALONE).total == of_output_and_mlp
+    assert held_parameters(Model(SMALL, "token", frozen), alone, ALONE).total == BASE + of_output_and_mlp
 
 
 def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
     training = Training(
-        "token", SMALL, layout, Precision(2, "gpu"), BATCH, BATCH, 3, has_reference=True, trainable=ADAPTERS
+        Model(SMALL, "token", ADAPTERS, reference="shared"), layout, Precision(2, "gpu"), BATCH, BATCH, 3
     )
     [rank] = ranks_of(training)
     assert (rank.parameters, rank.trained_parameters) == (BASE + 2 * LAYER, 2 * LAYER)
     assert (rank.weights, rank.gradients) == (2 * (BASE + 2 * LAYER), 4 * 2 * LAYER)
     assert (rank.main_weights, rank.moments) == (4 * LAYER, 8 * LAYER)  # half of 2 LAYER on each data rank
     assert rank.merged == 4 * 8 * 20  # gate_proj in float32
-    assert state_bytes(SMALL, "token", layout, 2, ADAPTERS) == 14 * 2 * LAYER
+    assert state_bytes(Model(SMALL, "token", ADAPTERS), layout, 2) == 14 * 2 * LAYER
 
 
 def test_reference_without_adapters_needs_no_memory() -> None:
     """Neither weights nor hidden states behind a trunk, also if the first layer has no adapters."""
     trainable = replace(ADAPTERS, freeze=("decoder.layers.0.*",))
-    training = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1, trainable=trainable)
+    training = Training(Model(SMALL, "token", trainable), ALONE, Precision(4, "cpu"), BATCH, BATCH, 1)
     [without], [shared], [own] = (
-        ranks_of(replace(training, has_reference=has, has_own_reference=own))
-        for has, own in ((False, False), (True, False), (True, True))
+        ranks_of(replace(training, model=replace(training.model, reference=kind)))
+        for kind in (None, "adapters_off", "own")
     )
     assert shared == without
     assert own == replace(without, reference=4 * BASE)
@@ -82,7 +85,7 @@ def _shard(
     trainable: Trainable, layout: ParallelTable = ALONE, *, weight: int = 2, device: str = "cpu"
 ) -> ModelShard:
     precision = Precision(weight, device)
-    return ModelShard(SMALL, "token", layout, whole_model(SMALL), precision, trainable=trainable)
+    return ModelShard(Model(SMALL, "token", trainable), layout, whole_model(SMALL), precision)
 
 
 def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
@@ -104,8 +107,8 @@ def test_adapters_keep_low_rank_rows_and_copies_of_a() -> None:
 def test_frozen_projections_gather_inputs_for_their_product_only() -> None:
     """The gathered input is 10 tokens x 8 numbers of float32. Training of all weights holds it between calls."""
     layout = ParallelTable(tensor=2, sequence=True)
-    full = Training("token", SMALL, layout, Precision(4, "cpu"), BATCH, BATCH, 1)
-    [every], [some] = ranks_of(full), ranks_of(replace(full, trainable=SOME))
+    full = Training(Model(SMALL, "token"), layout, Precision(4, "cpu"), BATCH, BATCH, 1)
+    [every], [some] = ranks_of(full), ranks_of(replace(full, model=replace(full.model, trainable=SOME)))
     assert (every.gather_buffer, some.gather_buffer) == (10 * 8 * 4, 0)
     assert some.forward == every.forward + 10 * 8 * 4
 
@@ -132,7 +135,7 @@ def test_pass_with_adapters_has_three_copies_of_an_output() -> None:
 @pytest.mark.parametrize(("weight", "held", "moved"), [(2, 12, 6), (4, 8, 12)])
 def test_optimizer_on_host(weight: int, held: int, moved: int) -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
-    training = Training("token", SMALL, layout, Precision(weight, "gpu"), BATCH, BATCH, 1)
+    training = Training(Model(SMALL, "token"), layout, Precision(weight, "gpu"), BATCH, BATCH, 1)
     [device], [host] = ranks_of(training), ranks_of(replace(training, optimizer_on="cpu"))
     own = BASE // 2
     assert (device.host_optimizer, device.host_staging, device.moved) == (0, 0, 0)
@@ -145,7 +148,9 @@ def test_optimizer_on_host(weight: int, held: int, moved: int) -> None:
 
 def test_staging_of_large_model_is_bounded() -> None:
     shape = read_shape(LLAMA)
-    [host] = ranks_of(Training("token", shape, ALONE, Precision(2, "gpu"), BATCH, BATCH, 1, optimizer_on="cpu"))
+    [host] = ranks_of(
+        Training(Model(shape, "token"), ALONE, Precision(2, "gpu"), BATCH, BATCH, 1, optimizer_on="cpu")
+    )
     assert host.host_staging == 128 * 2**20
     assert host.moved == 6 * host.parameters
 
@@ -197,10 +202,11 @@ def test_merged_weight_is_on_the_device_while_weights_are_sent(smallest: Path) -
 
 def test_recipe_reaches_estimate_of_adapters(smallest: Path) -> None:
     sets = ("actor.train={lora={rank=3, alpha=6, targets=['q_proj', 'v_proj']}}", "critic.optimizer.on=cpu")
+    sets += ("ppo.kl={place='reward', coef=0.1}",)
     recipe = _recipe(smallest, *sets)
     actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
-    assert (actor.trainable, actor.optimizer_on, actor.has_own_reference) == (SOME, "device", False)
-    assert (critic.trainable, critic.optimizer_on) == (Trainable(), "cpu")
+    assert (actor.model, actor.optimizer_on) == (Model(SMALL, "token", SOME, reference="adapters_off"), "device")
+    assert (critic.model, critic.optimizer_on) == (Model(SMALL, "value"), "cpu")
 
 
 def test_flops_of_adapters(smallest: Path) -> None:

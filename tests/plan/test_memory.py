@@ -15,6 +15,7 @@ from ppoctl.algorithm.trace import trace
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loading.load import load
 from ppoctl.model.head import Head
+from ppoctl.model.model import Model
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
@@ -40,22 +41,22 @@ ALONE = ParallelTable()
 def test_parameters_of_each_rank() -> None:
     [alone] = stages_of(SMALL, ALONE)
     layer = ATTENTION + MLP + NORMS
-    assert rank_parameters(SMALL, "token", alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
+    assert rank_parameters(Model(SMALL, "token"), alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
     assert (
-        rank_parameters(SMALL, "value", alone, ALONE).total == 3 * layer + 8 + TABLE + 8
+        rank_parameters(Model(SMALL, "value"), alone, ALONE).total == 3 * layer + 8 + TABLE + 8
     )  # one row of values, one table
     assert (
-        rank_parameters(SMALL, "token", alone, ParallelTable(tensor=2)).total
+        rank_parameters(Model(SMALL, "token"), alone, ParallelTable(tensor=2)).total
         == 3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE
     )
     first, last = stages_of(SMALL, ParallelTable(pipeline=2, first_stage_layers=1))
     assert (first.layers, last.layers) == ((0,), (1, 2))
-    assert rank_parameters(SMALL, "token", first, ALONE).total == layer + TABLE
-    assert rank_parameters(SMALL, "token", last, ALONE).total == 2 * layer + 8 + TABLE
-    assert rank_parameters(SMALL, "value", last, ALONE).total == 2 * layer + 8 + 8
+    assert rank_parameters(Model(SMALL, "token"), first, ALONE).total == layer + TABLE
+    assert rank_parameters(Model(SMALL, "token"), last, ALONE).total == 2 * layer + 8 + TABLE
+    assert rank_parameters(Model(SMALL, "value"), last, ALONE).total == 2 * layer + 8 + 8
     tied = replace(SMALL, tied_embeddings=True)
-    assert rank_parameters(tied, "token", alone, ALONE).total == 3 * layer + 8 + TABLE
-    assert rank_parameters(tied, "token", last, ALONE).total == 2 * layer + 8 + TABLE  # a separate copy
+    assert rank_parameters(Model(tied, "token"), alone, ALONE).total == 3 * layer + 8 + TABLE
+    assert rank_parameters(Model(tied, "token"), last, ALONE).total == 2 * layer + 8 + TABLE  # a separate copy
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def _part(
     weight: int, device: str, layout: ParallelTable = ALONE, head: Head = "token", layers: int = 3
 ) -> ModelShard:
     stage = replace(stages_of(SMALL, layout)[-1], layers=tuple(range(layers)))
-    return ModelShard(SMALL, head, layout, stage, Precision(weight, device))
+    return ModelShard(Model(SMALL, head), layout, stage, Precision(weight, device))
 
 
 def test_forward_pass_saved_activations() -> None:
@@ -112,7 +113,10 @@ def test_forward_pass_saved_activations() -> None:
 def test_backward_bytes_beyond_saved_activations() -> None:
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     first = ModelShard(
-        SMALL, "token", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
+        Model(SMALL, "token"),
+        ParallelTable(pipeline=3),
+        stages_of(SMALL, ParallelTable(pipeline=3))[0],
+        Precision(4, "cpu"),
     )
     assert backward_bytes(first, batch) == 10 * 4 * (8 + 8 + 2 * 20)
     assert forward_bytes(first, batch) == 10 * (4 * 4 * 8 + 5 * 4 * 20 + 4 * 4)
@@ -123,7 +127,9 @@ def test_backward_bytes_beyond_saved_activations() -> None:
 def test_state_bytes_of_ranks() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
     batch = MicrobatchShape(10, 6, 4, 5)
-    training = Training("token", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
+    training = Training(
+        Model(SMALL, "token", reference="shared"), layout, Precision(2, "cpu"), batch, batch, microbatches=3
+    )
     [rank] = ranks_of(training)
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
     assert (rank.weights, rank.gradients, rank.reference) == (2 * parameters, 4 * parameters, 2 * parameters)
@@ -131,16 +137,16 @@ def test_state_bytes_of_ranks() -> None:
     assert rank.resident == 14 * parameters
     [whole] = ranks_of(replace(training, layout=ALONE, precision=Precision(4, "cpu")))
     assert (whole.main_weights, whole.moments) == (0, 8 * parameters)
-    assert state_bytes(SMALL, "token", ALONE, 4) == 12 * parameters
-    assert state_bytes(SMALL, "token", ALONE, 2) == 14 * parameters
-    assert state_bytes(SMALL, "token", ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
+    assert state_bytes(Model(SMALL, "token"), ALONE, 4) == 12 * parameters
+    assert state_bytes(Model(SMALL, "token"), ALONE, 2) == 14 * parameters
+    assert state_bytes(Model(SMALL, "token"), ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
 
 
 def test_full_kl_adds_logits_chunk_and_reference_hidden_states() -> None:
     """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, only on the last rank."""
     layout, batch = ParallelTable(pipeline=2), MicrobatchShape(10, 6, 4, 5)
     shape = replace(SMALL, num_layers=4)
-    training = Training("token", shape, layout, Precision(4, "cpu"), batch, batch, 3, has_reference=True)
+    training = Training(Model(shape, "token", reference="shared"), layout, Precision(4, "cpu"), batch, batch, 3)
     both = replace(training, full_kl_in=frozenset({"forward", "update"}))
     (first, last), (first_of_both, last_of_both) = ranks_of(training), ranks_of(both)
     assert first_of_both == first
@@ -173,7 +179,7 @@ def test_full_kl_passes_follow_kl_settings(smallest: Path, kl: str, passes: set[
 def test_top_p_filter_adds_third_copy_of_logits_block(smallest: Path) -> None:
     """4 positions of 100 ids in one block: a number of 4 bytes, and a bit in a byte each."""
     batch = MicrobatchShape(10, 6, 4, 5)
-    training = Training("token", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
+    training = Training(Model(SMALL, "token"), ALONE, Precision(4, "cpu"), batch, batch, 1)
     [plain], [filtered] = ranks_of(training), ranks_of(replace(training, filtered=True))
     assert filtered.forward - plain.forward == filtered.backward - plain.backward == 5 * 4 * 100
     for key, value, reads in (("top_p", 0.9, True), ("top_k", 20, False), ("top_p", 1.0, False)):
@@ -185,7 +191,7 @@ def test_top_p_filter_adds_third_copy_of_logits_block(smallest: Path) -> None:
 def test_microbatches_under_way_per_pipeline_rank() -> None:
     batch = MicrobatchShape(10, 6, 4, 5)
     training = Training(
-        "token", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
+        Model(replace(SMALL, num_layers=4), "token"), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
     assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, with enough microbatches
 
@@ -198,7 +204,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
     assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
     assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
     batch, model = MicrobatchShape(10, 6, 4, 5), replace(SMALL, num_layers=8)
-    training = Training("token", model, layout, Precision(4, "cpu"), batch, batch, 8)
+    training = Training(Model(model, "token"), layout, Precision(4, "cpu"), batch, batch, 8)
     first, last = ranks_of(training)[0], ranks_of(training)[-1]
     assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
     a_layer = 10 * (2 * (2 * 4 * 8 + 4) + 2 * 4 * 8 + 4 * (16 + 8 + 32 + 16 + 16 + 4) + 5 * 4 * 20)
@@ -221,7 +227,10 @@ def test_recomputed_activations_are_not_saved(recompute: Recompute) -> None:
         assert (after.total - after.ends - after.logits, after.inputs) == (10 * 3 * 4 * 8, 10 * 3 * 4 * 8)
         extra = (before.total - before.ends - before.logits) // 3
     middle = ModelShard(
-        SMALL, "token", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
+        Model(SMALL, "token"),
+        ParallelTable(pipeline=3),
+        stages_of(SMALL, ParallelTable(pipeline=3))[1],
+        Precision(4, "cpu"),
     )
     assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + extra
 

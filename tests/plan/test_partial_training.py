@@ -4,6 +4,7 @@ hand. tests/engines/megatron compares the bytes with real engines."""
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,15 @@ from ppoctl.convert.tensors import parameter_names
 from ppoctl.loading.load import load
 from ppoctl.model.cost import count_parameters, forward_flops
 from ppoctl.model.head import SharedValueHead
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ExpertShape
 from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
+from ppoctl.model.trainable import EVERYTHING, Trainable
 from ppoctl.plan.flops import row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of, update_input_bytes
 from ppoctl.plan.memory.estimate import estimate_here, training_of
-from ppoctl.plan.memory.parameters import EVERYTHING, Parameters, rank_parameters, trunk_end
+from ppoctl.plan.memory.parameters import Parameters, rank_parameters, trunk_end
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
@@ -43,31 +45,40 @@ ROUTERS = Trainable(freeze=("decoder.layers.*.mlp.router.weight",))
 BATCH = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
 
 
+def with_model(training: Training, **changes: Any) -> Training:
+    """Return the inputs of an estimate for a model that is described otherwise."""
+    return replace(training, model=replace(training.model, **changes))
+
+
 def test_parameters_that_train_of_each_rank() -> None:
     alone = whole_model(SMALL)
-    assert rank_parameters(SMALL, "token", alone, ALONE, TOP).total == 2 * LAYER + 8 + TABLE
-    assert rank_parameters(TIED, "token", alone, ALONE, TOP).total == 2 * LAYER + 8  # tied: frozen with the embedding
-    assert rank_parameters(SMALL, "value", alone, ALONE, TOP).total == 2 * LAYER + 8 + 8
+    assert rank_parameters(Model(SMALL, "token", TOP), alone, ALONE).total == 2 * LAYER + 8 + TABLE
+    assert (
+        rank_parameters(Model(TIED, "token", TOP), alone, ALONE).total == 2 * LAYER + 8
+    )  # tied: frozen with the embedding
+    assert rank_parameters(Model(SMALL, "value", TOP), alone, ALONE).total == 2 * LAYER + 8 + 8
     first, last = stages_of(TIED, ParallelTable(pipeline=2, first_stage_layers=3))
-    assert rank_parameters(TIED, "token", first, ALONE, TOP).total == LAYER
-    assert rank_parameters(TIED, "token", last, ALONE, TOP).total == LAYER + 8  # not the copy of the embedding
+    assert rank_parameters(Model(TIED, "token", TOP), first, ALONE).total == LAYER
+    assert rank_parameters(Model(TIED, "token", TOP), last, ALONE).total == LAYER + 8  # not the copy of the embedding
     halves = ParallelTable(tensor=2)
     biases = Trainable(freeze=("*.bias", "embedding.*"))
     split = (LAYER - 16 - 32) // 2 + 16
-    assert rank_parameters(SMALL, "token", alone, halves, biases).total == 4 * split + 8 + TABLE // 2
-    assert rank_parameters(SMALL, "token", alone, ALONE, EVERYTHING).total == count_parameters(SMALL) + 2 * 28 * 8
+    assert rank_parameters(Model(SMALL, "token", biases), alone, halves).total == 4 * split + 8 + TABLE // 2
+    assert (
+        rank_parameters(Model(SMALL, "token", EVERYTHING), alone, ALONE).total == count_parameters(SMALL) + 2 * 28 * 8
+    )
 
 
 def test_experts_that_train() -> None:
     """6 experts of 3 x 8 x 5 in the second of two layers; a pattern that matches two of them freezes two thirds of
     their parameters each."""
     whole, both = whole_model(MIXED), {"layout": ParallelTable(data=2, expert=2)}
-    every = rank_parameters(MIXED, "token", whole, **both)
+    every = rank_parameters(Model(MIXED, "token"), whole, **both)
     assert every.experts == 3 * 120
-    assert rank_parameters(MIXED, "token", whole, **both, trainable=ROUTERS) == Parameters(every.shared - 48, 360)
+    assert rank_parameters(Model(MIXED, "token", ROUTERS), whole, **both) == Parameters(every.shared - 48, 360)
     some = Trainable(freeze=("*.local_experts.[03].linear_fc1.weight",))
-    assert rank_parameters(MIXED, "token", whole, **both, trainable=some).experts == 3 * 120 - 80
-    assert rank_parameters(MIXED, "token", whole, **both, trainable=Trainable(top_layers=1)).experts == 360
+    assert rank_parameters(Model(MIXED, "token", some), whole, **both).experts == 3 * 120 - 80
+    assert rank_parameters(Model(MIXED, "token", Trainable(top_layers=1)), whole, **both).experts == 360
 
 
 @pytest.mark.parametrize(
@@ -85,49 +96,48 @@ def test_experts_that_train() -> None:
     ],
 )
 def test_layers_of_frozen_trunk(trainable: Trainable, layers: int) -> None:
-    assert trunk_end(SMALL, "token", trainable) == layers
-    assert trunk_end(SMALL, "token", trainable) == trainable.first_layer(
-        parameter_names(SMALL, "token"), SMALL, "token"
-    )
+    model = Model(SMALL, "token", trainable)
+    assert trunk_end(model) == layers
+    assert trunk_end(model) == model.first_layer(parameter_names(SMALL, "token"))
 
 
 def test_state_bytes_of_part_that_trains() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
-    training = Training(
-        "token", TIED, layout, Precision(2, "cpu"), BATCH, BATCH, 3, has_reference=True, trainable=TOP
-    )
+    training = Training(Model(TIED, "token", TOP, reference="shared"), layout, Precision(2, "cpu"), BATCH, BATCH, 3)
     [rank] = ranks_of(training)
     every, trained = 4 * LAYER + 8 + TABLE, 2 * LAYER + 8
     assert (rank.parameters, rank.trained_parameters) == (every, trained)
     assert (rank.weights, rank.gradients, rank.reference) == (2 * every, 4 * trained, 2 * trained)
     assert (rank.main_weights, rank.moments) == (2 * trained, 4 * trained)  # halves of 4 and 8
-    [own] = ranks_of(replace(training, has_own_reference=True))
+    [own] = ranks_of(with_model(training, reference="own"))
     assert own.reference == 2 * every
-    assert state_bytes(TIED, "token", layout, 2, TOP) == 14 * trained
+    assert state_bytes(Model(TIED, "token", TOP), layout, 2) == 14 * trained
 
 
 def test_trunk_keeps_no_activations() -> None:
     """4 layers, of which 2 train: they keep what a model of two layers keeps, without ids of the embedding."""
-    full = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1)
-    [every], [top] = ranks_of(full), ranks_of(replace(full, trainable=TOP))
+    full = Training(Model(SMALL, "token"), ALONE, Precision(4, "cpu"), BATCH, BATCH, 1)
+    [every], [top] = ranks_of(full), ranks_of(with_model(full, trainable=TOP))
     assert top.kept.mlp == every.kept.mlp // 2
     assert top.kept.norms == every.kept.norms // 2
     assert top.kept.ends == every.kept.ends - 8 * 10
     assert top.forward == every.forward
-    [head] = ranks_of(replace(full, trainable=Trainable(freeze=("embedding.*", "decoder.layers.*"))))
+    [head] = ranks_of(with_model(full, trainable=Trainable(freeze=("embedding.*", "decoder.layers.*"))))
     assert head.kept.mlp + head.kept.attention + head.kept.norms + head.kept.projections == 0
     assert head.kept.logits == every.kept.logits
     # With one position to read, the pass through the trunk is the peak of the update.
     long = replace(BATCH, tokens=40, read=1)
-    [head] = ranks_of(replace(full, microbatch=long, trainable=Trainable(freeze=("embedding.*", "decoder.layers.*"))))
-    shard = ModelShard(SMALL, "token", ALONE, replace(whole_model(SMALL), is_last=False), Precision(4, "cpu"))
+    [head] = ranks_of(
+        replace(with_model(full, trainable=Trainable(freeze=("embedding.*", "decoder.layers.*"))), microbatch=long)
+    )
+    shard = ModelShard(Model(SMALL, "token"), ALONE, replace(whole_model(SMALL), is_last=False), Precision(4, "cpu"))
     assert head.update == forward_bytes(shard, long)
 
 
 def test_pipeline_rank_below_trunk_end_keeps_only_tables() -> None:
     layout = ParallelTable(pipeline=2)
-    full = Training("token", SMALL, layout, Precision(4, "cpu"), BATCH, BATCH, 5, has_reference=True)
-    first, last = ranks_of(replace(full, trainable=Trainable(top_layers=1)))
+    full = Training(Model(SMALL, "token", reference="shared"), layout, Precision(4, "cpu"), BATCH, BATCH, 5)
+    first, last = ranks_of(with_model(full, trainable=Trainable(top_layers=1)))
     assert (first.trained_parameters, first.gradients, first.moments, first.reference) == (0, 0, 0, 0)
     tables = 10 * 4 * 4  # cosine and sine, which the input of a microbatch holds
     assert (first.kept.total, first.kept_under_way) == (tables, 2 * tables)
@@ -141,7 +151,7 @@ def test_pipeline_rank_below_trunk_end_keeps_only_tables() -> None:
 def _last(layers: int) -> ModelShard:
     layout = ParallelTable(pipeline=2)
     stage = replace(stages_of(SMALL, layout)[1], layers=(2, 3)[-layers:])
-    return ModelShard(SMALL, "token", layout, stage, Precision(4, "cpu"))
+    return ModelShard(Model(SMALL, "token"), layout, stage, Precision(4, "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +164,8 @@ def _last(layers: int) -> ModelShard:
     ],
 )
 def test_value_head_on_actor(head: SharedValueHead, numbers: int, read: int) -> None:
-    plain = Training("token", SMALL, ALONE, Precision(4, "cpu"), BATCH, BATCH, 1, has_reference=True)
-    [without], [has] = ranks_of(plain), ranks_of(replace(plain, value_head=head))
+    plain = Training(Model(SMALL, "token", reference="shared"), ALONE, Precision(4, "cpu"), BATCH, BATCH, 1)
+    [without], [has] = ranks_of(plain), ranks_of(with_model(plain, value_head=head))
     assert has.parameters - without.parameters == numbers
     assert (has.gradients - without.gradients, has.moments - without.moments) == (4 * numbers, 8 * numbers)
     assert has.reference == without.reference  # the reference has no value head
@@ -164,9 +174,9 @@ def test_value_head_on_actor(head: SharedValueHead, numbers: int, read: int) -> 
     norm = 10 * (2 * 4 * 8 + 4) if copied else 0
     assert has.kept.ends == without.kept.ends + norm + 6 * read
     # With a frozen trunk above the first copied layer, the copies still train and keep their activations.
-    [frozen] = ranks_of(replace(plain, value_head=head, trainable=Trainable(top_layers=1)))
+    [frozen] = ranks_of(with_model(plain, value_head=head, trainable=Trainable(top_layers=1)))
     assert frozen.kept.mlp * 4 == without.kept.mlp * (1 + copied)
-    state = state_bytes(SMALL, "token", ALONE, 4, Trainable(top_layers=1), head)
+    state = state_bytes(Model(SMALL, "token", Trainable(top_layers=1), head), ALONE, 4)
     assert state == 12 * (LAYER + 8 + TABLE + numbers)
 
 
@@ -234,17 +244,17 @@ def test_recipe_reaches_estimate(smallest: Path) -> None:
     ]
     recipe = load([smallest], sets, {}).recipe
     actor, critic = (training_of(recipe, role, SMALL, at) for role in ("actor", "critic"))
-    assert (actor.trainable, critic.trainable) == (TOP, Trainable(freeze=("*.bias", "embedding.*")))
-    assert (actor.has_own_reference, actor.value_head) == (False, None)
+    assert actor.model == Model(SMALL, "token", TOP, reference="shared")
+    assert critic.model == Model(SMALL, "value", Trainable(freeze=("*.bias", "embedding.*")))
     own = load([smallest], [*sets, "model.reference=org/other"], {}).recipe
-    assert training_of(own, "actor", SMALL, at).has_own_reference
+    assert training_of(own, "actor", SMALL, at).model.reference == "own"
 
 
 def test_recipe_with_value_head_has_one_role(smallest: Path) -> None:
     both = _recipe(smallest)
     head = ValueHeadTable(on="actor", head="mlp", layers_copied=1)
     recipe = both.model_copy(update={"critic": head})
-    assert training_of(recipe, "actor", SMALL, Precision(4, "cpu")).value_head == SharedValueHead("mlp", 1)
+    assert training_of(recipe, "actor", SMALL, Precision(4, "cpu")).model.value_head == SharedValueHead("mlp", 1)
     grids = [update_input_bytes(batch_of(each), "token") for each in (both, recipe)]
     assert grids[1] - grids[0] == 8 * batch_of(recipe).cells  # old values and returns
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ppoctl.convert.tensor_mapping import FusedPart
 from ppoctl.convert.tensors import Placement, parameter_names, placements
-from ppoctl.model.head import Head
 from ppoctl.model.lora import A, B, adapter_name
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import Trainable
 
@@ -72,7 +72,7 @@ def _all_projections(shape: ModelShape) -> tuple[Placement, ...]:
 
 @cache
 def adapters(shape: ModelShape, trainable: Trainable) -> tuple[Adapter, ...]:
-    """Return the adapters of the model, in layer order."""
+    """Return the adapters of a model of this shape, in layer order."""
     lora = trainable.lora
     if lora is None:
         return ()
@@ -98,31 +98,22 @@ def _adapter(base: Placement, rank: int) -> Adapter:
     )
 
 
-def adapter_names(shape: ModelShape, trainable: Trainable) -> list[str]:
-    """Return Megatron's names of all adapter matrices, in layer order."""
-    return [each.parameter for adapter in adapters(shape, trainable) for each in (adapter.a, adapter.b)]
-
-
-def names_with_adapters(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
-    """Return Megatron's names of all parameters of the model, as `parameter_names` does, and of its adapters."""
-    return [*parameter_names(shape, head), *adapter_names(shape, trainable)]
-
-
 @cache
-def trunk_layers(trainable: Trainable, shape: ModelShape) -> int:
-    """Return the number of layers of a policy's frozen trunk: its hidden states never change. 0: the embedding or the
-    first layer trains."""
-    return trainable.first_layer(names_with_adapters(shape, "token", trainable), shape, "token")
+def trunk_layers(model: Model) -> int:
+    """Return the number of layers of the frozen trunk. 0: the embedding or the first layer trains."""
+    matrices = (each for adapter in adapters(model.shape, model.trainable) for each in (adapter.a, adapter.b))
+    names = [*parameter_names(model.shape, model.head), *(each.parameter for each in matrices)]
+    return model.first_layer(names)
 
 
-def constant_names(shape: ModelShape, trainable: Trainable) -> frozenset[str]:
-    """Return the Hugging Face names of the actor's tensors that are sent to engines only once: those of blocks in
+def constant_names(model: Model) -> frozenset[str]:
+    """Return the Hugging Face names of a policy's tensors that are sent to engines only once: those of blocks in
     which no parameter trains and no projection has an adapter. A block is a module of a layer (attention,
     feed-forward network, norm) or a tensor outside of the layers: vLLM fuses tensors of a block, and loads a fused
     layer only as a whole."""
-    all_placements = list(placements(shape, "token"))
-    changing = {_block(each.name) for each in all_placements if trainable.trains(each.parameter, shape, "token")}
-    changing |= {_block(adapter.base.name) for adapter in adapters(shape, trainable)}
+    all_placements = list(placements(model.shape, "token"))
+    changing = {_block(each.name) for each in all_placements if model.trains(each.parameter)}
+    changing |= {_block(adapter.base.name) for adapter in adapters(model.shape, model.trainable)}
     return frozenset(each.name for each in all_placements if _block(each.name) not in changing)
 
 

@@ -11,8 +11,9 @@ from itertools import groupby
 from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensor_mapping import FusedPart, TensorMapping
 from ppoctl.model.head import Head
+from ppoctl.model.model import Model
 from ppoctl.model.shape import LatentShape, ModelShape
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER, Trainable
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER
 
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
@@ -79,13 +80,13 @@ def parameter_names(shape: ModelShape, head: Head) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def frozen_names(shape: ModelShape, head: Head, trainable: Trainable) -> list[str]:
-    """Return the Hugging Face names of all tensors that never change if only `trainable` trains, in layer order. A
-    state without frozen parameters contains all tensors but these. The biases of routers are among them."""
+def frozen_names(model: Model) -> list[str]:
+    """Return the Hugging Face names of all tensors of a model that never change, in layer order. A state without
+    frozen parameters contains all tensors but these. The biases of routers are among them."""
     return [
         each.name
-        for each in placements(shape, head)
-        if each.parameter.endswith(ROUTER_BIAS) or not trainable.trains(each.parameter, shape, head)
+        for each in placements(model.shape, model.head)
+        if each.parameter.endswith(ROUTER_BIAS) or not model.trains(each.parameter)
     ]
 
 

@@ -10,8 +10,8 @@ from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.plan.sizes import shapes_of
 from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.role_model import model_of, trainable_of
-from ppoctl.recipe.roles import POLICY, head_of
+from ppoctl.recipe.role_model import model_in, model_of
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.retention import LEAST_KEPT
 
@@ -48,14 +48,7 @@ def storage_of(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Sto
     if shapes is None:
         return plan
     states = {
-        role: state_bytes(
-            shape,
-            head_of(role),
-            layouts(recipe)[role],
-            model_of(recipe, role).weight_bytes,
-            trainable_of(recipe, role),
-            recipe.value_head if role == POLICY else None,
-        )
+        role: state_bytes(model_in(recipe, role, shape), layouts(recipe)[role], model_of(recipe, role).weight_bytes)
         for role, shape in shapes.items()
     }
     parameters = count_parameters(shapes[POLICY])

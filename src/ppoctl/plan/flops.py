@@ -11,11 +11,11 @@ from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.shared_reference import shared_layers
 from ppoctl.model.cost import forward_flops
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import OUTPUT_PARAMETER
 from ppoctl.plan.memory.driver import batch_of
 from ppoctl.plan.memory.parameters import (
-    EVERYTHING,
     adapter_parameters,
     layer_parameters,
     trunk_end,
@@ -23,8 +23,8 @@ from ppoctl.plan.memory.parameters import (
 )
 from ppoctl.plan.sizes import shapes_of, stage_rows
 from ppoctl.recipe import sizes
-from ppoctl.recipe.role_model import trainable_of
-from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
+from ppoctl.recipe.role_model import model_in
+from ppoctl.recipe.roles import POLICY, REFERENCE
 from ppoctl.recipe.schema import Recipe
 
 
@@ -108,19 +108,19 @@ def pass_flops(
 
 def row_work(recipe: Recipe, role: str, shape: ModelShape) -> RowWork:
     """Return the FLOPs of a role for a sequence of full length."""
-    batch, head, trainable = batch_of(recipe), head_of(role), trainable_of(recipe, role)
-    tokens, trunk = batch.prompt_tokens + batch.response_tokens, trunk_end(shape, head, trainable)
-    outputs = shape.vocab_size if head == "token" else 1
+    batch, model = batch_of(recipe), model_in(recipe, role, shape)
+    tokens, trunk = batch.prompt_tokens + batch.response_tokens, trunk_end(model)
+    outputs = shape.vocab_size if model.head == "token" else 1
     whole, top = (forward_flops(shape, tokens, outputs, first) for first in (0, trunk))
     layers = range(trunk, shape.num_layers)
-    added = 2.0 * tokens * sum(adapter_parameters(shape, layer, trainable).of_token for layer in layers)
-    if (on_model := recipe.value_head) is not None and role == POLICY:
-        width = sum(numbers for _, numbers in value_head_parameters(shape, on_model))
-        added += forward_flops(shape, tokens, 0, shape.num_layers - on_model.layers_copied) + 2.0 * tokens * width
-    frozen = sum(layer_parameters(shape, head, layer, EVERYTHING).of_token for layer in layers)
-    if trainable.lora is None:
-        frozen -= sum(layer_parameters(shape, head, layer, trainable).of_token for layer in layers)
-    if not trainable.trains(OUTPUT_PARAMETER, shape, head):
+    added = 2.0 * tokens * sum(adapter_parameters(model, layer).of_token for layer in layers)
+    if model.value_head is not None:
+        width = sum(numbers for _, numbers in value_head_parameters(model))
+        added += forward_flops(shape, tokens, 0, shape.num_layers - len(model.copied_layers)) + 2.0 * tokens * width
+    frozen = sum(layer_parameters(Model(shape, model.head), layer).of_token for layer in layers)
+    if model.trainable.lora is None:
+        frozen -= sum(layer_parameters(model, layer).of_token for layer in layers)
+    if not model.trains(OUTPUT_PARAMETER):
         frozen += outputs * shape.hidden_size
     # A backward pass costs twice a forward pass.
     return RowWork(whole, added, top, whole + 2 * top + 3 * added - 2.0 * tokens * frozen)

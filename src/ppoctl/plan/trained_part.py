@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ppoctl.model.head import SharedValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.parameters import held_parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import whole_model
-from ppoctl.recipe.role_model import model_of, trainable_of
+from ppoctl.recipe.role_model import model_in, model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import ParallelTable, Recipe
 
@@ -25,23 +24,20 @@ class TrainedPart:
 
 def trained_part(recipe: Recipe, role: str) -> TrainedPart:
     """Return the part of this role's model that trains."""
-    shape, head, trainable = model_of(recipe, role).shape, head_of(role), trainable_of(recipe, role)
-    value_head = recipe.value_head if role == POLICY else None
-    parts = (_trained(recipe, role, shape, value_head), _frozen(recipe, role, shape))
+    shape = model_of(recipe, role).shape
+    parts = (_trained(recipe, role, shape), _frozen(recipe, role, shape))
     text = "; ".join(", ".join(each) for each in map(list, parts) if each)
     if shape is None:
         return TrainedPart(None, None, text)
     total, trained = (
-        count(shape, head, whole_model(shape), ParallelTable(), trainable, value_head).total
+        count(model_in(recipe, role, shape), whole_model(shape), ParallelTable()).total
         for count in (held_parameters, rank_parameters)
     )
     return TrainedPart(total, trained, text)
 
 
-def _trained(
-    recipe: Recipe, role: str, shape: ModelShape | None, value_head: SharedValueHead | None
-) -> Iterator[str]:
-    trainable = trainable_of(recipe, role)
+def _trained(recipe: Recipe, role: str, shape: ModelShape | None) -> Iterator[str]:
+    trainable, value_head = trainable_of(recipe, role), recipe.value_head if role == POLICY else None
     if trainable.lora is not None:
         lora = trainable.lora
         targets = "all projections" if lora.targets is None else ", ".join(lora.targets)

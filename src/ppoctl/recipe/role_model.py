@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from ppoctl.model.model import Model, ReferenceKind, reference_kind
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.roles import REFERENCE
+from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
 from ppoctl.recipe.schema import CriticModelTable, Recipe, ReferenceModelTable
 
 
@@ -41,6 +42,21 @@ def model_of(recipe: Recipe, role: str) -> RoleModel:
         return RoleModel(model.path, model.dtype, ("model", "path"))
     dtype = own.dtype if isinstance(own, CriticModelTable) else None
     return RoleModel(own.path, dtype or model.dtype, ("model", role, "path"))
+
+
+def model_in(recipe: Recipe, role: str, shape: ModelShape) -> Model:
+    """Return the description of a trained role's model, whose source has this shape. A reference is described whether
+    or not a stage uses it."""
+    trainable = trainable_of(recipe, role)
+    if role != POLICY:
+        return Model(shape, head_of(role), trainable)
+    return Model(shape, head_of(role), trainable, recipe.value_head, reference_of(recipe))
+
+
+def reference_of(recipe: Recipe) -> ReferenceKind:
+    """Return the kind of the reference, whether or not a stage uses it."""
+    is_initial = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
+    return reference_kind(trainable_of(recipe, POLICY), is_initial=is_initial)
 
 
 def own_models(recipe: Recipe) -> dict[str, CriticModelTable | ReferenceModelTable]:

@@ -16,11 +16,11 @@ from ppoctl.engines.megatron import host_optimizer, logprobs
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.lora import Lora
+from ppoctl.model.model import Model
 from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
+from ppoctl.model.trainable import EVERYTHING, Trainable
 from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
-from ppoctl.plan.memory.parameters import EVERYTHING
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.roles import head_of
@@ -165,15 +165,14 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
         microbatch = full_microbatch(ROWS // parallel.data, parallel.context)
         weight = 4 if dtype is torch.float32 else 2
         training = Training(
-            head=head_of(role),
-            shape=read_shape(folders(kind)),
+            Model(read_shape(folders(kind)), head_of(role), trainable, value_head),
             layout=parallel,
             precision=Precision(weight, "cpu"),
             microbatch=microbatch,
             forward=microbatch,
             microbatches=1,
             recompute=recompute,
-            **part,
+            optimizer_on=optimizer_on,
         )
         expected = [rank for rank in ranks_of(training) for _ in range(parallel.stage_ranks)]
         rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
@@ -206,7 +205,7 @@ def test_estimated_bytes_of_every_rank_are_within_a_tenth(
     pool.call("finish_save")
     files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
     found = _compared(opened_case) | {
-        "state": [(state_bytes(read_shape(folder), head_of(role), layout, weight), files)]
+        "state": [(state_bytes(Model(read_shape(folder), head_of(role)), layout, weight), files)]
     }
     _check(found)
 
@@ -228,7 +227,7 @@ def test_estimated_bytes_of_partial_training_are_within_a_tenth(
     pool.call("finish_save")
     files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
     found = _compared(opened_case)
-    state = state_bytes(read_shape(folder), head_of(role), layout, weight, *case[5:])
+    state = state_bytes(Model(read_shape(folder), head_of(role), *case[5:]), layout, weight)
     # In a small state, the description of each tensor takes a fifth of the file.
     if case[0] != "qwen3-moe" and (case[5].lora is None or state > 2**22):
         found["state"] = [(state, files)]
@@ -325,7 +324,9 @@ def test_forward_estimate_uses_forward_microbatch_limit(pool: RankPool) -> None:
 def _training(
     parallel: ParallelTable, update: MicrobatchShape, forward: MicrobatchShape, microbatches: int
 ) -> Training:
-    return Training("token", read_shape(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
+    return Training(
+        Model(read_shape(QUICKSTART), "token"), parallel, Precision(4, "cpu"), update, forward, microbatches
+    )
 
 
 def test_ranks_that_only_join_sending_return_nothing(pool: RankPool) -> None:

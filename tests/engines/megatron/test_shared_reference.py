@@ -142,7 +142,7 @@ def test_shared_weights_are_the_tensors_of_the_actor(model, tmp_path):
     resumed.load(tmp_path / "state")
     for trained in (actor, resumed):
         [stage], [reference] = lab.rank_of(trained).models, lab.rank_of(trained)._reference.stages()
-        own, frozen = trained_names(stage, part), dict(reference.named_parameters())
+        own, frozen = trained_names(stage), dict(reference.named_parameters())
         assert {name for name, weight in stage.named_parameters() if frozen[name] is not weight} == own
         EXACT.check(trained.logprobs(rollouts, BOTH).reference, expected)
     EXACT.check(resumed.logprobs(rollouts, PLAIN).primary, actor.logprobs(rollouts, PLAIN).primary)

@@ -12,6 +12,7 @@ from ppoctl.convert.adapters import constant_names
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.model.model import Model
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
@@ -101,7 +102,7 @@ class HfTrainer:
 
     @property
     def constant(self) -> frozenset[str]:
-        return constant_names(read_shape(self.folder), self.trainable)
+        return constant_names(Model(read_shape(self.folder), "token", self.trainable))
 
     def weights(self, state: State) -> NamedWeights:
         named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}

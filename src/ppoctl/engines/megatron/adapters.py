@@ -38,7 +38,6 @@ from ppoctl.convert.tensor_mapping import FusedPart
 from ppoctl.convert.tensors import Placement
 from ppoctl.model.lora import A, B, adapted_parameter, is_adapter
 from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import Trainable
 
 _QKV = (FusedPart.QUERY, FusedPart.KEY, FusedPart.VALUE)
 _MLP = (FusedPart.GATE, FusedPart.UP)
@@ -171,13 +170,14 @@ class AdaptableSplit(Adaptable):
         return state
 
 
-def attach_adapters(stage: GPTModel, trainable: Trainable) -> None:
+def attach_adapters(stage: GPTModel) -> None:
     """Give the linear layers of a pipeline stage their adapters, without values. This must precede the wrapper with
     gradient buffers."""
-    lora, first = trainable.lora, stage.first_layer
+    model, first = stage.settings.model, stage.first_layer
+    lora = model.trainable.lora
     if lora is None:
         return
-    all_adapters = placed.adapters(stage.settings.shape, trainable)
+    all_adapters = placed.adapters(model.shape, model.trainable)
     for parameter, group in groupby(all_adapters, key=lambda each: each.base.parameter):
         parts = list(group)
         layer = parts[0].base.layer

@@ -51,7 +51,12 @@ class TrainerState:
     optimizer: MegatronOptimizer
     groups: ProcessGroupCollection
     parallel: ParallelTable
-    trainable: Trainable
+
+    @property
+    def trainable(self) -> Trainable:
+        """Parameters that train: the state contains them and no others."""
+        of_model: Trainable = self.stages[0].module.settings.model.trainable
+        return of_model
 
 
 def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
@@ -137,7 +142,7 @@ def _only_trained(weights: dict[str, Any], trained: TrainerState) -> dict[str, A
     """Return the weights of each stage without the frozen parameters and the tensors that never train."""
     if trained.trainable.is_all:
         return weights
-    names = {key: trained_names(stage.module, trained.trainable) for key, stage in _by_key(trained.stages)}
+    names = {key: trained_names(stage.module) for key, stage in _by_key(trained.stages)}
     return {key: {name: weight for name, weight in of.items() if name in names[key]} for key, of in weights.items()}
 
 

@@ -18,6 +18,7 @@ from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.head import Head
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import BySequences, ParallelTable
@@ -35,7 +36,7 @@ class CheckpointScorer:
     ) -> None:
         device = this_device()
         parallel = ParallelTable()
-        settings = ModelSettings(shape, torch.float32, device, _CHUNK_TOKENS, parallel)
+        settings = ModelSettings(Model(shape, head), torch.float32, device, _CHUNK_TOKENS, parallel)
         groups = ensure_process_group(parallel)
         with megatron_device():
             self._stages = build_stages(MODELS[head], settings, groups)

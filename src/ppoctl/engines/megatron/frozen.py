@@ -15,33 +15,30 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, checkpoint
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 
-from ppoctl.convert.adapters import names_with_adapters
+from ppoctl.convert.adapters import trunk_layers
 from ppoctl.convert.tensors import frozen_names
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.weights import names_in_whole_model, sent_parts
-from ppoctl.model.trainable import Trainable
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 
-def trained_names(stage: PackedModel, trainable: Trainable) -> set[str]:
+def trained_names(stage: PackedModel) -> set[str]:
     """Return the names, within the stage, of the parameters that train."""
-    shape, head = stage.settings.shape, stage.head
-    return {name for name, whole in names_in_whole_model(stage).items() if trainable.trains(whole, shape, head)}
+    model = stage.settings.model
+    return {name for name, whole in names_in_whole_model(stage).items() if model.trains(whole)}
 
 
-def freeze(stage: PackedModel, trainable: Trainable) -> None:
+def freeze(stage: PackedModel) -> None:
     """Freeze all parameters of the stage that do not train. This must precede the wrapper with gradient buffers."""
-    if trainable.is_all:
+    if stage.settings.model.trainable.is_all:
         return
-    trained = trained_names(stage, trainable)
+    trained = trained_names(stage)
     for name, parameter in stage.named_parameters():
         parameter.requires_grad_(name in trained)
     for module in stage.modules():
         if isinstance(module, ColumnParallelLinear) and module.bias is not None and not module.weight.requires_grad:
             _keep_gradient_of_bias(module)
-    shape, decoder = stage.settings.shape, stage.decoder
-    names = names_with_adapters(shape, stage.head, trainable)
-    trunk = trainable.first_layer(names, shape, stage.head) - stage.first_layer
+    decoder, trunk = stage.decoder, trunk_layers(stage.settings.model) - stage.first_layer
     if trunk > 0:
         decoder.register_forward_pre_hook(_detach_input)
     if 0 <= trunk < len(decoder.layers):
@@ -49,12 +46,12 @@ def freeze(stage: PackedModel, trainable: Trainable) -> None:
         decoder._checkpointed_forward = partial(_recomputed_after_trunk, decoder, trunk)
 
 
-def frozen_checksums(stages: Sequence[PackedModel], trainable: Trainable) -> dict[str, TensorChecksum]:
+def frozen_checksums(stages: Sequence[PackedModel]) -> dict[str, TensorChecksum]:
     """Return the checksum of each frozen Hugging Face tensor of these pipeline stages, on the first tensor and data
     rank; other ranks return nothing. Collective over all tensor and expert ranks."""
     found: dict[str, TensorChecksum] = {}
     for stage in stages:
-        frozen, groups = set(frozen_names(stage.settings.shape, stage.head, trainable)), stage.pg_collection
+        frozen, groups = set(frozen_names(stage.settings.model)), stage.pg_collection
         is_first = groups.tp.rank() == groups.dp_cp.rank() == 0
         for part in sent_parts(stage):
             if part.name in frozen:

@@ -34,7 +34,8 @@ from ppoctl.engines.megatron.logprobs import (
 from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import PolicyValueHead
-from ppoctl.model.head import Head, SharedValueHead
+from ppoctl.model.head import Head
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -42,7 +43,7 @@ from ppoctl.recipe.schema import ParallelTable, Recompute
 class ModelSettings(NamedTuple):
     """Settings from which a model is built."""
 
-    shape: ModelShape
+    model: Model
     dtype: torch.dtype
     device: torch.device
     logits_chunk_tokens: int
@@ -50,10 +51,13 @@ class ModelSettings(NamedTuple):
     recompute: Recompute = "none"
     label: int | None = None
     """Index of the label whose probability is a reward model's score. None: the head has one output."""
-    value_head: SharedValueHead | None = None
-    """Value head on the policy's model. None: there is none."""
     on_host: bool = False
     """Whether the weights are allocated on the host first, and moved to the device after `adopt`."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Shape of the model."""
+        return self.model.shape
 
 
 class PackedModel(GPTModel):
@@ -153,7 +157,7 @@ class LogprobModel(PackedModel):
         super().__init__(settings, groups, virtual_stage)
         self.value_head: PolicyValueHead | None = None
         self._entering: list[Tensor] = []
-        head = settings.value_head
+        head = settings.model.value_head
         if head is not None and self.post_process:
             assert head.layers_copied <= len(self.decoder.layers), "a rule requires these layers on the last stage"
             self.value_head = PolicyValueHead(head, settings.shape, self.config, groups, virtual_stage)

@@ -60,8 +60,8 @@ from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import model_folder
-from ppoctl.model.head import SharedValueHead
 from ppoctl.model.labels import label_number
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.weights.bucket import TensorSpec
@@ -94,7 +94,7 @@ class MegatronRank(SendingRank):
         self._sources = ModelSources(read_labels=settings.is_reward_model)
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
-        self._reference = self._reference_of(settings.reference or settings.model)
+        self._reference = self._reference_from(settings.reference or settings.model)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
 
@@ -142,7 +142,7 @@ class MegatronRank(SendingRank):
     def frozen_checksums(self) -> dict[str, TensorChecksum]:
         """See `frozen.frozen_checksums`."""
         self._reload("weights")
-        return frozen_checksums(self.models, self.settings.trainable)
+        return frozen_checksums(self.models)
 
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer bit for bit as they were saved. Frozen weights are those of the model source.
@@ -189,11 +189,11 @@ class MegatronRank(SendingRank):
 
     def weights(self, parts: Sequence[Part]) -> list[Iterator[tuple[str, Tensor]]]:
         self._reload("weights")
-        return [gathered_weights(self.models, self.settings.trainable, part) for part in parts]
+        return [gathered_weights(self.models, part) for part in parts]
 
     def weight_specs(self, parts: Sequence[Part] = PARTS) -> list[TensorSpec]:
         self._reload("weights")  # specs are read from views of the weights
-        return [spec for part in parts for spec in specs_in(self.models, self.settings.trainable, part)]
+        return [spec for part in parts for spec in specs_in(self.models, part)]
 
     def offload(self) -> None:
         """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
@@ -237,10 +237,7 @@ class MegatronRank(SendingRank):
         return self._optimizer
 
     def _trained(self) -> checkpoint.TrainerState:
-        settings = self.settings
-        return checkpoint.TrainerState(
-            self.stages, self.optimizer, self.groups, settings.parallel, settings.trainable
-        )
+        return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)
 
     def _own_adapter(self) -> PeftFolder | None:
         """Return the adapter that the role starts from; None: there is none. Raises RecipeError or
@@ -252,20 +249,22 @@ class MegatronRank(SendingRank):
         require_fits(adapter, settings.trainable, self.source[1], settings.head, f"{settings.role}.train.lora")
         return adapter
 
-    def _build(
-        self, source: str, value_head: SharedValueHead | None, shared: ActorWeights | None = None
-    ) -> list[PackedModel]:
+    def _build(self, folder: Path, model: Model, shared: ActorWeights | None = None) -> list[PackedModel]:
         settings = self.settings
-        chunk_tokens = settings.batching.logits_chunk_tokens
-        folder, shape = self._sources.of(source)
         label = label_number(folder, settings.label, settings.role) if settings.is_reward_model else None
-        model = ModelSettings(
-            shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label, value_head
+        built_from = ModelSettings(
+            model,
+            settings.dtype,
+            self.device,
+            settings.batching.logits_chunk_tokens,
+            settings.parallel,
+            settings.recompute,
+            label,
         )
-        model_class = ScoreModel if settings.is_reward_model else MODELS[settings.head]
+        model_class = ScoreModel if settings.is_reward_model else MODELS[model.head]
         try:
             with megatron_device():
-                return build_stages(model_class, model, self.groups, None if shared is None else shared.adopt)
+                return build_stages(model_class, built_from, self.groups, None if shared is None else shared.adopt)
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
@@ -273,22 +272,26 @@ class MegatronRank(SendingRank):
                 hint=f"--set '{role}.parallel={{}}'",
             ) from error
 
-    def _reference_of(self, source: str) -> Reference:
-        """Return the reference with the weights of this model source. It shares the weights of the actor that are
-        frozen and from the same source."""
-        trainable = self.settings.trainable
-        is_shared = source == self.settings.model and not trainable.is_all
-        if is_shared and trainable.lora is not None:
+    def _reference_from(self, source: str) -> Reference:
+        """Return the reference with the weights of this model source, or the frozen model of a reward model."""
+        kind = self.settings.reference_kind
+        if kind == "adapters_off":
             return ActorWithoutAdapters(lambda: self.models)
-        actor = ActorWeights(lambda: self.models, trainable) if is_shared else None
-        return ReferenceModel(partial(self._build, source, None), partial(self._sources.load, source), actor)
+
+        def build(actor: ActorWeights | None) -> list[PackedModel]:
+            folder, shape = self._sources.of(source)
+            return self._build(folder, Model(shape, self.settings.head), actor)
+
+        actor = ActorWeights(lambda: self.models) if kind == "shared" else None
+        return ReferenceModel(build, partial(self._sources.load, source), actor)
 
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:
-            models = self._build(self.settings.model, self.settings.value_head)
+            folder, shape = self.source
+            models = self._build(folder, self.settings.model_in(shape))
             for model in models:
-                attach_adapters(model, self.settings.trainable)
-                freeze(model, self.settings.trainable)
+                attach_adapters(model)
+                freeze(model)
             is_sharded = self.settings.parallel.distributed_optimizer
             self._stages = optimizer.with_gradient_buffers(models, self.groups, is_sharded=is_sharded)
         return self.models

@@ -26,7 +26,6 @@ from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput
 from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, with_reference
 from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest
 
 
@@ -35,13 +34,12 @@ class ActorWeights:
     """The stages of an actor that starts from the model of the reference."""
 
     stages: Callable[[], Sequence[PackedModel]]
-    trainable: Trainable
-    """Parameters of the actor that train. The reference has its own copies of them; it shares all others."""
 
     def adopt(self, stages: Sequence[PackedModel]) -> None:
-        """Replace the frozen weights of a reference's stages by those of the actor."""
+        """Replace the frozen weights of a reference's stages by those of the actor. The reference keeps copies of its
+        own of those that train."""
         for stage, actor in zip(stages, self.stages(), strict=True):
-            trained = trained_names(actor, self.trainable)
+            trained = trained_names(actor)
             for name, parameter in actor.named_parameters():
                 if name not in trained and not name.startswith(VALUE_HEAD_PREFIX):
                     module, _, weight = name.rpartition(".")
@@ -176,9 +174,7 @@ class ReferenceModel:
     @property
     def _trunk(self) -> int:
         """Number of layers that one pass computes for actor and reference; 0: none."""
-        if self._actor is None:
-            return 0
-        return trunk_layers(self._actor.trainable, self._stages[0].settings.shape)
+        return 0 if self._actor is None else trunk_layers(self._actor.stages()[0].settings.model)
 
 
 class _Top(torch.nn.Module):

@@ -7,6 +7,8 @@ import torch
 
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S
 from ppoctl.model.head import Head, SharedValueHead
+from ppoctl.model.model import Model, ReferenceKind, reference_kind
+from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import Trainable
 from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -51,6 +53,17 @@ class TrainerSettings:
     def head(self) -> Head:
         """Head of the model."""
         return head_of(self.role)
+
+    def model_in(self, shape: ModelShape) -> Model:
+        """Return the description of the model, whose source has this shape."""
+        return Model(shape, self.head, self.trainable, self.value_head, self.reference_kind)
+
+    @property
+    def reference_kind(self) -> ReferenceKind | None:
+        """Kind of the reference; None: a critic or a reward model has none."""
+        if self.head == "value":
+            return None
+        return reference_kind(self.trainable, is_initial=self.reference in (None, self.model))
 
     @property
     def is_reward_model(self) -> bool:

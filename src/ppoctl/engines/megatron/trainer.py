@@ -178,7 +178,7 @@ class MegatronActor(MegatronTrainer):
     def weights(self, state: State) -> NamedWeights:
         """Return all weights, which will be sent to engines. `state` must be the actor's current state."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
-        constant = constant_names(self.source[1], self.settings.trainable)
+        constant = constant_names(self.settings.model_in(self.source[1]))
         return NamedWeights(
             state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep, constant
         )

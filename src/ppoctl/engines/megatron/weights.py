@@ -33,11 +33,9 @@ from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, nam
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.lora import is_adapter
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
+from ppoctl.model.trainable import EMBEDDING_PARAMETER
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import Part
-
-_EVERYTHING = Trainable()
 
 
 @dataclass(frozen=True)
@@ -196,24 +194,22 @@ def names_in_whole_model(model: PackedModel) -> dict[str, str]:
     return names | names_of_adapters(names, list(parameters))
 
 
-def gathered_weights(
-    stages: Sequence[PackedModel], trainable: Trainable = _EVERYTHING, part: Part = "changing"
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full Hugging Face tensors of these pipeline stages, one at a time: those of a part of the weights if
-    only `trainable` trains. Collective over all tensor and expert ranks."""
-    for shard in _shards_in(stages, trainable, part):
+def gathered_weights(stages: Sequence[PackedModel], part: Part = "changing") -> Iterator[tuple[str, Tensor]]:
+    """Yield the full Hugging Face tensors of these pipeline stages, one at a time: those of a part of the weights.
+    Collective over all tensor and expert ranks."""
+    for shard in _shards_in(stages, part):
         yield shard.name, shard.read(stages[0].pg_collection)
 
 
-def specs_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[TensorSpec]:
+def specs_in(stages: Sequence[PackedModel], part: Part) -> Iterator[TensorSpec]:
     """Yield name, dtype and shape of each tensor that `gathered_weights` yields."""
-    for shard in _shards_in(stages, trainable, part):
+    for shard in _shards_in(stages, part):
         yield TensorSpec(shard.name, shard.view.dtype, shard.shape)
 
 
-def _shards_in(stages: Sequence[PackedModel], trainable: Trainable, part: Part) -> Iterator[ParameterShard]:
+def _shards_in(stages: Sequence[PackedModel], part: Part) -> Iterator[ParameterShard]:
     """Yield the tensors that these pipeline stages send with this part of the weights: merged with adapters."""
-    constant, adapters = constant_names(stages[0].settings.shape, trainable), adapters_in(stages)
+    constant, adapters = constant_names(stages[0].settings.model), adapters_in(stages)
     for stage in stages:
         for shard in sent_parts(stage):
             if (shard.name in constant) == (part == "constant"):

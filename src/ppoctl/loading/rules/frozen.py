@@ -11,7 +11,7 @@ from ppoctl.loading.explain import as_toml
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.role_model import RoleModel, model_of, trainable_of
+from ppoctl.recipe.role_model import RoleModel, model_in, model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 
@@ -64,10 +64,8 @@ def check_experts_freeze_together(recipe: Recipe) -> Iterator[Finding]:
 
 def check_something_trains(recipe: Recipe) -> Iterator[Finding]:
     for role, model, shape in _partly_trained(recipe):
-        trainable, head = trainable_of(recipe, role), head_of(role)
-        if trainable.lora is None and not any(
-            trainable.trains(name, shape, head) for name in _names(recipe, role, shape)
-        ):
+        described = model_in(recipe, role, shape)
+        if described.trainable.lora is None and not any(map(described.trains, _names(recipe, role, shape))):
             yield conflict(
                 f"no parameter of the {role} trains", ((role, "freeze"), model.key), f"--set '{role}.freeze=[]'"
             )

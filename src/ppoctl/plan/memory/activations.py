@@ -203,10 +203,10 @@ def _router_input(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
 def _final_norm(shard: ModelShard) -> int:
     """Return the bytes per token that the final norm keeps, and its copy in a value head with copied layers. The
     input of the norm has no gradient if all layers are frozen; that of the copy always has one."""
-    has_input = {FINAL_NORM: trunk_end(shard.shape, shard.head, shard.trainable) < shard.shape.num_layers}
-    if shard.value_head is not None and shard.value_head.layers_copied > 0:
+    has_input = {FINAL_NORM: trunk_end(shard.model) < shard.shape.num_layers}
+    if shard.model.value_head is not None and shard.model.value_head.layers_copied > 0:
         has_input[VALUE_HEAD_NORM] = True
-    trains = {name: shard.trainable.trains(name, shard.shape, shard.head) for name in has_input}
+    trains = {name: shard.model.trains(name) for name in has_input}
     width = shard.shape.hidden_size
     norms = (attention.norm_bytes(shard, width, trains=trains[name], has_input=has_input[name]) for name in trains)
     return sum(norms) // shard.shares
@@ -216,7 +216,7 @@ def _read(shard: ModelShard) -> int:
     """Return the bytes per read position that the output layer keeps in addition to the logits."""
     # The index of the position, and for the positions of all context ranks, row and column in the response grid.
     places = 8 + 2 * 8 * shard.layout.context
-    if shard.head == "value":
+    if shard.model.head == "value":
         return 4 * shard.shape.hidden_size + places
     ids_and_statistics = 8 + 2 * 4
     numbers = shard.precision.weight * shard.shape.hidden_size + places + ids_and_statistics
@@ -226,7 +226,7 @@ def _read(shard: ModelShard) -> int:
 def _read_by_value_head(shard: ModelShard) -> int:
     """Return the bytes per read position that a value head on the policy's model keeps: its input in float32, which
     is a copy unless it is what a float32 output layer reads, and the hidden layer of an mlp."""
-    head, hidden = shard.value_head, 4 * shard.shape.hidden_size
+    head, hidden = shard.model.value_head, 4 * shard.shape.hidden_size
     if head is None:
         return 0
     is_copy = head.layers_copied > 0 or shard.precision.weight < 4
@@ -235,22 +235,23 @@ def _read_by_value_head(shard: ModelShard) -> int:
 
 def _converted_weights(shard: ModelShard) -> int:
     """Return the bytes of the float32 copy of the weights of an mlp on the policy's model; 0 in float32."""
-    has_copy = shard.value_head is not None and shard.value_head.kind == "mlp" and shard.precision.weight < 4
+    head = shard.model.value_head
+    has_copy = head is not None and head.kind == "mlp" and shard.precision.weight < 4
     return has_copy * 4 * 2 * shard.shape.hidden_size**2
 
 
 def _copy_shares_input(shard: ModelShard) -> bool:
     """Return whether the first copied layer of a value head keeps the same tensor as the layer that it is a copy of:
     the hidden states that enter both, unless the norms of both convert them to float32."""
-    if shard.value_head is None or shard.value_head.layers_copied == 0:
+    if shard.model.value_head is None or shard.model.value_head.layers_copied == 0:
         return False
-    is_kept_twice = shard.stage.layers.count(shard.shape.num_layers - shard.value_head.layers_copied) > 1
+    is_kept_twice = shard.stage.layers.count(shard.shape.num_layers - shard.model.value_head.layers_copied) > 1
     return is_kept_twice and (shard.on_gpu or shard.precision.weight == 4 or shard.recompute == "full")
 
 
 def _chunk(shard: ModelShard, batch: MicrobatchShape) -> int:
     """Return the number of logits that exist at one time."""
-    if shard.head == "value" or not shard.stage.is_last:
+    if shard.model.head == "value" or not shard.stage.is_last:
         return 0
     return min(batch.logits_chunk, batch.read) * shard.logit_rows
 
@@ -261,7 +262,7 @@ def _head_at_work(shard: ModelShard, batch: MicrobatchShape) -> int:
     They are float32 copies of a block of logits and, for each number of the hidden states that are read, one number:
     the number itself or its gradient.
     """
-    number = 4 if shard.head == "value" else shard.precision.weight
+    number = 4 if shard.model.head == "value" else shard.precision.weight
     block = min(BLOCK_LOGITS[shard.precision.device], _chunk(shard, batch))
     copies = BLOCK_COPIES + (shard.shape.logit_softcap is not None)
     return (copies * 4 + shard.filtered * FILTER_BYTES) * block + batch.read * number * shard.shape.hidden_size

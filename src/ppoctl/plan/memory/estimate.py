@@ -1,15 +1,15 @@
 """The memory estimate of a recipe: ranks of roles, generator (vLLM), driver, and the memory of a GPU by stage."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil, isqrt
 from typing import Any, NamedTuple
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.shared_reference import shares_weights
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.machine import memory as machine_memory
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.attention import pair_bytes
@@ -33,7 +33,7 @@ from ppoctl.recipe.parallel import (
     processes,
     reward_models,
 )
-from ppoctl.recipe.role_model import model_of, reward_model_of, trainable_of
+from ppoctl.recipe.role_model import model_in, model_of, reward_model_of
 from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
@@ -207,7 +207,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
         keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
         if room is None or not keeps:
             continue
-        pair = pair_bytes(ModelShard(shape, head_of(role), layout, stages[0], at, recompute))
+        pair = pair_bytes(ModelShard(Model(shape, head_of(role)), layout, stages[0], at, recompute))
         layers = 1 if recompute == "full" else keeps
         most = isqrt(room * layout.context // (pair * layers))
         if longest <= most:
@@ -240,23 +240,18 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         tokens = ceil(most / layout.context)
         return MicrobatchShape(tokens, tokens, table.batching.logits_chunk_tokens, min(longest, most))
 
-    use = kl_use(recipe)
+    use, model = kl_use(recipe), model_in(recipe, role, shape)
     full_kl_in = {"forward": use.is_full_before, "update": use.is_full_in_update} if role == POLICY else {}
     return Training(
-        head=head_of(role),
-        shape=shape,
+        model=model if use.is_on else replace(model, reference=None),
         layout=layout,
         precision=at,
         microbatch=microbatch(minibatch_seqs(recipe, role), with_gradient=True),
         forward=microbatch(batch_of(recipe).sequences, with_gradient=False),
         microbatches=microbatches(recipe, role, longest)[1],
         recompute=table.recompute,
-        has_reference=role == POLICY and use.is_on,
         full_kl_in=frozenset(name for name, is_full in full_kl_in.items() if is_full),
         filtered=role == POLICY and recipe.rollout.top_p < 1,
-        has_own_reference=not shares_weights(recipe),
-        trainable=trainable_of(recipe, role),
-        value_head=recipe.value_head if role == POLICY else None,
         optimizer_on=table.optimizer.on,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ppoctl.convert.tensors import tensor_sizes
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.parameters import rank_parameters
 from ppoctl.plan.memory.pipeline import PipelineStage, stages_of, whole_model
@@ -91,7 +92,7 @@ def generator_bytes(
     """
     tensor = table.tensor
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
-    parameters = rank_parameters(shape, "token", whole_model(shape), layout).total
+    parameters = rank_parameters(Model(shape, "token"), whole_model(shape), layout).total
     channels = 2 * shape.key_channels // tensor
     if gpu_bytes is None:
         parameters += shape.padded_vocab_size * shape.hidden_size // tensor if shape.tied_embeddings else 0

@@ -15,18 +15,14 @@ from math import prod
 
 from ppoctl.convert.adapters import Adapter, adapters
 from ppoctl.convert.tensor_mapping import FusedPart
-from ppoctl.model.head import VALUE_HEAD_PREFIX, Head, SharedValueHead
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import Trainable
-from ppoctl.plan.memory.parameters import copied_layers
+from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.model import Model
 
 
 @lru_cache(maxsize=64)
-def gradients_of(
-    shape: ModelShape, head: Head, trainable: Trainable, value_head: SharedValueHead | None
-) -> "LayerGradients":
+def gradients_of(model: Model) -> "LayerGradients":
     """Return the gradients of a model. The object remembers what it has computed."""
-    return LayerGradients(shape, head, trainable, value_head)
+    return LayerGradients(model)
 
 
 @dataclass(frozen=True)
@@ -46,13 +42,10 @@ class AdapterSizes:
 class LayerGradients:
     """Parameters with a gradient, and adapters, layer by layer."""
 
-    def __init__(
-        self, shape: ModelShape, head: Head, trainable: Trainable, value_head: SharedValueHead | None
-    ) -> None:
-        self._shape, self._head, self._trainable = shape, head, trainable
-        self._copies = copied_layers(shape, value_head)
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._adapters = defaultdict[int | None, list[Adapter]](list)
-        for adapter in adapters(shape, trainable):
+        for adapter in adapters(model.shape, model.trainable):
             self._adapters[adapter.base.layer].append(adapter)
         self._known: dict[tuple[int, str], bool] = {}
         self._sizes: dict[tuple[int, bool, int], AdapterSizes] = {}
@@ -62,18 +55,18 @@ class LayerGradients:
         `name`: its name in a layer, as in the family tables."""
         if (layer, name) not in self._known:
             names = [f"decoder.layers.{layer}.{name}"]
-            if layer in self._copies:
-                names.append(f"{VALUE_HEAD_PREFIX}layers.{self._copies.index(layer)}.{name}")
+            if layer in (copies := self._model.copied_layers):
+                names.append(f"{VALUE_HEAD_PREFIX}layers.{copies.index(layer)}.{name}")
             adapted = {adapter.base.parameter for adapter in self._adapters[layer]}
             self._known[layer, name] = any(each in adapted or self._trains(each) for each in names)
         return self._known[layer, name]
 
     def _trains(self, name: str) -> bool:
-        experts = self._shape.experts
-        if "{expert}" not in name or experts is None or not self._trainable.freeze:
-            return self._trainable.trains(name, self._shape, self._head)
+        experts = self._model.shape.experts
+        if "{expert}" not in name or experts is None or not self._model.trainable.freeze:
+            return self._model.trains(name)
         names = (name.replace("{expert}", str(expert)) for expert in range(experts.count))
-        return any(self._trainable.trains(each, self._shape, self._head) for each in names)
+        return any(map(self._model.trains, names))
 
     def adapters(self, layer: int, ranks: int, *, in_mlp: bool) -> AdapterSizes:
         """Return the sizes of the adapters of a layer on one of several tensor ranks."""
@@ -91,5 +84,5 @@ class LayerGradients:
     def _output(self, adapter: Adapter) -> int:
         """Return the size of the output of the linear layer that contains an adapted projection."""
         if adapter.base.place in (FusedPart.QUERY, FusedPart.KEY, FusedPart.VALUE):
-            return self._shape.query_channels + 2 * self._shape.key_channels
+            return self._model.shape.query_channels + 2 * self._model.shape.key_channels
         return adapter.base.shape[0] * (2 if adapter.base.place in (FusedPart.GATE, FusedPart.UP) else 1)

@@ -7,19 +7,19 @@ matrices, and each tensor rank has the other one whole (`convert.adapters`).
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ppoctl.convert.adapters import adapters
 from ppoctl.convert.family_mappings import layer_rows
 from ppoctl.convert.tensors import ROUTER_BIAS, sizes
-from ppoctl.model.head import VALUE_HEAD_PREFIX, Head, SharedValueHead
+from ppoctl.model.head import VALUE_HEAD_PREFIX
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, OUTPUT_PARAMETER, Trainable
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, EVERYTHING, OUTPUT_PARAMETER, Trainable
 from ppoctl.plan.memory.pipeline import PipelineStage
 from ppoctl.recipe.schema import ParallelTable
 
-EVERYTHING = Trainable()
 FINAL_NORM = "decoder.final_layernorm.weight"
 VALUE_HEAD_NORM = f"{VALUE_HEAD_PREFIX}final_layernorm.weight"
 """The final norm, and its copy in a value head with copied layers."""
@@ -54,15 +54,8 @@ class LayerParameters:
 
 
 @lru_cache(maxsize=1024)
-def rank_parameters(
-    shape: ModelShape,
-    head: Head,
-    stage: PipelineStage,
-    layout: ParallelTable,
-    trainable: Trainable = EVERYTHING,
-    value_head: SharedValueHead | None = None,
-) -> Parameters:
-    """Return the parameters of one tensor rank in a pipeline stage that train; by default, all train.
+def rank_parameters(model: Model, stage: PipelineStage, layout: ParallelTable) -> Parameters:
+    """Return the parameters of one tensor rank in a pipeline stage that train.
 
     The rank has a slice of each matrix, some experts or slices of experts, and complete copies of norms, routers and
     projections to latents. A value head has one row of weights instead of the output layer. The last stage of a
@@ -71,40 +64,32 @@ def rank_parameters(
     """
 
     def counted(name: str, numbers: int) -> int:
-        return numbers if trainable.trains(name, shape, head) else 0
+        return numbers if model.trains(name) else 0
 
+    shape = model.shape
     table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
-    layers = [layer_parameters(shape, head, layer, trainable) for layer in stage.layers]
+    layers = [layer_parameters(model, layer) for layer in stage.layers]
     total = counted(EMBEDDING_PARAMETER, table) if stage.is_first else 0
     if stage.is_last:
         total += counted(FINAL_NORM, shape.hidden_size)
-        if head == "value":
+        if model.head == "value":
             total += counted(OUTPUT_PARAMETER, shape.hidden_size)
         elif not (shape.tied_embeddings and stage.is_first):
             total += counted(OUTPUT_PARAMETER, table)
-        if value_head is not None:
-            total += sum(counted(*each) for each in value_head_parameters(shape, value_head))
-            layers += [
-                layer_parameters(shape, head, layer, trainable, f"{VALUE_HEAD_PREFIX}layers.{number}.")
-                for number, layer in enumerate(copied_layers(shape, value_head))
-            ]
+        total += sum(counted(*each) for each in value_head_parameters(model))
+        layers += [
+            layer_parameters(model, layer, f"{VALUE_HEAD_PREFIX}layers.{number}.")
+            for number, layer in enumerate(model.copied_layers)
+        ]
     return Parameters(total + _on_rank(layers, layout), sum(layer.experts for layer in layers) // layout.expert_ranks)
 
 
 @lru_cache(maxsize=1024)
-def held_parameters(
-    shape: ModelShape,
-    head: Head,
-    stage: PipelineStage,
-    layout: ParallelTable,
-    trainable: Trainable,
-    value_head: SharedValueHead | None = None,
-) -> Parameters:
-    """Return all parameters of one tensor rank in a pipeline stage, frozen or not, with the adapters of
-    `trainable`."""
-    model = rank_parameters(shape, head, stage, layout, value_head=value_head)
-    of_adapters = _on_rank([adapter_parameters(shape, layer, trainable) for layer in stage.layers], layout)
-    return Parameters(model.shared + of_adapters, model.experts)
+def held_parameters(model: Model, stage: PipelineStage, layout: ParallelTable) -> Parameters:
+    """Return all parameters of one tensor rank in a pipeline stage, frozen or not, with adapters."""
+    weights = rank_parameters(replace(model, trainable=EVERYTHING), stage, layout)
+    of_adapters = _on_rank([adapter_parameters(model, layer) for layer in stage.layers], layout)
+    return Parameters(weights.shared + of_adapters, weights.experts)
 
 
 def _on_rank(layers: Sequence[LayerParameters], layout: ParallelTable) -> int:
@@ -113,19 +98,18 @@ def _on_rank(layers: Sequence[LayerParameters], layout: ParallelTable) -> int:
 
 
 @lru_cache(maxsize=1024)
-def layer_parameters(
-    shape: ModelShape, head: Head, layer: int, trainable: Trainable, prefix: str | None = None
-) -> LayerParameters:
+def layer_parameters(model: Model, layer: int, prefix: str | None = None) -> LayerParameters:
     """Return the parameters of a layer that train. `prefix` begins their names if the layer is a copy, which has no
     adapters."""
-    if prefix is None and trainable.lora is not None:
-        return adapter_parameters(shape, layer, trainable)  # nothing else in a layer trains
+    if prefix is None and model.trainable.lora is not None:
+        return adapter_parameters(model, layer)  # nothing else in a layer trains
+    shape = model.shape
     begins = f"decoder.layers.{layer}." if prefix is None else prefix
     known, split, experts, whole, of_token = sizes(shape), 0, 0, 0, 0.0
     for row in layer_rows(shape, layer):
         if row.parameter.endswith(ROUTER_BIAS):
             continue
-        tensors = _trained_tensors(begins + row.parameter, shape, head, trainable)
+        tensors = _trained_tensors(begins + row.parameter, model)
         numbers = tensors * math.prod(known[dim.rstrip("*")] for dim in row.dims.split())
         frac = 1.0
         if "{expert}" in row.parameter and shape.experts is not None:
@@ -139,24 +123,25 @@ def layer_parameters(
     return LayerParameters(split, experts, whole, of_token)
 
 
-def _trained_tensors(name: str, shape: ModelShape, head: Head, trainable: Trainable) -> int:
+def _trained_tensors(name: str, model: Model) -> int:
     """Return the number of tensors with this name that train: one or, if the name is that of each expert, several."""
-    if "{expert}" not in name or shape.experts is None:
-        return int(trainable.trains(name, shape, head))
-    if not trainable.freeze:  # without patterns, the experts of a layer do not differ
-        return shape.experts.count * trainable.trains(name, shape, head)
-    names = (name.replace("{expert}", str(expert)) for expert in range(shape.experts.count))
-    return sum(trainable.trains(each, shape, head) for each in names)
+    experts = model.shape.experts
+    if "{expert}" not in name or experts is None:
+        return int(model.trains(name))
+    if not model.trainable.freeze:  # without patterns, the experts of a layer do not differ
+        return experts.count * model.trains(name)
+    names = (name.replace("{expert}", str(expert)) for expert in range(experts.count))
+    return sum(map(model.trains, names))
 
 
-def adapter_parameters(shape: ModelShape, layer: int, trainable: Trainable) -> LayerParameters:
+def adapter_parameters(model: Model, layer: int) -> LayerParameters:
     """Return the parameters of the adapters in a layer."""
-    return _adapters_by_layer(shape, trainable).get(layer, LayerParameters())
+    return _adapters_by_layer(model.shape, model.trainable).get(layer, LayerParameters())
 
 
-def largest_adapted(shape: ModelShape, layout: ParallelTable, trainable: Trainable) -> int:
+def largest_adapted(model: Model, layout: ParallelTable) -> int:
     """Return the number of elements that one tensor rank has of the largest weight with an adapter."""
-    bases = {(adapter.base.shape, adapter.base.split) for adapter in adapters(shape, trainable)}
+    bases = {(adapter.base.shape, adapter.base.split) for adapter in adapters(model.shape, model.trainable)}
     sizes = (math.prod(size) // (1 if split is None else layout.tensor) for size, split in bases)
     return max(sizes, default=0)
 
@@ -174,10 +159,12 @@ def _adapters_by_layer(shape: ModelShape, trainable: Trainable) -> Mapping[int, 
     }
 
 
-def value_head_parameters(shape: ModelShape, head: SharedValueHead) -> Iterator[tuple[str, int]]:
-    """Yield name and size of each parameter of a value head on the policy's model, without the copied layers. Each
+def value_head_parameters(model: Model) -> Iterator[tuple[str, int]]:
+    """Yield name and size of each parameter of a value head on a policy's model, without the copied layers. Each
     tensor rank has all of them."""
-    hidden = shape.hidden_size
+    head, hidden = model.value_head, model.shape.hidden_size
+    if head is None:
+        return
     width = 2 * hidden if head.kind == "mlp" else hidden
     if head.layers_copied:
         yield VALUE_HEAD_NORM, hidden
@@ -188,17 +175,12 @@ def value_head_parameters(shape: ModelShape, head: SharedValueHead) -> Iterator[
     yield f"{VALUE_HEAD_PREFIX}output_layer.weight", width
 
 
-def copied_layers(shape: ModelShape, head: SharedValueHead | None) -> tuple[int, ...]:
-    """Return the layers of which the value head has copies."""
-    return () if head is None else tuple(range(shape.num_layers - head.layers_copied, shape.num_layers))
-
-
 @lru_cache(maxsize=64)
-def trunk_end(shape: ModelShape, head: Head, trainable: Trainable) -> int:
-    """Return the number of layers of the frozen trunk, which are the first layers: `Trainable.first_layer` without a
-    list of all names."""
-    if trainable.trains(EMBEDDING_PARAMETER, shape, head):
+def trunk_end(model: Model) -> int:
+    """Return the number of layers of the frozen trunk, which are the first layers: `Model.first_layer` without a list
+    of all names."""
+    if model.trains(EMBEDDING_PARAMETER):
         return 0
-    layers = range(shape.num_layers)
-    trained = (layer for layer in layers if layer_parameters(shape, head, layer, trainable) != LayerParameters())
-    return next(trained, shape.num_layers)
+    layers = range(model.num_layers)
+    trained = (layer for layer in layers if layer_parameters(model, layer) != LayerParameters())
+    return next(trained, model.num_layers)

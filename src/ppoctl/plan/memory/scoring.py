@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of
@@ -47,8 +48,7 @@ def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) 
     tokens = ceil(most / layout.context)
     full = MicrobatchShape(tokens, read=1, logits_chunk=0, longest=most)
     training = Training(
-        head="value",
-        shape=shape,
+        model=Model(shape, "value"),
         layout=layout,
         precision=Precision(reward_model_of(recipe, key).weight_bytes, device),
         microbatch=full,

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppoctl.model.head import Head, SharedValueHead
+from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import Trainable
 from ppoctl.plan.memory.gradients import LayerGradients, gradients_of
-from ppoctl.plan.memory.parameters import EVERYTHING
 from ppoctl.plan.memory.pipeline import PipelineStage
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -26,8 +24,8 @@ class Precision:
 class ModelShard:
     """The part of a model that one rank holds."""
 
-    shape: ModelShape
-    head: Head
+    model: Model
+    """A value head's copies of layers are among the layers of the stage."""
     layout: ParallelTable
     stage: PipelineStage
     """Layers of this shard: all layers of the rank or, with interleaved stages, one run of layers of the rank."""
@@ -35,9 +33,11 @@ class ModelShard:
     recompute: Recompute = "none"
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
-    value_head: SharedValueHead | None = None
-    """A value head on the policy's model. The layers that it copies are among the layers of the stage."""
-    trainable: Trainable = EVERYTHING
+
+    @property
+    def shape(self) -> ModelShape:
+        """Shape of the whole model."""
+        return self.model.shape
 
     @property
     def shares(self) -> int:
@@ -57,7 +57,7 @@ class ModelShard:
     def has_gradient(self, layer: int, *names: str) -> bool:
         """Return whether one of these parameters of a layer, named as in the family tables, trains or has an
         adapter."""
-        return self.trainable.is_all or any(self._gradients.has(layer, f"{name}.weight") for name in names)
+        return self.model.trainable.is_all or any(self._gradients.has(layer, f"{name}.weight") for name in names)
 
     def adapter_bytes(self, layer: int, tokens: int, *, in_mlp: bool) -> int:
         """Return the bytes that adapters of the MLP or of attention keep in addition to their inputs."""
@@ -72,7 +72,7 @@ class ModelShard:
 
     @cached_property
     def _gradients(self) -> LayerGradients:
-        return gradients_of(self.shape, self.head, self.trainable, self.value_head)
+        return gradients_of(self.model)
 
     def keys_seen(self, batch: "MicrobatchShape") -> int:
         """Return the maximum number of tokens whose keys and values the attention of this rank reads.

@@ -20,15 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from ppoctl.model.head import Head, SharedValueHead
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, Trainable
+from ppoctl.model.model import Model
+from ppoctl.model.trainable import EMBEDDING_PARAMETER, EVERYTHING
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.parameters import (
-    EVERYTHING,
     Parameters,
-    copied_layers,
     held_parameters,
     largest_adapted,
     rank_parameters,
@@ -45,8 +42,7 @@ FLOAT32 = 4
 class Training:
     """Inputs of the estimate of one role."""
 
-    head: Head
-    shape: ModelShape
+    model: Model
     layout: ParallelTable
     precision: Precision
     microbatch: MicrobatchShape
@@ -56,21 +52,16 @@ class Training:
     microbatches: int
     """Maximum number of microbatches of a data rank in a minibatch."""
     recompute: Recompute = "none"
-    has_reference: bool = False
-    has_own_reference: bool = False
-    """Whether the reference has all weights itself: it starts from a model of its own, or all of the actor trains."""
     full_kl_in: frozenset[str] = frozenset()
     """Names of the passes (`forward`, `update`) that compute the full KL to the reference."""
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
-    trainable: Trainable = EVERYTHING
-    value_head: SharedValueHead | None = None
     optimizer_on: OptimizerPlace = "device"
 
     @cached_property
     def trunk(self) -> int:
         """Number of layers of the frozen trunk."""
-        return trunk_end(self.shape, self.head, self.trainable)
+        return trunk_end(self.model)
 
 
 @dataclass(frozen=True)
@@ -151,14 +142,7 @@ class RoleBytes:
 
 def role_bytes(training: Training) -> RoleBytes:
     """Return the bytes of a role."""
-    state = state_bytes(
-        training.shape,
-        training.head,
-        training.layout,
-        training.precision.weight,
-        training.trainable,
-        training.value_head,
-    )
+    state = state_bytes(training.model, training.layout, training.precision.weight)
     return RoleBytes(training.layout.world_size, tuple(ranks_of(training)), state)
 
 
@@ -167,21 +151,14 @@ def ranks_of(training: Training) -> list[RankBytes]:
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
-def state_bytes(
-    shape: ModelShape,
-    head: Head,
-    layout: ParallelTable,
-    weight: int,
-    trainable: Trainable = EVERYTHING,
-    value_head: SharedValueHead | None = None,
-) -> int:
+def state_bytes(model: Model, layout: ParallelTable, weight: int) -> int:
     """Return the bytes of a saved state: weights, main weights and moments of each parameter that trains, without
     file overhead.
 
     A distributed optimizer writes main weights for a float32 model, too.
     """
     has_main = weight < FLOAT32 or layout.distributed_optimizer
-    numbers = rank_parameters(shape, head, whole_model(shape), ParallelTable(), trainable, value_head).total
+    numbers = rank_parameters(model, whole_model(model.shape), ParallelTable()).total
     return numbers * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
 
 
@@ -201,20 +178,18 @@ def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> lis
 
 
 def _rank(training: Training, number: int) -> RankBytes:
-    layout, weight = training.layout, training.precision.weight
-    stage = stages_of(training.shape, layout)[number]
+    model, layout, weight = training.model, training.layout, training.precision.weight
+    stage = stages_of(model.shape, layout)[number]
     whole, *runs = (_shard(training, layers) for layers in (stage, *runs_of(stage, layout)))
     keeps = [saved(_trained(training, run), training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
-    of_rank = (training.shape, training.head, stage, layout)
-    counts = held_parameters(*of_rank, training.trainable, training.value_head)
-    trained = rank_parameters(*of_rank, training.trainable, training.value_head)
+    counts, trained = held_parameters(model, stage, layout), rank_parameters(model, stage, layout)
     optimized, is_on_host = _optimized(trained, layout), training.optimizer_on == "cpu"
     main_weights, moments = optimized * FLOAT32 if weight < FLOAT32 else 0, optimized * 2 * FLOAT32
     # A float32 model has no main weights: its weights move to the host for a step, and back.
     moved = FLOAT32 + (weight if weight < FLOAT32 else 2 * FLOAT32)
     gathered = {batch: gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)}
-    is_buffer = training.trainable.lora is None  # otherwise all projections are frozen
+    is_buffer = model.trainable.lora is None  # otherwise all projections are frozen
     return RankBytes(
         stage=number,
         parameters=counts.total,
@@ -226,7 +201,7 @@ def _rank(training: Training, number: int) -> RankBytes:
         host_optimizer=is_on_host * (main_weights + moments),
         host_staging=is_on_host * 2 * (FLOAT32 + FLOAT32) * min(STAGED_PARAMETERS, optimized),
         moved=is_on_host * moved * optimized,
-        merged=FLOAT32 * largest_adapted(training.shape, layout, training.trainable),
+        merged=FLOAT32 * largest_adapted(model, layout),
         reference=_reference(training, stage) * weight,
         gather_buffer=is_buffer * max(gathered.values()),
         kept=_sum(keeps),
@@ -244,28 +219,20 @@ def _rank(training: Training, number: int) -> RankBytes:
 
 def _shard(training: Training, stage: PipelineStage) -> ModelShard:
     return ModelShard(
-        training.shape,
-        training.head,
-        training.layout,
-        stage,
-        training.precision,
-        training.recompute,
-        training.filtered,
-        training.value_head,
-        training.trainable,
+        training.model, training.layout, stage, training.precision, training.recompute, training.filtered
     )
 
 
 def _with_copies(shard: ModelShard) -> ModelShard:
     """Return the shard with the layers that a value head has copies of after the last layer."""
-    copies = copied_layers(shard.shape, shard.value_head) if shard.stage.is_last else ()
+    copies = shard.model.copied_layers if shard.stage.is_last else ()
     return replace(shard, stage=replace(shard.stage, layers=shard.stage.layers + copies))
 
 
 def _trained(training: Training, shard: ModelShard) -> ModelShard:
     """Return the shard without the trunk and without a frozen embedding, which keeps no ids."""
     stage = shard.stage
-    has_ids = stage.is_first and training.trainable.trains(EMBEDDING_PARAMETER, shard.shape, shard.head)
+    has_ids = stage.is_first and training.model.trains(EMBEDDING_PARAMETER)
     layers = tuple(layer for layer in stage.layers if layer >= training.trunk)
     return _with_copies(replace(shard, stage=replace(stage, layers=layers, is_first=has_ids)))
 
@@ -281,20 +248,19 @@ def _at_work(training: Training, run: ModelShard, kept: int) -> int:
 
 def _reference(training: Training, stage: PipelineStage) -> int:
     """Return the number of weights of the reference that a rank of this stage has in addition to the actor's."""
-    is_actor = training.trainable.lora is not None and not training.has_own_reference
-    if is_actor or not training.has_reference:
+    model = training.model
+    if model.reference in (None, "adapters_off"):
         return 0
-    of_its_own = EVERYTHING if training.has_own_reference else training.trainable
-    return rank_parameters(training.shape, training.head, stage, training.layout, of_its_own).total
+    of_its_own = model.trainable if model.reference == "shared" else EVERYTHING
+    return rank_parameters(Model(model.shape, model.head, of_its_own), stage, training.layout).total
 
 
 def _behind_trunk(training: Training, shard: ModelShard) -> int:
     """Return the bytes of the hidden states behind the trunk that this rank stores for the pass of the reference, for
     as many microbatches as there are pipeline ranks."""
     trunk = training.trunk
-    shares_trunk = training.has_reference and not training.has_own_reference and training.trainable.lora is None
-    is_here = trunk in shard.stage.layers if trunk < training.shape.num_layers else shard.stage.is_last
-    if not (shares_trunk and trunk > 0 and is_here):
+    is_here = trunk in shard.stage.layers if trunk < shard.shape.num_layers else shard.stage.is_last
+    if not (training.model.reference == "shared" and trunk > 0 and is_here):
         return 0
     return training.layout.pipeline * training.forward.tokens * shard.hidden_bytes
 
