@@ -19,7 +19,7 @@ from ppoctl.metric_registry import Metric
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.roles import REFERENCE
+from ppoctl.recipe.roles import POLICY, REFERENCE
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 from ppoctl.rewards.shaping import RewardShaping
@@ -53,6 +53,11 @@ class ModelPass:
     with_reference: bool = False
     """Whether the same pass also reads the reference: for the KL over the whole vocabulary, or for the log-probs of a
     reference that shares the frozen trunk."""
+
+    @property
+    def role(self) -> str:
+        """Role whose processes compute: those of the policy also compute the reference. Empty: no role's do."""
+        return POLICY if self.model == REFERENCE else self.model
 
 
 @dataclass(frozen=True)

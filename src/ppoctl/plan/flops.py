@@ -21,10 +21,10 @@ from ppoctl.plan.memory.parameters import (
     trunk_end,
     value_head_parameters,
 )
-from ppoctl.plan.sizes import shapes_of, stage_rows
-from ppoctl.recipe import sizes
+from ppoctl.plan.sizes import shapes_of
+from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.recipe.role_model import model_in
-from ppoctl.recipe.roles import POLICY, REFERENCE
+from ppoctl.recipe.roles import REFERENCE
 from ppoctl.recipe.schema import Recipe
 
 
@@ -85,24 +85,16 @@ def pass_flops(
     # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
     # runs all layers of both models.
     shares_trunk = shared_layers(recipe) > 0 and kl_use(recipe).is_estimated
-    traced = trace_at(recipe, recipe.steps, choose)
-    rows = stage_rows(traced, recipe, most=most)
-    for stage in traced.stages:
-        for each in stage.passes(recipe):
-            if each.kind == "score":
-                continue
-            role = POLICY if each.model == REFERENCE else each.model
-            work = of_row[role]
-            count = rows[stage.name].total * (sizes.epochs(recipe, each.model) if each.kind == "train" else 1)
-            if each.kind == "train":
-                flops["train", role] += count * work.update
-            else:
-                added = work.added if each.kind == "forward" and each.model != REFERENCE else 0
-                flops[each.kind, role] += count * (work.forward + added)
-            if each.with_reference:
-                flops["forward", role] += count * (
-                    work.top if shares_trunk and each.kind == "forward" else work.forward
-                )
+    for use in uses_of(step_work(trace_at(recipe, recipe.steps, choose), recipe, most=most), recipe):
+        each, work = use.model, of_row[use.model.role]
+        if each.kind == "train":
+            flops["train", each.role] += use.rows * work.update
+        else:
+            added = work.added if each.kind == "forward" and each.model != REFERENCE else 0
+            flops[each.kind, each.role] += use.rows * (work.forward + added)
+        if each.with_reference:
+            beside = work.top if shares_trunk and each.kind == "forward" else work.forward
+            flops["forward", each.role] += use.rows * beside
     return dict(flops)
 
 

@@ -23,12 +23,13 @@ from ppoctl.plan.fit.choices import RoleChoice, TrainedPartTable, candidate_of, 
 from ppoctl.plan.flops import pass_flops, row_work
 from ppoctl.plan.memory.driver import StepBatch, batch_of
 from ppoctl.plan.memory.generator import GeneratorBytes
-from ppoctl.plan.sizes import microbatches, stage_rows
+from ppoctl.plan.sizes import microbatches
+from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
 from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts
 from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
+from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable, Recipe
 
 GPU_FLOPS = 989e12
@@ -101,12 +102,8 @@ class RoleWork:
 def role_work(recipe: Recipe, role: str, shapes: Mapping[str, ModelShape]) -> RoleWork:
     """Return the work of a trained role."""
     shape, flops = shapes[role], pass_flops(recipe, shapes)
-    traced = trace_at(recipe, recipe.steps)
-    rows, passed = stage_rows(traced, recipe), 0
-    for stage in traced.stages:
-        for each in stage.passes(recipe):
-            if each.kind == "forward" and role in (each.model, POLICY if each.model == REFERENCE else ""):
-                passed += rows[stage.name].total * (1 + each.with_reference)
+    work = step_work(trace_at(recipe, recipe.steps), recipe)
+    forwards = (use for use in uses_of(work, recipe) if (use.model.kind, use.model.role) == ("forward", role))
     trained = sizes.trained_sequences(recipe, role) * sizes.epochs(recipe, role)
     part = trained_part(recipe, role)
     mlp = 3 * shape.hidden_size * shape.ffn_hidden_size
@@ -116,7 +113,7 @@ def role_work(recipe: Recipe, role: str, shapes: Mapping[str, ModelShape]) -> Ro
         updates=flops.get(("train", role), 0.0),
         forwards_of_updates=trained * row_work(recipe, role, shape).top,
         mlp_frac=mlp / (mlp + attention),
-        rows_passed=passed,
+        rows_passed=sum(use.rows * (1 + use.model.with_reference) for use in forwards),
         rows_trained=trained,
         parameters=part.parameters or 0,
         trained_parameters=part.trained_parameters or 0,
@@ -232,14 +229,8 @@ class StepTimes:
         self._work: dict[tuple[str, TrainedPartTable], RoleWork] = {}
         self._roles: dict[tuple[str, RoleChoice], StepSeconds] = {}
         self._batch = batch_of(recipe)
-        traced = trace_at(recipe, recipe.steps)
-        rows = stage_rows(traced, recipe)
-        self.sequences = sum(
-            rows[stage.name].total
-            for stage in traced.stages
-            for each in stage.passes(recipe)
-            if each.kind == "generate"
-        )
+        work = step_work(trace_at(recipe, recipe.steps), recipe)
+        self.sequences = sum(use.rows for use in uses_of(work, recipe) if use.model.kind == "generate")
         """Number of sequences that engines generate in a step."""
 
     def role(self, role: str, choice: RoleChoice) -> StepSeconds:

@@ -13,8 +13,9 @@ from ppoctl.algorithm.evaluation import EVALUATION
 from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.stage_spec import ModelPass
 from ppoctl.algorithm.trace import Trace
+from ppoctl.plan.step_work import step_work
 from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.roles import POLICY, REFERENCE
+from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import EVAL
 
@@ -64,9 +65,8 @@ class _StageUse:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles whose processes compute. The processes of the policy also compute the reference."""
-        models = [POLICY if each.model == REFERENCE else each.model for each in self.passes if each.model]
-        return tuple(dict.fromkeys(models))
+        """Roles whose processes compute."""
+        return tuple(dict.fromkeys(each.role for each in self.passes if each.role))
 
 
 def schedule_of(traced: Trace, recipe: Recipe) -> ResidencySchedule:
@@ -76,7 +76,7 @@ def schedule_of(traced: Trace, recipe: Recipe) -> ResidencySchedule:
     scoring without reward models. Roles are saved one after the other, and a resume loads them one after the other.
     """
     scores, has_reference = bool(reward_models(recipe)), kl_use(recipe).is_on
-    uses = [_StageUse(stage.name, stage.passes(recipe)) for stage in traced.stages]
+    uses = [_StageUse(each.name, each.passes) for each in step_work(traced, recipe)]
     uses.append(_StageUse(EVAL, tuple(each for each in EVALUATION.passes(recipe) if each.kind == "generate")))
     uses += [_StageUse(EVAL_SCORES, (ModelPass("score"),))] * scores
     uses += [_StageUse(f"{role}_save", (ModelPass("train", role),), "saves") for role in traced.roles]
