@@ -631,7 +631,12 @@ def test_samples_finished_together_are_kept_together() -> None:
 
 
 def test_second_rollout_round_uses_different_seeds() -> None:
-    first, second = (sample_requests(prompts(), samples=2, seed=3, stage=name) for name in ("rollout", "rollout.2"))
+    sent: dict[str, list[SampleRequest]] = {}
+    for name in ("rollout", "rollout.2"):
+        stage = replace(rollout_stage(Some(())), name=name)
+        stage.run(ACTOR, prompts())
+        sent[name] = [request for _, request in cast(Recorder, stage.generation.generator).requests]
+    first, second = sent.values()
     assert {request.seed for request in first} & {request.seed for request in second} == set()
     assert [request.key for request in first] == [request.key for request in second]
 
