@@ -24,7 +24,7 @@ from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import Minibatch
-from ppoctl.recipe.schema import ByTokens
+from ppoctl.recipe.algorithm import ByTokens
 
 
 def short() -> Sequences:

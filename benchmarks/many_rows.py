@@ -66,7 +66,8 @@ def start(file: Path, duplicates: str) -> dict[str, object]:
 
     from ppoctl.data.source import PromptSource
     from ppoctl.data.template import PromptTemplate
-    from ppoctl.recipe.schema import DataTable, RolloutTable, VerlRows
+    from ppoctl.recipe.rows import DataTable, VerlRows
+    from ppoctl.recipe.schema import RolloutTable
 
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

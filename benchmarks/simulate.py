@@ -44,9 +44,10 @@ from ppoctl.plan.memory.driver import (
 )
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import updates_per_step
 
 WORLDS = (8, 64, 256, 1024)

@@ -14,7 +14,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.own_process import OwnProcess
-from ppoctl.recipe.schema import ByTokens
+from ppoctl.recipe.algorithm import ByTokens
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.sync import EngineSide, Sync
 

@@ -21,7 +21,7 @@ from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProc
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.recipe.schema import ByTokens
+from ppoctl.recipe.algorithm import ByTokens
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide

@@ -12,7 +12,7 @@ from fakes.step_functions import TWO_ROUNDS
 from for_each import id_in_order
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.choose import (
-    ALL_STEP_FUNCTIONS,
+    all_step_functions,
     missing,
     reported_at,
     step_function_at,
@@ -69,7 +69,7 @@ def test_greedy_responses_have_rows_of_their_own_and_advantages_those_of_the_rol
 
 
 def test_every_step_function_generates_with_the_policy() -> None:
-    for function in ALL_STEP_FUNCTIONS:
+    for function in all_step_functions():
         for recipe in (fake_recipe(), fake_recipe(ppo={"minibatch_seqs": 4, "old_logprobs": "sampler"})):
             passes = [each for stage in trace(function).stages for each in stage.passes(recipe)]
             assert {each.model for each in passes if each.kind == "generate"} == {POLICY}
@@ -78,7 +78,7 @@ def test_every_step_function_generates_with_the_policy() -> None:
 
 
 def test_every_stage_has_a_known_kind_of_record() -> None:
-    for function in ALL_STEP_FUNCTIONS:
+    for function in all_step_functions():
         assert {stage.kind for stage in trace(function).stages} <= FIELDS.keys()
 
 

@@ -45,7 +45,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
     "algorithm": {
-        "batch", "convert", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry", "errors",
+        "batch", "convert", "environments", "estimators", "store", "ppo", "recipe", "rewards", "metric_registry",
+        "errors",
     },
     "convert": {"batch", "model", "weights", "errors"},
     "data": {"user_functions", "batch", "environments", "recipe", "model", "errors"},
@@ -55,7 +56,8 @@ ARROWS: dict[str, set[str]] = {
     "store": {"ports", "batch", "activity", "clock", "units", "errors"},
     "loop": {"algorithm", "store", "batch", "recipe", "metric_registry", "step_metrics", "errors"},
     "plan": {
-        "algorithm", "batch", "store", "convert", "rewards", "recipe", "recipe_table", "machine", "model", "errors",
+        "algorithm", "batch", "store", "convert", "environments", "rewards", "recipe", "recipe_table", "machine",
+        "model", "errors",
     },
     "slurm": {"finding", "loading", "recipe", "store", "clock", "errors"},
     "tracking": {
@@ -73,8 +75,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {
-        "finding", "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine",
-        "units", "errors",
+        "finding", "batch", "convert", "data", "environments", "estimators", "loading", "plan", "recipe",
+        "recipe_table", "rewards", "store", "model", "machine", "units", "errors",
     },
     "doctor": {"finding", "preflight", "loading", "recipe", "store", "machine", "errors"},
     "wire": {
@@ -88,9 +90,10 @@ ARROWS: dict[str, set[str]] = {
         "clock", "units", "errors",
     },
     "runs": {
-        "finding", "algorithm", "wire", "convert", "data", "engines.megatron", "engines.ray", "loading", "loop",
-        "plan", "preflight", "report", "rewards", "shutdown", "slurm", "stages", "store", "tracking", "ports",
-        "batch", "recipe", "model", "clock", "machine", "units", "user_functions", "activity", "errors",
+        "finding", "algorithm", "wire", "convert", "data", "estimators", "engines.megatron", "engines.ray",
+        "loading", "loop", "plan", "preflight", "report", "rewards", "shutdown", "slurm", "stages", "store",
+        "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units", "user_functions", "activity",
+        "errors",
     },
     "cli": {"activity", "finding", "units", "errors"},
     "api": set(),

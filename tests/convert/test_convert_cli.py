@@ -20,7 +20,7 @@ from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.model_files import companions_digest
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.head import SharedValueHead
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest

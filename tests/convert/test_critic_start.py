@@ -22,7 +22,8 @@ from ppoctl.loading.load import load
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.check import check
 from ppoctl.preflight.model import require_own_model
-from ppoctl.recipe.schema import CriticModelTable, Recipe
+from ppoctl.recipe.models import CriticModelTable
+from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest

@@ -22,7 +22,7 @@ from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.errors import RecipeError
 from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 
 WIDER = Trainable(lora=Lora(4, 5.0, ("q_proj", "o_proj")))
 

@@ -21,7 +21,7 @@ from ppoctl.engines.megatron.trainer import MegatronCritic, MegatronTrainer
 from ppoctl.errors import EnvironmentProblemError, StorageError
 from ppoctl.model.trainable import Trainable
 from ppoctl.preflight.model import require_own_model
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 
 Model = Callable[[str], Path]
 

@@ -16,7 +16,7 @@ from ppoctl.data.index import read_set
 from ppoctl.data.row_blocks import columns_of, lookup
 from ppoctl.data.rows import read_rows, require_enough, tables_of
 from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
-from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
+from ppoctl.recipe.rows import ColumnRows, DataTable, Gsm8kRows
 
 MakeTable = Callable[..., Any]
 

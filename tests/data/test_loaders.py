@@ -11,8 +11,7 @@ from ppoctl.batch.prompts import Message
 from ppoctl.data.index import read_set
 from ppoctl.data.rows import read_rows
 from ppoctl.errors import DataError, MissingAssetError, PpoctlError, RecipeError
-from ppoctl.recipe.rows import DatasetTable
-from ppoctl.recipe.schema import ColumnRows, DialogueRows, PythonRows
+from ppoctl.recipe.rows import ColumnRows, DatasetTable, DialogueRows, PythonRows
 
 Write = Callable[[str], PythonRows]
 

@@ -15,7 +15,7 @@ from ppoctl.data.index import read_set
 from ppoctl.data.rows import Content, read_rows
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.recipe.schema import ColumnRows
+from ppoctl.recipe.rows import ColumnRows
 
 Chat = list[dict[str, Any]]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}

@@ -15,7 +15,7 @@ from ppoctl.data.index import digest_of, read_set
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.recipe.schema import ColumnRows
+from ppoctl.recipe.rows import ColumnRows
 
 MakeTable = Callable[..., Any]
 LINES = (

@@ -15,8 +15,8 @@ from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.recipe.rows import MixRows
-from ppoctl.recipe.schema import DataTable, RolloutTable
+from ppoctl.recipe.rows import DataTable, MixRows
+from ppoctl.recipe.schema import RolloutTable
 
 MakeTable = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import load_tokenizer
 from ppoctl.errors import DataError, EnvironmentProblemError
-from ppoctl.recipe.schema import ColumnRows
+from ppoctl.recipe.rows import ColumnRows
 
 MakeTokenizer = Callable[..., Any]
 

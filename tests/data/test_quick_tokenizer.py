@@ -13,7 +13,7 @@ from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import light_tokenizer, load_tokenizer
-from ppoctl.recipe.schema import ColumnRows
+from ppoctl.recipe.rows import ColumnRows
 
 ROOT = Path(__file__).parents[2]
 ROWS = [

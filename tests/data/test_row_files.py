@@ -20,7 +20,7 @@ from ppoctl.data.rows import DatasetRow, read_rows
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError, MissingAssetError
 from ppoctl.recipe.row_files import rows_of
-from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, VerlRows
+from ppoctl.recipe.rows import ColumnRows, Gsm8kRows, VerlRows
 
 MakeTable = Callable[..., Any]
 CHAT = [{"role": "user", "content": "one"}]

@@ -14,7 +14,7 @@ from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import load_tokenizer
 from ppoctl.errors import DataError
-from ppoctl.recipe.schema import ColumnRows
+from ppoctl.recipe.rows import ColumnRows
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda path: ResponseText(path, [2]).tokenizer])

@@ -17,9 +17,10 @@ from end_to_end.tiny_models import tiny_model
 from ppoctl.loading.load import load
 from ppoctl.loading.rules.rows import tables_of_rows
 from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.recipe.algorithm import ByTokens
 from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.rows import DialogueRows, SingleTable, VerlRows
-from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, Recipe
+from ppoctl.recipe.rows import ColumnRows, DialogueRows, Gsm8kRows, SingleTable, VerlRows
+from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.model import ModelScorer

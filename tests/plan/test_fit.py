@@ -25,8 +25,9 @@ from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.plan.memory.generator import GeneratorBytes
 from ppoctl.plan.sizes import shapes_of
 from ppoctl.preflight.proposals import proposals_for, settings_of, toml_of
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.schema import GeneratorTable, ParallelTable, Recipe
+from ppoctl.recipe.schema import GeneratorTable, Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

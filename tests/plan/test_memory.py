@@ -26,8 +26,9 @@ from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
+from ppoctl.recipe.algorithm import ParallelTable, Recompute
 from ppoctl.recipe.parallel import devices, is_one_process, processes
-from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable, Recipe, Recompute
+from ppoctl.recipe.schema import ClusterTable, GeneratorTable, Recipe
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 

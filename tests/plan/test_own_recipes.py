@@ -6,7 +6,8 @@ import pytest
 
 from ppoctl.loading.load import load
 from ppoctl.plan.memory.estimate import Memory, estimate_here, misfit
-from ppoctl.recipe.schema import ByTokens, Recipe
+from ppoctl.recipe.algorithm import ByTokens
+from ppoctl.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MOST_BUCKETS = {

@@ -26,7 +26,9 @@ from ppoctl.plan.memory.parameters import Parameters, rank_parameters, trunk_end
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
-from ppoctl.recipe.schema import ParallelTable, Recipe, ValueHeadTable
+from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.trained_part import ValueHeadTable
 
 MODELS = Path(__file__).parents[2] / "recipes/models"
 SMALL = replace(DENSE, family="qwen2", num_layers=4, qkv_bias=True)

@@ -18,7 +18,8 @@ from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.plan.run_plan import Plan, plan
-from ppoctl.recipe.schema import Recipe, TrainedTable
+from ppoctl.recipe.algorithm import TrainedTable
+from ppoctl.recipe.schema import Recipe
 
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
 DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"

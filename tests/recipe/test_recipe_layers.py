@@ -15,21 +15,13 @@ from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.loading.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
 from ppoctl.loading.load import examine, from_resolved, load
 from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable
+from ppoctl.recipe.kl import KlInLoss, NoKl
+from ppoctl.recipe.losses import ClippedLoss, GspoLoss
+from ppoctl.recipe.models import CriticModelTable
 from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.schema import (
-    BySequences,
-    ByTokens,
-    ClippedLoss,
-    CriticModelTable,
-    GspoLoss,
-    HealthRule,
-    KlInLoss,
-    MlflowTracking,
-    NoKl,
-    NoTracking,
-    ParallelTable,
-    Recipe,
-)
+from ppoctl.recipe.schema import HealthRule, Recipe
+from ppoctl.recipe.tracking import MlflowTracking, NoTracking
 from recipe.conftest import SMALLEST, Write, refusal
 
 

@@ -16,7 +16,7 @@ import pytest
 from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir, journaled_points, num_missing
 
 from ppoctl.errors import quoted
-from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput

@@ -15,7 +15,7 @@ from tracking_lab import RECIPE, SETTINGS, Mlflow, RunDir, journaled_points, num
 
 from ppoctl.batch.sealed_json import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
-from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.store.recorded_run import STORIES
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
 from ppoctl.tracking.mlflow_payloads import ROWS_PER_TABLE

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.tracking.mlflow_run import address_of
 
 NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")

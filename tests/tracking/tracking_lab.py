@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.sealed_json import seal, sealed_line
-from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
 from ppoctl.store.recorded_run import STORIES

@@ -12,7 +12,8 @@ from fakes.components import fake_components, fake_recipe
 from fakes.job import BuiltStages, Witness, open_run
 from ppoctl.algorithm.choose import trace_at
 from ppoctl.ports import OutputRequest, SamplingParams
-from ppoctl.recipe.schema import EvalTable, Recipe, RolloutTable
+from ppoctl.recipe.evaluation import EvalTable
+from ppoctl.recipe.schema import Recipe, RolloutTable
 from wire.test_chosen_stages import PARTS, STEPS, tables_of
 from wiring.harness import LoggedGenerator
 

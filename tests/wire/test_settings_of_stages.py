@@ -10,7 +10,6 @@ from fakes.job import BuiltStages, Witness, open_run
 from ppoctl.algorithm.choose import step_function_at
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.runs.resources import time_left
-from ppoctl.store.outline import Outlines
 from ppoctl.wire.run_context import StepsOfRun
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
@@ -65,7 +64,7 @@ def test_evaluation_uses_the_recipe_of_its_step(tmp_path: Path) -> None:
 
 def test_second_rounds_generate_like_first_rounds(tmp_path: Path) -> None:
     job = open_run(tmp_path / "run", fake_recipe(), Witness()).job
-    draws = time_left(job.paths, Outlines({}), job.journal).draws
+    draws = time_left(job).draws
     assert [stage for stage in ("rollout", "rollout.2", "reward", "eval", "values.2") if draws(stage)] == [
         "rollout",
         "rollout.2",

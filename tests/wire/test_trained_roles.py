@@ -16,10 +16,11 @@ from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe import sizes
+from ppoctl.recipe.algorithm import ParallelTable, TrainedTable
 from ppoctl.recipe.fingerprint import fingerprint, result_differences
 from ppoctl.recipe.parallel import layouts, processes, saved_layout
 from ppoctl.recipe.role_model import model_of, own_models
-from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
+from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import staging
 from ppoctl.runs.changed_settings import change
 from ppoctl.runs.run_recipe import as_recorded, recipe_of

@@ -5,57 +5,102 @@ with the same step function, because a run may have a million steps.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from itertools import product, starmap
 
 from ppoctl import metric_registry
 from ppoctl.algorithm.dynamic_sampling import KeptGroups, critic_sees_all
-from ppoctl.algorithm.joint import JOINT, JOINT_CORRECTED, joint
-from ppoctl.algorithm.pf_ppo import PF_CRITIC_ONLY, PF_STEP_FUNCTIONS, pf_ppo
-from ppoctl.algorithm.policy_only import POLICY_ONLY, POLICY_ONLY_CORRECTED, policy_only
-from ppoctl.algorithm.ppo import CRITIC_ONLY, PPO, PPO_CORRECTED, critic_only, ppo
+from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.joint import joint
+from ppoctl.algorithm.pf_ppo import ORDERS, PF_CRITIC_ONLY, pf_ppo
+from ppoctl.algorithm.policy_only import policy_only
+from ppoctl.algorithm.ppo import CRITIC_ONLY, critic_only, ppo
 from ppoctl.algorithm.remax import REMAX, REMAX_CORRECTED
 from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.stage_spec import ReportedMetric
 from ppoctl.algorithm.trace import StepFunction, Trace, trace
-from ppoctl.recipe.schema import NoResampling, Recipe
+from ppoctl.recipe.resampling import NoResampling
+from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import Outlines
 
 StepFunctionAt = Callable[[Recipe, int], StepFunction]
 """(recipe, step) -> the step function of that step."""
 
 
+@dataclass(frozen=True)
+class _Deciding:
+    """Settings that decide the step function of a step."""
+
+    corrects: bool
+    """Whether rollouts are corrected."""
+    max_rounds: int | None
+    """Maximum number of rounds of dynamic sampling; None: there is one round."""
+    critic_sees_all: bool
+    """Whether the critic also trains on rows that dynamic sampling drops."""
+    resamples: str | None
+    """When rows are sampled again (PF-PPO); None: never."""
+    reads_baselines: bool
+    """Whether the advantages read greedy responses."""
+    trains_critic: bool
+    is_joint: bool
+    """Whether the critic is a value head on the actor's model."""
+    is_critic_only: bool
+    """Whether only the critic trains in this step."""
+
+
+def _facts_of(recipe: Recipe, step: int) -> _Deciding:
+    ppo, groups = recipe.ppo, recipe.rollout.groups
+    return _Deciding(
+        corrects=ppo.corrects_rollouts,
+        max_rounds=None if groups is None else groups.max_rounds,
+        critic_sees_all=groups is not None and groups.critic_sees == "all",
+        resamples=None if isinstance(ppo.resample, NoResampling) else ppo.resample.order,
+        reads_baselines=ppo.advantages.reads_baselines,
+        trains_critic=ppo.advantages.trains_critic,
+        is_joint=recipe.value_head is not None,
+        is_critic_only=step <= ppo.critic_only_steps,
+    )
+
+
 def step_function_at(recipe: Recipe, step: int) -> StepFunction:
-    """Return the step function of a step: with greedy responses if the advantages read them; without a critic if the
-    advantages train none; with a joint update if the critic is a value head on the actor's model; otherwise the
-    critic alone for the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples;
-    with a critic, its rows may be sampled again (PF-PPO)."""
-    corrects, groups, resample = recipe.ppo.corrects_rollouts, recipe.rollout.groups, recipe.ppo.resample
-    is_critic_only = step <= recipe.ppo.critic_only_steps
-    get_samples = ONE_ROUND if groups is None else KeptGroups(groups.max_rounds)
-    if recipe.ppo.advantages.reads_baselines:
+    """Return the step function of a step."""
+    return _chosen(_facts_of(recipe, step))
+
+
+def _chosen(facts: _Deciding) -> StepFunction:
+    """Return a step function: with greedy responses if the advantages read them; without a critic if the advantages
+    train none; with a joint update if the critic is a value head on the actor's model; otherwise the critic alone for
+    the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples; with a critic,
+    its rows may be sampled again (PF-PPO)."""
+    corrects = facts.corrects
+    kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds)
+    get_samples = ONE_ROUND if kept is None else kept
+    if facts.reads_baselines:
         return REMAX_CORRECTED if corrects else REMAX
-    if not recipe.ppo.advantages.trains_critic:
+    if not facts.trains_critic:
         return policy_only(get_samples, corrects=corrects)
-    if recipe.value_head is not None:
+    if facts.is_joint:
         return joint(get_samples, corrects=corrects)
-    if not isinstance(resample, NoResampling):
-        return PF_CRITIC_ONLY if is_critic_only else pf_ppo(resample.order, corrects=corrects)
-    if groups is not None and groups.critic_sees == "all":
-        return CRITIC_ONLY if is_critic_only else critic_sees_all(KeptGroups(groups.max_rounds), corrects=corrects)
-    return critic_only(get_samples) if is_critic_only else ppo(get_samples, corrects=corrects)
+    if facts.resamples is not None:
+        return PF_CRITIC_ONLY if facts.is_critic_only else pf_ppo(facts.resamples, corrects=corrects)
+    if kept is not None and facts.critic_sees_all:
+        return CRITIC_ONLY if facts.is_critic_only else critic_sees_all(kept, corrects=corrects)
+    return critic_only(get_samples) if facts.is_critic_only else ppo(get_samples, corrects=corrects)
+
+
+@cache
+def all_step_functions() -> tuple[StepFunction, ...]:
+    """Return every step function that a recipe may have, of dynamic sampling those with one round."""
+    flags, orders = (False, True), (None, *ORDERS)
+    facts = starmap(_Deciding, product(flags, (None, 1), flags, orders, flags, (True, False), flags, flags))
+    return tuple({function.name: function for function in map(_chosen, facts)}.values())
 
 
 def changes_of(recipe: Recipe) -> tuple[int, ...]:
     """Return the steps at which `step_function_at` may return another step function than at the step before."""
     return 1, recipe.ppo.critic_only_steps + 1
 
-
-ALL_STEP_FUNCTIONS = (
-    *(PPO, PPO_CORRECTED, CRITIC_ONLY, POLICY_ONLY, POLICY_ONLY_CORRECTED, REMAX, REMAX_CORRECTED),
-    *(JOINT, JOINT_CORRECTED),
-    critic_sees_all(KeptGroups(1)),
-    *PF_STEP_FUNCTIONS,
-)
 
 _trace = cache(trace)
 
@@ -80,6 +125,13 @@ def traces(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[ra
 def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outlines:
     """Return the outlines of all steps of a run."""
     return Outlines({steps.start: found.outline for steps, found in traces(recipe, choose).items()})
+
+
+def generating_stages(recipe: Recipe) -> frozenset[str]:
+    """Return the names of the stages that generate samples. They keep finished samples, and may stop between two
+    samples."""
+    stages = [EVALUATION, *(stage for found in traces(recipe).values() for stage in found.stages)]
+    return frozenset(stage.name for stage in stages if any(each.kind == "generate" for each in stage.passes(recipe)))
 
 
 def reported_at(recipe: Recipe, name: str) -> list[range]:
@@ -107,7 +159,7 @@ def missing(recipe: Recipe, name: str) -> ReportedMetric | None:
     if reported_at(recipe, name):
         return None
     own = [stage for found in traces(recipe).values() for stage in found.stages]
-    others = [stage for function in ALL_STEP_FUNCTIONS for stage in _trace(function).stages if stage not in own]
+    others = [stage for function in all_step_functions() for stage in _trace(function).stages if stage not in own]
     metric = metric_registry.find(name)
     for stage in (*own, *others):
         for each in stage.metrics(recipe):

@@ -20,7 +20,8 @@ from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import GroupsTable, Recipe
+from ppoctl.recipe.groups import GroupsTable
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import fewest_rounds, sequences_per_round
 
 if TYPE_CHECKING:

@@ -77,5 +77,4 @@ def joint(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) -> Ste
     )
 
 
-JOINT = joint()
 JOINT_CORRECTED = joint(corrects=True)

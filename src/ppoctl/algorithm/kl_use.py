@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.stage_spec import ReportedMetric
-from ppoctl.recipe.schema import NoKl, Recipe
+from ppoctl.recipe.kl import NoKl
+from ppoctl.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)

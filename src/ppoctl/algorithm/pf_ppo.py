@@ -17,7 +17,8 @@ from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, StageSpec
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
-from ppoctl.recipe.schema import NoResampling, Recipe
+from ppoctl.recipe.resampling import NoResampling
+from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Advantages, Selection
@@ -137,8 +138,3 @@ def pf_ppo(order: str, *, corrects: bool = False) -> StepFunction:
 
 
 PF_CRITIC_ONLY = StepFunction("pf_critic_only", _critic_only)
-PF_STEP_FUNCTIONS = (
-    *(pf_ppo(order, corrects=corrects) for order in ORDERS for corrects in (False, True)),
-    PF_CRITIC_ONLY,
-)
-"""Step functions of PF-PPO."""

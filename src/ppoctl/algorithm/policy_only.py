@@ -28,4 +28,3 @@ def policy_only(get_samples: GetSamples = ONE_ROUND, *, corrects: bool = False) 
 
 
 POLICY_ONLY = policy_only()
-POLICY_ONLY_CORRECTED = policy_only(corrects=True)

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ppoctl.batch.episodes import Dialogue, Environments, EpisodeSettings
-from ppoctl.recipe.schema import EpisodeTable, Recipe
+from ppoctl.environments.table import EpisodeTable
+from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from ppoctl.ports import OutputRequest, SamplingParams

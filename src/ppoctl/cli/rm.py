@@ -15,7 +15,7 @@ from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.recipe.schema import MlflowTracking
+    from ppoctl.recipe.tracking import MlflowTracking
 
 
 def rm(
@@ -96,7 +96,7 @@ def _require_idle(row: Listed) -> None:
 def _tracking(run: Path) -> "MlflowTracking | None":
     """Return the MLflow settings of a run; None if it is not tracked. Raises StorageError if they cannot be read."""
     from ppoctl.loading.load import from_resolved
-    from ppoctl.recipe.schema import MlflowTracking
+    from ppoctl.recipe.tracking import MlflowTracking
 
     try:
         tracking = from_resolved(open_run(run).recipe).tracking

@@ -20,9 +20,9 @@ from ppoctl.data.row_faults import RowFaults
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import TemplateArguments
+from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
-from ppoctl.recipe.schema import EpisodeTable
 
 _FEW = 10
 """The rows whose prompts are too long are considered few if they are at most 1 in this number of rows."""

@@ -16,7 +16,8 @@ from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.rows import require_enough, require_in_an_epoch, single_tables, tables_of
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import EnvironmentOf, no_environment
-from ppoctl.recipe.schema import DataTable, RolloutTable
+from ppoctl.recipe.rows import DataTable
+from ppoctl.recipe.schema import RolloutTable
 
 
 @dataclass(frozen=True)

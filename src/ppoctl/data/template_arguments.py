@@ -6,10 +6,10 @@ from typing import Any
 from ppoctl.batch.prompts import Json
 from ppoctl.data.index import RowSet
 from ppoctl.data.rows import DatasetRow
-from ppoctl.environments.table import EnvironmentTable
+from ppoctl.environments.table import EnvironmentTable, EpisodeTable
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.rows import SingleTable
-from ppoctl.recipe.schema import EpisodeTable, Recipe
+from ppoctl.recipe.schema import Recipe
 
 EnvironmentOf = Callable[[str], EpisodeTable | None]
 """Function that returns the environment of a set, by its key below `data` (`train`, `eval.NAME`); None: its responses

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+from ppoctl.environments.table import EpisodeTable
 from ppoctl.model.head import Head
 from ppoctl.recipe.bounds import bounds_text
+from ppoctl.recipe.kl import NoKl
+from ppoctl.recipe.resampling import NoResampling
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import EpisodeTable, NoKl, NoResampling, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
     LengthPenalty,

@@ -21,14 +21,14 @@ from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
-from ppoctl.recipe.algorithm import algorithm_name
+from ppoctl.recipe.algorithm import ParallelTable, TrainedTable, algorithm_name
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
 from ppoctl.recipe.role_model import model_of, reward_model_of
 from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.row_files import rows_of
-from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
+from ppoctl.recipe.schema import Recipe
 from ppoctl.store.saved_by import SavedBy, saved_by
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.parameters import held_parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import whole_model
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.role_model import model_in, model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, head_of
-from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.template_arguments import environment_of
+from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import EnvironmentProblemError, PpoctlError
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.finding import Finding, from_error, note, once, problem, require_none
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.loading.rules.rows import TAKEN_ARGUMENTS
@@ -21,22 +23,17 @@ from ppoctl.preflight.prompts import RowChecks
 from ppoctl.preflight.tokenizer import stop_errors
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
+from ppoctl.recipe.losses import PythonPolicyLoss
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.role_model import lora_starts, model_of, own_models, trainable_of
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.rows import StoredRows, sources_of
-from ppoctl.recipe.schema import (
-    AdaptersTable,
-    AnyRows,
-    EpisodeTable,
-    PythonAdvantages,
-    PythonPolicyLoss,
-    Recipe,
-    Table,
-)
+from ppoctl.recipe.rows import AnyRows, StoredRows, sources_of
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.sizes import response_tokens, window_tokens
+from ppoctl.recipe.trained_part import AdaptersTable
+from ppoctl.recipe_table import Table
 from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.python import PythonScorer

@@ -12,8 +12,8 @@ from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.suffix_text import MARK, QUESTION, TURN, Chat, suffix_frame
 from ppoctl.data.template_arguments import tools_of
+from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import RecipeError
-from ppoctl.recipe.schema import EpisodeTable
 
 _ANSWER = {"role": "assistant", "content": "An answer."}
 _RESULT = {"role": "tool", "content": "12"}

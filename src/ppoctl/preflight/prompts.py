@@ -20,11 +20,11 @@ from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, si
 from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.data.template_arguments import TemplateArguments
 from ppoctl.data.tokenizer import decode, light_tokenizer, load_tokenizer
+from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import DataError, EnvironmentProblemError, PpoctlError
 from ppoctl.loading.rules.rows import TAKEN_ARGUMENTS, has_truth
 from ppoctl.recipe.row_files import in_an_epoch
-from ppoctl.recipe.rows import ColumnRows
-from ppoctl.recipe.schema import AnyRows, EpisodeTable, SingleTable
+from ppoctl.recipe.rows import AnyRows, ColumnRows, SingleTable
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.rewards.table import ScorerTable
 

@@ -17,7 +17,8 @@ from ppoctl.plan.disk import storage_of
 from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.recipe.parallel import devices, is_one_process
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.schema import MlflowTracking, Recipe
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.store.disk import existing, size_of
 from ppoctl.store.retention import LEAST_KEPT
 from ppoctl.units import size

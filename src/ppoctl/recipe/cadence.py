@@ -1,6 +1,7 @@
 """Steps after which a run evaluates and saves."""
 
-from ppoctl.recipe.schema import EvalTable, Recipe
+from ppoctl.recipe.evaluation import EvalTable
+from ppoctl.recipe.schema import Recipe
 
 
 def evaluates(recipe: Recipe, step: int, *, ends_early: bool = False) -> bool:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.model import ModelScorer
 
 GPUS_PER_NODE = 8

@@ -6,10 +6,11 @@ from ppoctl.model.model import Model, ReferenceKind, reference_kind
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.model.trainable import Trainable
+from ppoctl.recipe.models import CriticModelTable, ReferenceModelTable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
-from ppoctl.recipe.schema import CriticModelTable, Recipe, ReferenceModelTable
+from ppoctl.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)

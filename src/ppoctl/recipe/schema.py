@@ -9,68 +9,28 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, Tag
 
 from ppoctl.environments.kinds import EnvironmentOf
-from ppoctl.environments.kinds import NoEnvironment as NoEnvironment
-from ppoctl.environments.table import EpisodeTable as EpisodeTable
-from ppoctl.estimators.python import PythonAdvantages as PythonAdvantages
+from ppoctl.environments.table import EpisodeTable
 from ppoctl.model.head import SharedValueHead
-from ppoctl.recipe.algorithm import Batching as Batching
-from ppoctl.recipe.algorithm import BySequences as BySequences
-from ppoctl.recipe.algorithm import ByTokens as ByTokens
-from ppoctl.recipe.algorithm import ParallelTable as ParallelTable
-from ppoctl.recipe.algorithm import PpoTable as PpoTable
-from ppoctl.recipe.algorithm import Recompute as Recompute
-from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
-from ppoctl.recipe.correction import CorrectionTable as CorrectionTable
-from ppoctl.recipe.correction import IcePop as IcePop
-from ppoctl.recipe.correction import ImportanceWeights as ImportanceWeights
-from ppoctl.recipe.correction import NoCorrection as NoCorrection
-from ppoctl.recipe.correction import RatioRejection as RatioRejection
-from ppoctl.recipe.correction import SequenceIcePop as SequenceIcePop
-from ppoctl.recipe.correction import SequenceMask as SequenceMask
-from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
-from ppoctl.recipe.correction import TruncatedSequenceImportance as TruncatedSequenceImportance
-from ppoctl.recipe.evaluation import EvalTable as EvalTable
-from ppoctl.recipe.groups import GroupsTable as GroupsTable
-from ppoctl.recipe.groups import MeanBounds as MeanBounds
-from ppoctl.recipe.kl import AdaptivePerSequence as AdaptivePerSequence
-from ppoctl.recipe.kl import AdaptivePerToken as AdaptivePerToken
-from ppoctl.recipe.kl import Kl as Kl
-from ppoctl.recipe.kl import KlInLoss as KlInLoss
-from ppoctl.recipe.kl import KlInReward as KlInReward
-from ppoctl.recipe.kl import NoKl as NoKl
-from ppoctl.recipe.losses import AnyPolicyLossTable as AnyPolicyLossTable
-from ppoctl.recipe.losses import CispoLoss as CispoLoss
-from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
-from ppoctl.recipe.losses import GspoLoss as GspoLoss
-from ppoctl.recipe.losses import PythonPolicyLoss as PythonPolicyLoss
-from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
-from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
-from ppoctl.recipe.models import CriticModelTable as CriticModelTable
-from ppoctl.recipe.models import ModelTable as ModelTable
-from ppoctl.recipe.models import ReferenceModelTable as ReferenceModelTable
-from ppoctl.recipe.optimizer import OptimizerPlace as OptimizerPlace
-from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
-from ppoctl.recipe.resampling import NoResampling as NoResampling
-from ppoctl.recipe.rows import AnyRows as AnyRows
-from ppoctl.recipe.rows import ColumnRows as ColumnRows
-from ppoctl.recipe.rows import DataTable as DataTable
-from ppoctl.recipe.rows import DialogueRows as DialogueRows
-from ppoctl.recipe.rows import Gsm8kRows as Gsm8kRows
-from ppoctl.recipe.rows import MixRows as MixRows
-from ppoctl.recipe.rows import PythonRows as PythonRows
-from ppoctl.recipe.rows import SingleTable as SingleTable
-from ppoctl.recipe.rows import VerlRows as VerlRows
-from ppoctl.recipe.slurm import SlurmTable as SlurmTable
-from ppoctl.recipe.tracking import MlflowTracking as MlflowTracking
-from ppoctl.recipe.tracking import NoTracking as NoTracking
-from ppoctl.recipe.tracking import Tracking as Tracking
-from ppoctl.recipe.trained_part import BY_ON
-from ppoctl.recipe.trained_part import AdaptersTable as AdaptersTable
-from ppoctl.recipe.trained_part import LoraTable as LoraTable
-from ppoctl.recipe.trained_part import TopLayersTable as TopLayersTable
-from ppoctl.recipe.trained_part import ValueHeadTable as ValueHeadTable
-from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
-from ppoctl.recipe_table import Table as Table
+from ppoctl.recipe.algorithm import PpoTable, TrainedTable
+from ppoctl.recipe.evaluation import EvalTable
+from ppoctl.recipe.groups import GroupsTable
+from ppoctl.recipe.models import ModelTable
+from ppoctl.recipe.rows import DataTable
+from ppoctl.recipe.slurm import SlurmTable
+from ppoctl.recipe.tracking import MlflowTracking, Tracking
+from ppoctl.recipe.trained_part import BY_ON, ValueHeadTable
+from ppoctl.recipe_table import (
+    REPORTING,
+    RESULTS,
+    SPEED,
+    Array,
+    AtLeastOne,
+    NotNegative,
+    OrAll,
+    OrOff,
+    Positive,
+    Table,
+)
 from ppoctl.rewards.reward import Reward
 
 

@@ -3,8 +3,10 @@
 from math import ceil
 
 from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.algorithm import BySequences, ByTokens
+from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.recipe.roles import POLICY, head_of
-from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe, RolloutTable
+from ppoctl.recipe.schema import Recipe, RolloutTable
 from ppoctl.rewards.model import USUAL_TOKENS, ModelScorer
 
 

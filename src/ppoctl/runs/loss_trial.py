@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppoctl.errors import RecipeError
+from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.finding import Finding
-from ppoctl.recipe.schema import PythonAdvantages, PythonPolicyLoss, Recipe
+from ppoctl.recipe.losses import PythonPolicyLoss
+from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.estimator_trial import PROMPTS, try_estimator
 from ppoctl.stages.loss_trial import COLUMNS, ROWS, try_loss
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from ppoctl.algorithm.choose import generating_stages
 from ppoctl.errors import OutOfMemoryError, SlurmError, StorageError, quoted
+from ppoctl.loop.run import RunContext
 from ppoctl.machine.device import on_gpu
 from ppoctl.plan.disk import storage_of
 from ppoctl.recipe.parallel import devices
@@ -20,8 +22,7 @@ from ppoctl.shutdown.time_left import TimeLeft
 from ppoctl.slurm.allocation import allocation
 from ppoctl.store.disk import READ_ONLY, free_bytes
 from ppoctl.store.jobs import resume_command
-from ppoctl.store.journal import Journal
-from ppoctl.store.outline import Outline, OutlineEntry, Outlines
+from ppoctl.store.outline import Outline, OutlineEntry
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import save_s
 from ppoctl.units import size
@@ -34,23 +35,19 @@ def allotted(recipe: Recipe) -> dict[str, Any]:
     return gpus if job is None else {**gpus, "job": job.id, "restart": job.restarts, "nodes": job.nodes}
 
 
-DRAWS = ("rollout", "greedy_rollout", "eval")
-"""Stages that generate samples. Their finished samples are kept, and they may stop between two samples."""
-
-
-def time_left(paths: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft:
+def time_left(run: RunContext) -> TimeLeft:
     """Return the remaining time of the job of this process, with the times that the run's stages took so far."""
-    job, ends_at = allocation(), None
+    job, ends_at, generating = allocation(), None, generating_stages(run.recipe)
     if job is not None:
         try:
             ends_at = job.ends_at
         except SlurmError:
             ends_at = None  # the container does not have Slurm's programs; Slurm's signals still arrive
     return TimeLeft(
-        stage_s=journal.recent_s,
-        draws=lambda stage: stage.partition(".")[0] in DRAWS,
-        save_s=partial(save_s, paths, outlines.roles),
-        longest_s=journal.longest_s,
+        stage_s=run.journal.recent_s,
+        draws=lambda stage: stage.partition(".")[0] in generating,
+        save_s=partial(save_s, run.paths, run.outlines.roles),
+        longest_s=run.journal.longest_s,
         is_job=job is not None,
         ends_at=ends_at,
     )

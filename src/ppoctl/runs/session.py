@@ -33,7 +33,8 @@ from ppoctl.machine.versions import versions
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.schema import MlflowTracking, Recipe
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.runs import mlflow_extras
 from ppoctl.runs.resources import add_what_to_do, allotted, out_of_memory, time_left
 from ppoctl.shutdown.signals import SignalGate, signal_gate
@@ -218,7 +219,7 @@ def attempt_run(
             watcher.start_mirror()
         with (
             closing(generator),
-            gate.working(time_left(paths, outlines, job.journal), partial(stop_requested, paths, attempt.number)),
+            gate.working(time_left(job), partial(stop_requested, paths, attempt.number)),
             watcher.counting_replays(job.states),
         ):
             if do is run:

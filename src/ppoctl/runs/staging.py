@@ -26,9 +26,10 @@ from ppoctl.recipe.paths import IMAGE, VARIABLE
 from ppoctl.recipe.role_model import lora_starts, own_models
 from ppoctl.recipe.row_files import files_of
 from ppoctl.recipe.rows import StoredRows
-from ppoctl.recipe.schema import MlflowTracking, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.slurm import Apptainer, Pyxis, is_image_file
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.slurm.script import PASSED_ON
 from ppoctl.user_functions import file_of
 from ppoctl.wire.sources import weights_and_configs

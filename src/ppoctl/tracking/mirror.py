@@ -21,7 +21,7 @@ from typing import Any
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted
 from ppoctl.machine.system_metrics import SystemMetrics
 from ppoctl.machine.versions import versions
-from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.recipe.tracking import MlflowTracking
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder, Sent

@@ -21,7 +21,7 @@ from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable
 from ppoctl.stages.objective import Terms
 
 SHARDED = " sharded"

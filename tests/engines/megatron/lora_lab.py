@@ -16,7 +16,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -41,7 +41,7 @@ from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, Megat
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.stages.actor_update import Surrogate
 from ppoctl.stages.objective import LossInputs, Term, Terms
 from ppoctl.weights.bucket import tensors_of

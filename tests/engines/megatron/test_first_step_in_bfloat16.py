@@ -19,7 +19,7 @@ from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, OutputRequest
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 from ppoctl.stages.objective import Terms
 from tolerance import BFLOAT16, EXACT, FLOAT32
 

@@ -18,7 +18,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ParallelTable
 
 TOP = Trainable(top_layers=1)
 

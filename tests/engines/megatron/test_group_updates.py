@@ -23,7 +23,7 @@ from ppoctl.ports import OutputRequest
 from ppoctl.ppo.aggregation import TokenMean
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ParallelTable
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule

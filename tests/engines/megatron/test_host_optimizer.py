@@ -22,7 +22,7 @@ from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OptimizerStep
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 from tolerance import EXACT, FLOAT32
 
 CPU = torch.device("cpu")

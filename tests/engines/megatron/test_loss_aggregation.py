@@ -12,7 +12,7 @@ from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings_of, s
 from ppoctl.ports import Minibatch, OutputRequest
 from ppoctl.ppo.aggregation import AggregationKind, aggregation
 from ppoctl.ppo.policy_loss import Cispo, Gspo, Reinforce
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Term, Terms

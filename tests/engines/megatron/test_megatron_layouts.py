@@ -25,7 +25,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import NonFiniteError, StorageError
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ParallelTable
 
 DENSE = "qwen2-deep"
 ONE_BY_ONE = BySequences(microbatch_seqs=1, logits_chunk_tokens=5)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
 
 

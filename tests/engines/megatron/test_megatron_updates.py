@@ -15,7 +15,7 @@ import torch
 from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from ppoctl.ports import OptimizerStep, OutputRequest
 from ppoctl.ppo.aggregation import SequenceMean
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.stages.objective import LossInputs, Term, Terms
 from tolerance import EXACT, FLOAT32
 

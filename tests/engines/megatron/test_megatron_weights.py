@@ -17,7 +17,7 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ParallelTable
 from ppoctl.weights.bucket import tensors_of
 from ppoctl.weights.sending import PARTS
 from tolerance import EXACT, FLOAT32

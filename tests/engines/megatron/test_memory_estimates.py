@@ -23,8 +23,9 @@ from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.recipe.algorithm import ByTokens, ParallelTable, Recompute
+from ppoctl.recipe.optimizer import OptimizerPlace
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import ByTokens, OptimizerPlace, ParallelTable, Recompute
 
 WITHIN = 0.1
 KEPT_WITHIN = 0.05

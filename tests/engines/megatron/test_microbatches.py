@@ -9,7 +9,7 @@ from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, Ran
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.model.cost import TokenCost
 from ppoctl.ports import TokenOutputs
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 
 ROWS = torch.tensor([4, 0, 3, 1, 2])
 COST = TokenCost(1.0, 0.0)

@@ -14,7 +14,7 @@ from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, ensur
 from ppoctl.engines.megatron.ranks import OpenRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ParallelTable
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"

@@ -18,7 +18,7 @@ from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.cost import token_cost
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import BySequences, Recompute
+from ppoctl.recipe.algorithm import BySequences, Recompute
 
 TOKENS = 38
 """Input tokens of all rows of the rollouts: 6 + 11 + 2 + 10 + 9."""

@@ -21,7 +21,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.schema import BySequences
+from ppoctl.recipe.algorithm import BySequences
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines

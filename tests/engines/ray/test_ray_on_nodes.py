@@ -17,6 +17,7 @@ import pytest
 import ray
 
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.node import lost_daemon
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.srun import JobNodes, NodeSteps
@@ -208,6 +209,22 @@ def assert_nothing_left(folder: Path) -> None:
     for log in folder.glob("ray-*.log"):
         for name in re.findall(r"/tmp/ppoctl-ray-[^/\s]+", log.read_text()):
             assert not Path(name).exists()
+
+
+def test_daemon_that_ended_before_ray_started_is_noticed(tmp_path: Path) -> None:
+    """`ray start` does not: it waits for the raylet, which ends if the node is too busy for Ray's own limits."""
+    (tmp_path / "raylet").symlink_to("/bin/sleep")
+    program = "import subprocess, sys, time; subprocess.Popen([sys.argv[1], sys.argv[2]]); time.sleep(100)"
+    for seconds, lost in (("100", None), ("0", "raylet")):
+        command = [sys.executable, "-c", program, str(tmp_path / "raylet"), seconds]
+        with subprocess.Popen(command, start_new_session=True) as starting:
+            until = time.monotonic() + 60
+            while not psutil.Process(starting.pid).children() and time.monotonic() < until:
+                time.sleep(0.05)
+            while lost is not None and lost_daemon(starting.pid) is None and time.monotonic() < until:
+                time.sleep(0.05)
+            assert lost_daemon(starting.pid) == lost
+            os.killpg(starting.pid, signal.SIGKILL)
 
 
 def test_ray_start_timeout_names_missing_nodes(folder):

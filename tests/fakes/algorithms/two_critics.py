@@ -10,7 +10,8 @@ from ppoctl.algorithm.forward import LOGPROBS, VALUES, ValuesSpec
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE, ValueUpdateSpec
-from ppoctl.recipe.schema import Recipe, TrainedTable
+from ppoctl.recipe.algorithm import TrainedTable
+from ppoctl.recipe.schema import Recipe
 
 
 class TwoCriticsRecipe(Recipe):

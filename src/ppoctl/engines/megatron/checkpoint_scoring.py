@@ -21,7 +21,7 @@ from ppoctl.model.head import Head
 from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import OutputRequest, TokenOutputs
-from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.recipe.algorithm import BySequences, ParallelTable
 
 _CHUNK_TOKENS = 256
 

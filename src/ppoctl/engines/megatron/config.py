@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from ppoctl.errors import RecipeError
 from ppoctl.machine.device import on_gpu
 from ppoctl.model.shape import ExpertShape, ModelShape
-from ppoctl.recipe.schema import ParallelTable, Recompute
+from ppoctl.recipe.algorithm import ParallelTable, Recompute
 
 _ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 

@@ -5,12 +5,14 @@ import torch
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.folder import model_folder
 from ppoctl.model.shape_reader import read_shape
+from ppoctl.recipe.algorithm import ByTokens, ParallelTable
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models, saved_layout
 from ppoctl.recipe.role_model import model_of, trainable_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
-from ppoctl.recipe.schema import AdaptersTable, ByTokens, ParallelTable, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import reward_tokens
+from ppoctl.recipe.trained_part import AdaptersTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

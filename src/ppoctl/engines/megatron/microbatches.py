@@ -18,7 +18,7 @@ from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, pack
 from ppoctl.errors import RecipeError
 from ppoctl.model.cost import TokenCost
 from ppoctl.ports import TokenOutputs, concatenate_outputs
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.recipe.sizes import microbatch_limit
 
 

@@ -37,7 +37,7 @@ from ppoctl.engines.megatron.value_head import PolicyValueHead
 from ppoctl.model.head import Head
 from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.schema import ParallelTable, Recompute
+from ppoctl.recipe.algorithm import ParallelTable, Recompute
 
 
 class ModelSettings(NamedTuple):

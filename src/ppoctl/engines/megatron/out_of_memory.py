@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.recipe.sizes import microbatch_limit
 
 

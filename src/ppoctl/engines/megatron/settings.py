@@ -10,8 +10,8 @@ from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.model import Model, ReferenceKind, reference_kind
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import Trainable
+from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 
 @dataclass(frozen=True)

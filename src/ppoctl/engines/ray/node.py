@@ -34,6 +34,8 @@ END_DEADLINE_S = 10.0
 ENDS = (signal.SIGINT, signal.SIGHUP)
 
 
+DAEMONS = ("raylet", "gcs_server")
+"""Programs of Ray without which it does not run."""
 MARK = "ppoctl-ray "
 """Prefix of the line that reports that Ray is running."""
 
@@ -81,6 +83,9 @@ def main() -> int:
     try:
         try:
             why = _run(order, folder, wakeup_pipe)
+            if isinstance(why, _LostAtStart):  # once more: a busy node may have been too slow for Ray's own limits
+                _end_children()
+                why = _run(order, folder, wakeup_pipe)
         except OSError as error:
             why = f"Ray could not be started: {error}"
         if why is not None:
@@ -91,6 +96,10 @@ def main() -> int:
         if order.head is None:  # the driver removes the token unless it was killed
             Path(os.environ["RAY_AUTH_TOKEN_PATH"]).unlink(missing_ok=True)
     return int(why is not None)
+
+
+class _LostAtStart(str):
+    """The reason why Ray did not start: one of its daemons ended, and `ray start` waits for it without a limit."""
 
 
 def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | None:
@@ -116,9 +125,21 @@ def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | Non
             return f"ended by {signal.Signals(ends.pop()).name}"
         if child.poll() is not None:
             return _failure_reason(log, child.returncode)
+        if not is_up and (lost := lost_daemon(child.pid)) is not None:
+            return _LostAtStart(f"Ray's {lost} ended before Ray had started")
         if not is_up and up.is_file() and (address := up.read_text(encoding="utf-8").strip()):
             is_up = True
             _write_line(1, MARK + json.dumps(asdict(NodeStarted(address))))
+
+
+def lost_daemon(pid: int) -> str | None:
+    """Return the name of a daemon of Ray that the process with this id has started and that has ended; None: all of
+    them are running."""
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children(recursive=True):
+            if each.status() == psutil.STATUS_ZOMBIE and each.name() in DAEMONS:
+                return str(each.name())
+    return None
 
 
 def _command(order: NodeOrder, ip: str, folder: PrivateFolder) -> list[str]:

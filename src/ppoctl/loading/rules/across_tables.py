@@ -39,10 +39,12 @@ from ppoctl.loading.rules import (
 )
 from ppoctl.loading.rules.rows import has_truth, tables_of_rows
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.algorithm import ByTokens
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.roles import POLICY, head_of
-from ppoctl.recipe.schema import ByTokens, DialogueRows, Gsm8kRows, HealthRule, Recipe
+from ppoctl.recipe.rows import DialogueRows, Gsm8kRows
+from ppoctl.recipe.schema import HealthRule, Recipe
 from ppoctl.recipe.sizes import (
     longest_sequence,
     microbatch_limit,

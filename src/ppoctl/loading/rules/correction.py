@@ -6,8 +6,9 @@ See `across_tables`.
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
+from ppoctl.recipe.correction import ImportanceWeights, RatioRejection
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import ImportanceWeights, RatioRejection, Recipe
+from ppoctl.recipe.schema import Recipe
 
 _TABLE: KeyPath = ("ppo", "rollout_rejection")
 _RATIO_BOUNDS = ("min_ratio", "max_ratio")

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
+from ppoctl.recipe.kl import KlInLoss, NoKl
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import POLICY, REFERENCE
-from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 
 _REFERENCE: KeyPath = ("model", REFERENCE)

@@ -8,11 +8,12 @@ from ppoctl.errors import quoted
 from ppoctl.finding import Finding, conflict
 from ppoctl.loading.explain import as_toml
 from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models
 from ppoctl.recipe.role_model import RoleModel, model_of, own_models, reward_model_of
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.schema import Recipe
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 

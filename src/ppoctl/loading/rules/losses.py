@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
+from ppoctl.recipe.losses import ClippedLoss
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import ClippedLoss, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import sequences_per_step, updates_per_step
 
 _OLD: KeyPath = ("ppo", "old_logprobs")

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import NoResampling, Recipe
+from ppoctl.recipe.resampling import NoResampling
+from ppoctl.recipe.schema import Recipe
 
 _KIND: KeyPath = ("ppo", "resample", "kind")
 _OFF = "--set ppo.resample.kind=none"

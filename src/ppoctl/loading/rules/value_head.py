@@ -7,9 +7,10 @@ from ppoctl.finding import Finding, conflict
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layers_of_last_stage, layouts
+from ppoctl.recipe.resampling import NoResampling
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import CRITIC, POLICY
-from ppoctl.recipe.schema import NoResampling, Recipe
+from ppoctl.recipe.schema import Recipe
 
 _ON: KeyPath = (CRITIC, "on")
 _COPIED: KeyPath = (CRITIC, "layers_copied")

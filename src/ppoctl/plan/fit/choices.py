@@ -6,20 +6,12 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal
 
+from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable, Recompute, TrainedTable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import layouts, reward_models
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import (
-    AdaptersTable,
-    BySequences,
-    ByTokens,
-    GeneratorTable,
-    ParallelTable,
-    Recipe,
-    Recompute,
-    TopLayersTable,
-    TrainedTable,
-)
+from ppoctl.recipe.schema import GeneratorTable, Recipe
+from ppoctl.recipe.trained_part import AdaptersTable, TopLayersTable
 
 TrainedPartTable = TopLayersTable | AdaptersTable | None
 

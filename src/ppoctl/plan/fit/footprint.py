@@ -17,10 +17,11 @@ from ppoctl.plan.memory.items import Sizes, process_items, shared_items
 from ppoctl.plan.memory.residency import MemoryItem, resident
 from ppoctl.plan.memory.shard import Precision
 from ppoctl.plan.memory.trainer import role_bytes
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import processes
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import GeneratorTable, ParallelTable, Recipe
+from ppoctl.recipe.schema import GeneratorTable, Recipe
 from ppoctl.recipe.sizes import generator_window
 from ppoctl.store.outline import EVAL
 

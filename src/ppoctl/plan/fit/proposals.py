@@ -13,7 +13,8 @@ from ppoctl.plan.fit.seconds import StepSeconds, sequences_at_once
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import devices
-from ppoctl.recipe.schema import AdaptersTable, LoraTable, Recipe, TopLayersTable
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.trained_part import AdaptersTable, LoraTable, TopLayersTable
 
 MOST = 3
 """Number of proposals."""

@@ -28,9 +28,10 @@ from ppoctl.plan.fit.choices import (
 from ppoctl.plan.fit.footprint import Footprints, Occupants, ProcessBytes, StageVector, occupants, total
 from ppoctl.plan.fit.seconds import StepSeconds, StepTimes, offload_seconds
 from ppoctl.plan.memory.assumptions import GIB
+from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.recipe.parallel import devices, layouts, reward_models
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import BySequences, ByTokens, GeneratorTable, ParallelTable, Recipe, Recompute
+from ppoctl.recipe.schema import GeneratorTable, Recipe
 from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs
 
 MARGIN_GIB = 1.5

@@ -27,10 +27,11 @@ from ppoctl.plan.sizes import microbatches
 from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe import sizes
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.roles import POLICY, head_of
-from ppoctl.recipe.schema import GeneratorTable, ParallelTable, Recipe
+from ppoctl.recipe.schema import GeneratorTable, Recipe
 
 GPU_FLOPS = 989e12
 """FLOP/s of an H200 in bfloat16, dense (data sheet)."""

@@ -12,8 +12,9 @@ from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.parameters import rank_parameters
 from ppoctl.plan.memory.pipeline import PipelineStage, stages_of, whole_model
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
+from ppoctl.recipe.schema import ClusterTable, GeneratorTable
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.schema import ParallelTable
+from ppoctl.recipe.algorithm import ParallelTable
 
 
 @dataclass(frozen=True)

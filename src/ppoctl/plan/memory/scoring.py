@@ -7,10 +7,11 @@ from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of
+from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import reward_model_of
-from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import reward_tokens
 
 VLLM_TEXTS = 64

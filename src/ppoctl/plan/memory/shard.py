@@ -7,7 +7,7 @@ from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.gradients import LayerGradients, gradients_of
 from ppoctl.plan.memory.pipeline import PipelineStage
-from ppoctl.recipe.schema import ParallelTable, Recompute
+from ppoctl.recipe.algorithm import ParallelTable, Recompute
 
 
 @dataclass(frozen=True)

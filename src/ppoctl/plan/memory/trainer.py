@@ -33,7 +33,8 @@ from ppoctl.plan.memory.parameters import (
 )
 from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
-from ppoctl.recipe.schema import OptimizerPlace, ParallelTable, Recompute
+from ppoctl.recipe.algorithm import ParallelTable, Recompute
+from ppoctl.recipe.optimizer import OptimizerPlace
 
 FLOAT32 = 4
 
