@@ -13,12 +13,29 @@ from ppoctl.loading.load import Loaded, examine
 from ppoctl.loading.rules.across_tables import violations
 from ppoctl.preflight import resources
 from ppoctl.preflight.check import OriginOf, check
+from ppoctl.preflight.resources import gpu_gib_here
+from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.available_memory import memory_of
 from ppoctl.runs.changed_settings import require_same_run
 from ppoctl.runs.run_recipe import loaded_of
 from ppoctl.store.folders import require_writable
 from ppoctl.store.recorded_run import RecordedRun
+
+
+def memory_of(recipe: Recipe) -> tuple[float | None, int | None]:
+    """Return the memory in GiB of the smallest GPU that the recipe may run on, and the host memory in bytes of all
+    Ray nodes.
+
+    The first value is None without a GPU; the second is None if the recipe does not join a Ray cluster. Raises
+    EnvironmentProblemError if the Ray cluster does not answer.
+    """
+    address = recipe.cluster.ray_address
+    if address is None or is_one_process(recipe):
+        return gpu_gib_here(), None
+    from ppoctl.engines.ray.node_memory import memory_of_nodes
+
+    memory = memory_of_nodes(address, gpu_gib_here)
+    return memory.gpu_gib, memory.host_bytes
 
 
 @dataclass(frozen=True)
