@@ -93,8 +93,12 @@ def test_attack_program_is_isolated(
         "TESTS": os.getpid(),
     }
     constants = "".join(f"{key} = {value!r}\n" for key, value in paths.items())
-    limits = replace(LIMITS, timeout_s=SHORT_S[attack.refused > 0]) if "timeout" in attack.outcomes else LIMITS
-    ran = sandbox.run(SandboxJob(PRELUDE + constants + attack.program, limits=limits))
+    waits = "timeout" in attack.outcomes
+    for timeout_s in (SHORT_S[attack.refused > 0] if waits else LIMITS.timeout_s, 30.0):
+        job = SandboxJob(PRELUDE + constants + attack.program, limits=replace(LIMITS, timeout_s=timeout_s))
+        ran = sandbox.run(job)
+        if len(re.findall("^refused ", ran.output, re.MULTILINE)) >= attack.refused:
+            break  # otherwise once more: a busy machine may not have run it for long enough
     assert ran.outcome in attack.outcomes, ran
     assert "got " not in ran.output, ran
     assert len(re.findall("^refused ", ran.output, re.MULTILINE)) >= attack.refused, ran

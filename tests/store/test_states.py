@@ -116,18 +116,18 @@ def test_keep_last_all_keeps_checkpoints_and_two_steps_of_records(tmp_path: Path
 
 
 def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
-    tables = {"steps": 6, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
+    tables = {"steps": 8, "checkpoint": {"every_steps": 3, "keep_last": 2, "asynchronous": False}}
     recipe, layout, found = fake_recipe(**tables), RunPaths(tmp_path / "run"), []
-    for at in ((4, "rollout"), (5, "values"), (6, "rollout")):
-        gate = Stops(when=lambda gate, at=at: gate.at == at)
+    for at, saves in (((5, "rollout"), True), ((6, "rollout"), False), ((7, "values"), True), ((8, "rollout"), True)):
+        gate = Stops(when=lambda gate, at=at: gate.at == at, saves=saves)
         with pytest.raises(PreemptedError):
             run(open_run(layout.root, recipe, Witness(), gate=gate).job)
         found.append(saved_checkpoints(layout))
-    # Steps 3 and 5 are not regular saves; step 4, stopped within step 5, is a regular checkpoint.
-    assert found == [[2, 3], [2, 4], [2, 4, 5]]
-    assert manifests.require(layout.state("actor", 5)).extra["at_stop"]
+    # Only steps 3 and 6 are regular saves. Step 4 stays after step 5, which was not saved, and until 6 is saved.
+    assert found == [[3, 4], [3, 4], [3, 6], [3, 6, 7]]
+    assert manifests.require(layout.state("actor", 7)).extra["at_stop"]
     play(layout.root, recipe)
-    assert saved_checkpoints(layout) == [4, 6]
+    assert saved_checkpoints(layout) == [6, 8]
     assert result(layout.root) == undisturbed(**tables)
 
 

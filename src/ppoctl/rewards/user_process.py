@@ -30,7 +30,7 @@ READY_LIMIT_S = 180.0
 
 _STARTS = 3
 """Maximum number of starts of a child that is killed while it starts: memory may be short for a moment."""
-_EXIT_LIMIT_S = 1.0
+_EXIT_LIMIT_S = 10.0
 _READ_BYTES = 1 << 16
 
 

@@ -99,7 +99,7 @@ def main() -> int:
 
 
 class _LostAtStart(str):
-    """The reason why Ray did not start: one of its daemons ended, and `ray start` waits for it without a limit."""
+    """The reason why Ray did not start. `ray start` does not notice a daemon that ended: it waits without a limit."""
 
 
 def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | None:
@@ -124,7 +124,8 @@ def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | Non
         if wakeup_pipe in ready and (ends := set(os.read(wakeup_pipe, 64)) & set(ENDS)):
             return f"ended by {signal.Signals(ends.pop()).name}"
         if child.poll() is not None:
-            return _failure_reason(log, child.returncode)
+            reason = _failure_reason(log, child.returncode)
+            return reason if is_up else _LostAtStart(reason)
         if not is_up and (lost := lost_daemon(child.pid)) is not None:
             return _LostAtStart(f"Ray's {lost} ended before Ray had started")
         if not is_up and up.is_file() and (address := up.read_text(encoding="utf-8").strip()):

@@ -70,7 +70,7 @@ def require(kind: Kind, python: Sequence[str] = (), *, key: str = "reward") -> N
     sandboxes and the fix. `key` is the recipe table that requires the sandbox."""
     sandbox = Sandbox(kind, python)
     try:
-        ran = sandbox.run(SandboxJob(_TRIAL, limits=Limits(timeout_s=5.0, processes=2)))
+        ran = sandbox.run(SandboxJob(_TRIAL, limits=Limits(timeout_s=_TRIAL_S, processes=2)))
     except SandboxError as error:
         raise _refusal(kind, key, str(error)) from error
     finally:
@@ -81,6 +81,8 @@ def require(kind: Kind, python: Sequence[str] = (), *, key: str = "reward") -> N
         )
 
 
+_TRIAL_S = 30.0
+"""Seconds that a busy machine may take for the trial, which ends at once otherwise."""
 _HELD = "held\n"
 _TRIAL = f"""
 import os, signal, socket

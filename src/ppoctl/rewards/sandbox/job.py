@@ -10,7 +10,7 @@ ExitKind = Literal["ok", "exit", "signal", "timeout", "output"]
 """How a program ended: with exit code 0, with another exit code, by a signal, at its deadline, or with too much
 output."""
 
-EXIT_SLACK_S = 10.0
+EXIT_SLACK_S = 30.0
 """Seconds for creating and removing a sandbox, in addition to the time of the program. The value is generous, because
 machines may be loaded."""
 
