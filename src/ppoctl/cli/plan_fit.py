@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ppoctl.plan.memory.pools import Pool
 
 LONG_S = 5.0
-"""Seconds after which the command says what it does."""
+"""Seconds after which the command prints its progress."""
 
 
 def print_proposals(

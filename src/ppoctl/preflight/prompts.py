@@ -62,8 +62,8 @@ class RowChecks:
         """Yield notes on the rows of a table, and all errors that the start of a run would raise.
 
         The errors are those of `data.index.scan_set` and `data.prompt_set.PromptSet`, and of `environment` if it
-        rejects rows. A RewardError says that `reward` cannot score rows. A DataError says that there are fewer rows
-        than `at_least`: the rows of a round, which `key` sets.
+        rejects rows. They include a RewardError if `reward` cannot score rows, and a DataError if there are fewer
+        rows than `at_least`, the number in a round, which `key` sets.
         """
         rows, unsure, scored = Counter[str](), False, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
@@ -77,7 +77,7 @@ class RowChecks:
             results = [*found.faults, *self._tried(found, single, environment)]
             yield from (result for result in results if isinstance(result, str))
             errors = [result for result in results if not isinstance(result, str)]
-            # A rule says that a reward lacks the ground truth of the training rows.
+            # A rule already reports a reward that lacks the ground truth of the training rows.
             is_ruled = name == "train" and reward is not None and reward.reads_truth and not has_truth(single)
             if scored is not None and not is_ruled:
                 for row, times in found.different_rows():
@@ -153,7 +153,7 @@ def _is_never_rendered(table: SingleTable) -> bool:
 
 
 def _of_scores(scored: RowCheck, table: AnyRows, name: str, read: int) -> Iterator[str | PpoctlError]:
-    """Yield what a reward says of all rows of a table, after `scored` has seen them."""
+    """Yield the errors and notes of a reward on all rows of a table, after `scored` has seen them."""
     yield from _raised(scored.require)
     if scored.unscored:
         yield (

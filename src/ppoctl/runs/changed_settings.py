@@ -3,9 +3,8 @@ does not import torch, so an impossible change fails before slow imports.
 
 A changed recipe holds from the first step without a committed rollout. If the step before that is unfinished and none
 of its committed stages read a changed key, the recipe holds from that earlier step. A failed step can therefore be
-fixed. Keys of prompts and sampling, and the file of a loss, cannot change while steps after the last saved states are
-only in the redo log, because a replay reads them. An environment cannot change within a step that has generated with
-it.
+fixed. While steps after the last saved states are only in the redo log, keys of prompts and sampling and the file of
+a loss cannot change: a replay reads them. An environment cannot change within a step that has generated with it.
 """
 
 from collections.abc import Sequence

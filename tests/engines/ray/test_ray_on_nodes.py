@@ -1,5 +1,6 @@
 """Ray over the nodes of a job, with an `srun` that runs everything on this machine."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 import ray
 
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.node import lost_daemon
+from ppoctl.engines.ray.node import NodeOrder, lost_daemon
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.srun import JobNodes, NodeSteps
@@ -225,6 +227,41 @@ def test_daemon_that_ended_before_ray_started_is_noticed(tmp_path: Path) -> None
                 time.sleep(0.05)
             assert lost_daemon(starting.pid) == lost
             os.killpg(starting.pid, signal.SIGKILL)
+
+
+RAY = """#!/bin/sh
+# In the place of `python -m ...raylet start`: each start leaves an address, and fails until the last one that is due.
+for word in "$@"; do case $word in --temp-dir=*) ray=${word#*=} ;; esac; done
+echo >>"$SEEN"; starts=$(wc -l <"$SEEN")
+mkdir -p "$ray"
+[ "$starts" -le "$FAILS" ] && { echo old:1 >"$ray/ray_current_cluster"; echo "RuntimeError: too slow"; exit 3; }
+sleep 1
+echo new:2 >"$ray/ray_current_cluster"
+exec sleep 100
+"""
+
+
+@pytest.mark.parametrize(("fails", "code", "starts"), [(0, 0, 1), (1, 0, 2), (2, 1, 2)])
+def test_failed_start_of_ray_is_tried_once_more(tmp_path: Path, fails: int, code: int, starts: int) -> None:
+    (tmp_path / "python").write_text(RAY)
+    (tmp_path / "python").chmod(0o755)
+    program = "import sys; sys.executable = sys.argv[1]; from ppoctl.engines.ray.node import main; sys.exit(main())"
+    order = NodeOrder("node3", "127.0.0.1", "127.0.0.1:1", slots=1, object_store_bytes=1 << 20)
+    variables = {**os.environ, "SEEN": str(tmp_path / "starts"), "FAILS": str(fails)}
+    command = [sys.executable, "-c", program, str(tmp_path / "python")]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, env=variables) as node:
+        assert node.stdin is not None
+        assert node.stdout is not None
+        assert node.stderr is not None
+        node.stdin.write(json.dumps(asdict(order)) + "\n")
+        node.stdin.flush()
+        started = node.stdout.readline()
+        node.stdin.close()
+        assert node.wait(60) == code
+        reported = node.stderr.read()
+    assert started == ("" if code else 'ppoctl-ray {"address": "new:2"}\n')
+    assert ("node3: `ray start` ended with code 3: RuntimeError: too slow" in reported) is bool(code)
+    assert len((tmp_path / "starts").read_text()) == starts
 
 
 def test_ray_start_timeout_names_missing_nodes(folder):

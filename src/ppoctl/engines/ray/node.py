@@ -32,8 +32,6 @@ LOOK_EVERY_S = 0.05
 """Interval in seconds between checks whether Ray is running. Ray reports that in a file."""
 END_DEADLINE_S = 10.0
 ENDS = (signal.SIGINT, signal.SIGHUP)
-
-
 DAEMONS = ("raylet", "gcs_server")
 """Programs of Ray without which it does not run."""
 MARK = "ppoctl-ray "
@@ -82,30 +80,36 @@ def main() -> int:
     folder = PrivateFolder()
     try:
         try:
-            why = _run(order, folder, wakeup_pipe)
-            if isinstance(why, _LostAtStart):  # once more: a busy node may have been too slow for Ray's own limits
+            end = _run(order, folder, wakeup_pipe)
+            if end is not None and end.at_start:  # once more: a busy node may have been too slow for Ray's own limits
                 _end_children()
-                why = _run(order, folder, wakeup_pipe)
+                end = _run(order, folder, wakeup_pipe)
         except OSError as error:
-            why = f"Ray could not be started: {error}"
-        if why is not None:
-            _write_line(2, f"{order.name}: {why}")
+            end = _RayEnd(f"Ray could not be started: {error}")
+        if end is not None:
+            _write_line(2, f"{order.name}: {end.reason}")
     finally:
         _end_children()
         folder.remove()
         if order.head is None:  # the driver removes the token unless it was killed
             Path(os.environ["RAY_AUTH_TOKEN_PATH"]).unlink(missing_ok=True)
-    return int(why is not None)
+    return int(end is not None)
 
 
-class _LostAtStart(str):
-    """The reason why Ray did not start. `ray start` does not notice a daemon that ended: it waits without a limit."""
+@dataclass(frozen=True)
+class _RayEnd:
+    """An end of Ray that is not the end of the run."""
+
+    reason: str
+    at_start: bool = False
+    """Whether Ray failed before it was running."""
 
 
-def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | None:
-    """Run Ray, and return the reason why Ray ended. None: the run ended."""
+def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> _RayEnd | None:
+    """Run Ray until it ends. None: the run ended."""
     ip = address_towards(order.towards)
-    log = folder.path / "said"
+    log, up, is_up = folder.path / "said", folder.of_ray / "ray_current_cluster", False
+    up.unlink(missing_ok=True)  # of a start that failed
     with log.open("wb") as output:
         child = subprocess.Popen(
             _command(order, ip, folder),
@@ -115,19 +119,17 @@ def _run(order: NodeOrder, folder: PrivateFolder, wakeup_pipe: int) -> str | Non
             start_new_session=True,
             env=_environment(ip, folder),
         )
-    up = folder.of_ray / "ray_current_cluster"
-    is_up = False
     while True:
         ready, _, _ = select.select([0, wakeup_pipe], [], [], None if is_up else LOOK_EVERY_S)
         if 0 in ready and not os.read(0, 4096):
             return None
         if wakeup_pipe in ready and (ends := set(os.read(wakeup_pipe, 64)) & set(ENDS)):
-            return f"ended by {signal.Signals(ends.pop()).name}"
+            return _RayEnd(f"ended by {signal.Signals(ends.pop()).name}")
         if child.poll() is not None:
-            reason = _failure_reason(log, child.returncode)
-            return reason if is_up else _LostAtStart(reason)
+            return _RayEnd(_failure_reason(log, child.returncode), at_start=not is_up)
+        # `ray start` does not notice a daemon that ended: it waits without a limit.
         if not is_up and (lost := lost_daemon(child.pid)) is not None:
-            return _LostAtStart(f"Ray's {lost} ended before Ray had started")
+            return _RayEnd(f"Ray's {lost} ended before Ray had started", at_start=True)
         if not is_up and up.is_file() and (address := up.read_text(encoding="utf-8").strip()):
             is_up = True
             _write_line(1, MARK + json.dumps(asdict(NodeStarted(address))))
