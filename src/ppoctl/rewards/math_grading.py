@@ -38,8 +38,7 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
             return RewardValue(0.0)
         answer = _parsed(box)
     else:
-        # A full stop in a box would hide the formula before it from math-verify.
-        answer = parse(in_ascii(read).replace(".}", "}"), _ANYWHERE, parsing_timeout=None)
+        answer = parse(_without_stops(in_ascii(read)), _ANYWHERE, parsing_timeout=None)
     is_right = verify(truth, answer, timeout_seconds=None)
     # Correct answers in any notation vote for the ground truth. Wrong answers vote for their own text, because sympy
     # does not compare them with each other.
@@ -69,4 +68,10 @@ def _digits(text: str) -> list[str]:
 
 
 def _parsed(text: str) -> list[Any]:
-    return list(parse(f"\\boxed{{{in_ascii(text).strip().removesuffix('.')}}}", _BOXED, parsing_timeout=None))
+    return list(parse(_without_stops(f"\\boxed{{{in_ascii(text).strip()}}}"), _BOXED, parsing_timeout=None))
+
+
+def _without_stops(text: str) -> str:
+    """Return a text without the full stops that end a box or another group: math-verify would not see the formula
+    before such a stop. A ground truth and a response are read alike, or `4:30 p.m.` would differ from itself."""
+    return text.replace(".}", "}")
