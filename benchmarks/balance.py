@@ -1,4 +1,4 @@
-"""How evenly `ppoctl.batch.balance` splits rows over 64 data-parallel ranks, and how long the split takes.
+"""How evenly `ppoctl.engines.megatron.balance` splits rows over 64 data-parallel ranks, and how long the split takes.
 
     python benchmarks/balance.py [--seqs 2048 16384] [--ranks 64]
 
@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppoctl.batch.balance import balance, sequence_costs
-from ppoctl.batch.packing import by_tokens
+from ppoctl.engines.megatron.balance import balance, sequence_costs
+from ppoctl.engines.megatron.packing import by_tokens
 from ppoctl.model.cost import TokenCost
 
 LLAMA_7B = TokenCost.of_decoder(parameters=6_607_077_376, num_layers=32, num_heads=32, head_dim=128)

@@ -164,7 +164,7 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
 
 def trained(recipe, folder: Path, shuffled: list[int]) -> Result:
     """Train in this process. Rewards are shuffled if `shuffled` has the batches of `ShuffledScorer`."""
-    from ppoctl.loop.expectations import history
+    from ppoctl.report.expectations import history
     from ppoctl.runs import new_run, session
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume

@@ -64,10 +64,9 @@ def start(file: Path, duplicates: str) -> dict[str, object]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    from ppoctl.data.row_tables import DataTable, VerlRows
     from ppoctl.data.source import PromptSource
     from ppoctl.data.template import PromptTemplate
-    from ppoctl.recipe.rows import DataTable, VerlRows
-    from ppoctl.recipe.schema import RolloutTable
 
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -84,8 +83,8 @@ def start(file: Path, duplicates: str) -> dict[str, object]:
     before_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     began = time.perf_counter()
     data = DataTable(train=VerlRows(format="verl", path=str(file), duplicates=duplicates, long_prompts="drop"))
-    rollout = RolloutTable(prompts_per_step=512, max_prompt_tokens=2048, max_new_tokens=8)
-    prompts = PromptSource.load(data, rollout, PromptTemplate(tokenizer), seed=1)
+    template = PromptTemplate(tokenizer)
+    prompts = PromptSource.load(data, template, max_prompt_tokens=2048, prompts_per_round=512, seed=1)
     loaded = time.perf_counter()
     prompts.prompts_for(1)
     return {

@@ -24,6 +24,8 @@ from typing import Any
 
 from ppoctl import units
 from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.roles import head_of
+from ppoctl.algorithm.sizes import updates_per_step
 from ppoctl.cli import render
 from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
@@ -44,11 +46,9 @@ from ppoctl.plan.memory.driver import (
 )
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
-from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
-from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import updates_per_step
+from ppoctl.recipe_table import ParallelTable
 
 WORLDS = (8, 64, 256, 1024)
 H200_GIB = 141.0

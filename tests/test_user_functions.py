@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ppoctl.batch.prompts import Message
+from ppoctl.data.row_tables import PythonRows
 from ppoctl.data.rows import read_rows
 from ppoctl.errors import RecipeError
-from ppoctl.recipe.rows import PythonRows
 from ppoctl.user_functions import digest_of, import_command, imported, require_function, siblings
 
 Write = Callable[..., Path]

@@ -84,9 +84,9 @@ def sequences_of(kind, count, shortest, longest):
 def open_rank(kind, role="actor", *, most=16384, chunk=1024, **settings):
     """Return a started rank of a model with these `TrainerSettings`. `most` is the token cap of a microbatch, `chunk`
     that of logits at a time."""
+    from ppoctl.algorithm.role_table import ByTokens
     from ppoctl.engines.megatron.rank import MegatronRank
     from ppoctl.engines.megatron.settings import TrainerSettings
-    from ppoctl.recipe.algorithm import ByTokens
 
     batching = ByTokens(max_tokens_per_microbatch=64 if TINY else most, logits_chunk_tokens=chunk)
     rank = MegatronRank(TrainerSettings(role, str(folder(kind)), BF16, batching, **settings))

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from ppoctl.convert.checksum import LoadedWeight, checksum_of
 from ppoctl.machine.device import this_device
 from ppoctl.weights.bucket import Bucket, NamedTensors
 from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.checksum import LoadedWeight, checksum_of
 from ppoctl.weights.receiving import ReceivingEngine
 from ppoctl.weights.sharing import Shared
 

@@ -68,7 +68,7 @@ def _compare_with_plan(part, peak, trainable=None, **settings):
     from ppoctl.model.trainable import Trainable
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
-    from ppoctl.recipe.algorithm import ParallelTable
+    from ppoctl.recipe_table import ParallelTable
 
     tokens = 16382 if not TINY else 48
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)

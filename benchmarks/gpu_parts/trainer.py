@@ -58,7 +58,7 @@ def rank():
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
     from ppoctl.ports import OutputRequest
-    from ppoctl.recipe.algorithm import ParallelTable
+    from ppoctl.recipe_table import ParallelTable
 
     one = open_rank("1.5b")
     sequences = sequences_of("1.5b", 16, 8192, 8192)

@@ -13,6 +13,7 @@ import torch
 from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, TINY, fix_allocator, fix_varlen, free_gib, gib, sync
 from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, sequences_of
+from ppoctl.algorithm.role_table import ByTokens
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
@@ -21,7 +22,6 @@ from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProc
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.recipe.algorithm import ByTokens
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide

@@ -15,11 +15,11 @@ from fakes.job import play, result
 from ppoctl.algorithm.choose import step_function_at, traces
 from ppoctl.cli.app import run
 from ppoctl.errors import DataError, ExitCode
-from ppoctl.loop.expectations import history
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe
 from ppoctl.report import time_use
+from ppoctl.report.expectations import history
 from ppoctl.report.run_reader import read_runs
 from ppoctl.step_metrics import of_step
 from ppoctl.store import manifest as manifests

@@ -25,10 +25,10 @@ from ppoctl.algorithm.generation import REWARD, ROLLOUT
 from ppoctl.algorithm.kl_use import kl_use
 from ppoctl.algorithm.ppo import PPO
 from ppoctl.algorithm.remax import REMAX
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
 from ppoctl.algorithm.updates import ACTOR_UPDATE
 from ppoctl.batch.fields import FIELDS
-from ppoctl.recipe.roles import POLICY
 from ppoctl.store.outline import Outlines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

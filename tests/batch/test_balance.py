@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from batch.lengths import LLAMA_7B, distributions
-from ppoctl.batch.balance import _exchange, balance, sequence_costs
+from ppoctl.engines.megatron.balance import _exchange, balance, sequence_costs
 from ppoctl.model.cost import TokenCost
 from tolerance import EXACT, FLOAT32
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch.lengths import LLAMA_7B, distributions
-from ppoctl.batch.balance import balance, sequence_costs
-from ppoctl.batch.packing import _halved, by_sequences, by_tokens
+from ppoctl.engines.megatron.balance import balance, sequence_costs
+from ppoctl.engines.megatron.packing import _halved, by_sequences, by_tokens
 
 RANKS, RANK_SEQS = 64, 32
 

@@ -12,9 +12,9 @@ from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.loading.write import recipe_as_toml
-from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import Recipe
+from ppoctl.report.expectations import RunResult
 from ppoctl.report.shown_sample import ShownSample
 from ppoctl.runs import new_run, session
 from ppoctl.runs.mlflow_extras import contract_of

@@ -12,6 +12,7 @@ ROLES = ("actor", "critic")
 LITERAL_ALLOWED = {
     "batch/fields.py": "the record of log-probs has a field `actor`, which is part of format 3",
     "store/samples.py": "reads that field",
+    "model/trainable_tables.py": "the recipe key `critic.on` has the value `actor`",
 }
 """File -> reason why it may contain the name of a role as a string."""
 IMPURE = {"time", "datetime", "random", "os", "uuid", "secrets", "socket"}

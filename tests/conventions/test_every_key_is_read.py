@@ -19,15 +19,27 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
 CALLED = {
-    Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
+    Path("algorithm/sizes.py"): (
+        "microbatch_limit",
+        "epochs",
+        "minibatch_seqs",
+        "updates_per_tick",
+        "warmup_updates",
+    ),
     Path("loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
     Path("loading/rules/metrics.py"): ("is_lower_better",),
     Path("algorithm/learning_rate.py"): ("learning_rate_of",),
 }
-"""The functions of `recipe/` and `plan/` that engines, wiring and loop call to read a key."""
+"""The functions of `recipe/`, `plan/` and `algorithm/` that engines, wiring and loop call to read a key."""
 BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape", "trainable")
-"""The methods and functions of `recipe/` that build a part of the run from a table."""
+"""The methods and functions of table modules that build a part of the run from a table."""
+
+
+def is_table_module(module: Path) -> bool:
+    """Whether a module declares recipe tables, or answers questions about a recipe outside a run."""
+    named = module.stem.endswith(("_table", "_tables")) or module.stem in ("role_model", "row_files")
+    return named or module.parts[0] == "recipe"
 
 
 def executed_nodes() -> Iterator[ast.AST]:
@@ -35,7 +47,7 @@ def executed_nodes() -> Iterator[ast.AST]:
     for module, parsed in trees().items():
         if functions := CALLED.get(module):
             yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
-        elif module.parts[0] == "recipe":
+        elif is_table_module(module):
             methods = (node for node in ast.walk(parsed) if isinstance(node, ast.FunctionDef))
             yield from (node for node in methods if node.name in BUILDERS)
         elif module.parts[0] not in ("plan", "cli"):

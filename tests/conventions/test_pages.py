@@ -11,6 +11,7 @@ import pytest
 
 from conventions.conftest import PACKAGE, ROOT
 from ppoctl.errors import ExitCode
+from ppoctl.key_path import dotted
 from ppoctl.manual import algorithm_pages, reference_pages
 from ppoctl.manual.features import SECTIONS, features
 from ppoctl.manual.guides import groups
@@ -19,7 +20,6 @@ from ppoctl.metric_registry import METRICS, find
 from ppoctl.model.families import FAMILIES
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import RESULTS
 

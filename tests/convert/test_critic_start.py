@@ -19,10 +19,10 @@ from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronCritic
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.loading.load import load
+from ppoctl.model.model_tables import CriticModelTable
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.check import check
 from ppoctl.preflight.model import require_own_model
-from ppoctl.recipe.models import CriticModelTable
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.store import run_dir

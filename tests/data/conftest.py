@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.recipe.rows import ColumnRows, Gsm8kRows
+from ppoctl.data.row_tables import ColumnRows, Gsm8kRows
 
 SPECIAL = ["<unk>", "<bos>", "<eos>"]
 WORDS = [*SPECIAL, "<|system|>", "<|user|>", "<|assistant|>", "Be", "brief.", "one", "two", "three", "?"]

@@ -9,9 +9,9 @@ import pytest
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.index import read_set
+from ppoctl.data.row_tables import ColumnRows, DatasetTable, DialogueRows, PythonRows
 from ppoctl.data.rows import read_rows
 from ppoctl.errors import DataError, MissingAssetError, PpoctlError, RecipeError
-from ppoctl.recipe.rows import ColumnRows, DatasetTable, DialogueRows, PythonRows
 
 Write = Callable[[str], PythonRows]
 

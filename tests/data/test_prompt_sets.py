@@ -13,9 +13,9 @@ from ppoctl.batch.prompts import Prompt
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import digest_of, read_set
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
+from ppoctl.data.row_tables import ColumnRows
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.recipe.rows import ColumnRows
 
 MakeTable = Callable[..., Any]
 LINES = (

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from ppoctl.batch.carry import Carry
 from ppoctl.batch.prompts import Message, Prompt
+from ppoctl.data.row_tables import DataTable, MixRows
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.recipe.rows import DataTable, MixRows
-from ppoctl.recipe.schema import RolloutTable
 
 MakeTable = Callable[..., Any]
 
@@ -125,7 +124,7 @@ def test_prompt_source_is_loaded_from_a_recipe(
         eval={"dotted.name": jsonl('{"q": "three", "a": "3"}', name="e.jsonl")},
     )
     template = PromptTemplate(make_tokenizer())
-    prompts = PromptSource.load(data, _rollout(max_prompt_tokens=6), template, seed=1)
+    prompts = _loaded(data, template, max_prompt_tokens=6)
     assert {(row.text, row.answer) for row in prompts.prompts_for(1).rows} == {
         ("<|system|> Be brief. <|user|> one <|assistant|>", "1"),
         ("<|system|> Be brief. <|user|> two <|assistant|>", "2"),
@@ -144,16 +143,14 @@ def test_recipe_with_too_long_prompts_or_too_few_rows_is_refused(
     train = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
     data = DataTable(train=train, eval={"x": jsonl('{"q": "one two", "a": "3"}', name="e.jsonl")})
     with pytest.raises(DataError, match=r"`data.eval.x` exceed it"):
-        PromptSource.load(data, _rollout(max_prompt_tokens=3), template, seed=1)
-    with pytest.raises(DataError, match=r"`data.train` has 2 rows, but a step takes 3"):
-        PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1)
+        _loaded(data, template, max_prompt_tokens=3)
 
 
 def test_source_without_a_row_in_an_epoch_is_refused(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     lines = ('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
     mix = MixRows(format="mix", sources={"much": jsonl(*lines), "little": jsonl(*lines, name="l.jsonl", weight=0.1)})
     with pytest.raises(DataError) as caught:
-        PromptSource.load(DataTable(train=mix), _rollout(), PromptTemplate(make_tokenizer()), seed=1)
+        _loaded(DataTable(train=mix), PromptTemplate(make_tokenizer()))
     assert caught.value.message == (
         "none of the 2 rows of `data.train.sources.little` is in an epoch: its weight is `0.1`"
     )
@@ -169,11 +166,15 @@ def test_column_hidden_by_the_source_name_is_refused(
     template = PromptTemplate(make_tokenizer())
     mix = MixRows(format="mix", sources={"a": jsonl(row, fields=fields)})
     with pytest.raises(DataError, match="line 1 has a field `source`, which in a mix is the name of the row's"):
-        PromptSource.load(DataTable(train=mix), _rollout(), template, seed=1)
+        _loaded(DataTable(train=mix), template)
     named = MixRows(format="mix", sources={"a": jsonl(row)})
-    source = PromptSource.load(DataTable(train=named), _rollout(prompts_per_step=1), template, seed=1)
+    source = _loaded(DataTable(train=named), template, prompts_per_round=1)
     assert source.train[0].fields == {"source": "a"}
 
 
-def _rollout(prompts_per_step: int = 2, max_prompt_tokens: int = 8) -> RolloutTable:
-    return RolloutTable(prompts_per_step=prompts_per_step, max_prompt_tokens=max_prompt_tokens, max_new_tokens=8)
+def _loaded(
+    data: DataTable, template: PromptTemplate, *, prompts_per_round: int = 2, max_prompt_tokens: int = 8
+) -> PromptSource:
+    return PromptSource.load(
+        data, template, max_prompt_tokens=max_prompt_tokens, prompts_per_round=prompts_per_round, seed=1
+    )

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ppoctl.data.chat import ChatTemplate
+from ppoctl.data.row_tables import ColumnRows
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import light_tokenizer, load_tokenizer
-from ppoctl.recipe.rows import ColumnRows
 
 ROOT = Path(__file__).parents[2]
 ROWS = [

@@ -16,6 +16,7 @@ from fakes.components import BigramGenerator, EvenScorer, FakeStream
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.sequences import Sequences
+from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.plan.memory.assumptions import FRAGMENTS_FRAC
@@ -23,7 +24,6 @@ from ppoctl.plan.memory.trainer import RankBytes
 from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, SamplingParams, TokenOutputs
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.weights.engine_calls import CompletedReply
 from ppoctl.weights.sending import NamedWeights, Part, SenderRanks
 

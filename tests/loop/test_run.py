@@ -11,11 +11,11 @@ from fakes.job import Witness, open_run, play
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module
-from ppoctl.loop.expectations import check_expectations, require_met
 from ppoctl.loop.run import RunContext
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
+from ppoctl.report.expectations import check_expectations, require_met
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths

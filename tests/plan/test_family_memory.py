@@ -13,8 +13,8 @@ from ppoctl.plan.memory.parameters import Parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of
-from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.recipe_table import ParallelTable
 
 PLAIN = 2 * 128 + 2 * 64  # query and output 8 x 16 each, key and value 8 x 8 each
 TABLE = 128 * 8  # 100 rows, padded to 128

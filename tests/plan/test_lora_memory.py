@@ -24,8 +24,8 @@ from ppoctl.plan.memory.parameters import Parameters, held_parameters, rank_para
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
-from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe_table import ParallelTable
 
 MODELS = Path(__file__).parents[2] / "recipes/models"
 LLAMA = MODELS / "meta-llama--Llama-3.2-1B"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from ppoctl.algorithm.learning_rate import learning_rate_of
+from ppoctl.algorithm.sizes import planned_updates
 from ppoctl.loading.load import load
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.run_plan import plan
-from ppoctl.recipe.sizes import planned_updates
+from ppoctl.stages.shaping import shaping_steps
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
@@ -67,7 +68,7 @@ def test_plan_lists_reward_shaping_in_order(smallest: Path) -> None:
         "truncated": "responses continue with the critic's value",
     }
     assert list(plan(recipe).rewards.items()) == list(told.items())
-    taken = [type(step).__name__ for step in recipe.reward.build_steps(max_new_tokens=13)]
+    taken = [type(step).__name__ for step in shaping_steps(recipe.reward, max_new_tokens=13)]
     lengths = ["ScaleTruncated", "PenalizeOverlong", "PenalizeLength"]
     assert taken == ["ApplyScale", "ApplyClip", "NormalizeByRunningStd", *lengths]
 
@@ -82,7 +83,7 @@ def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
         ("overlong", "lower from 9 tokens on, -1 at 13, and lower beyond"),
         ("truncated", "responses are left out of all losses"),
     ]
-    taken = [type(step).__name__ for step in recipe.reward.build_steps(max_new_tokens=13)]
+    taken = [type(step).__name__ for step in shaping_steps(recipe.reward, max_new_tokens=13)]
     assert taken == ["NormalizeByReferenceStd", "ApplyClip", "PenalizeOverlong"]
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from fakes.components import fake_recipe
 from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.sizes import environment_processes, generator_window, longest_sequence
 from ppoctl.plan.algorithm import algorithm
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import environment_processes, generator_window, longest_sequence
 
 TOOLS = {"kind": "tools", "tools": ["calculator"], "turns": 3, "tokens": 17, "tokens_per_turn": 5, "workers": 2}
 

@@ -7,6 +7,7 @@ import pytest
 from ppoctl.algorithm.choose import step_function_at
 from ppoctl.algorithm.forward import ValuesSpec
 from ppoctl.algorithm.ppo import PPO
+from ppoctl.algorithm.role_table import TrainedTable
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ValueUpdateSpec
 from ppoctl.batch.fields import RecordField
@@ -18,7 +19,6 @@ from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.plan.run_plan import Plan, plan
-from ppoctl.recipe.algorithm import TrainedTable
 from ppoctl.recipe.schema import Recipe
 
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"

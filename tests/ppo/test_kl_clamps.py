@@ -12,7 +12,7 @@ import torch
 
 from ppoctl.ppo.kl import KlEstimator
 from ppoctl.recipe.docstring_fields import parse_docstring
-from ppoctl.recipe.kl import KlInLoss
+from ppoctl.stages.kl_table import KlInLoss
 from tolerance import FLOAT32
 
 KINDS = ("k1", "k2", "k3", "abs")

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from ppoctl.key_path import dotted
 from ppoctl.loading.load import Loaded, load
+from ppoctl.loading.origins import paths_in
 from ppoctl.manual.algorithm_pages import defaults_of
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.key_mappings import ALGORITHMS, find, systems
-from ppoctl.recipe.origins import dotted, paths_in
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Effect
 from recipe.conftest import SMALLEST, Write

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from for_each import for_each
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.load import load
+from ppoctl.loading.origins import DEFAULT
 from ppoctl.manual.keys import REQUIRED, KeyLine, key_lines
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import SMALLEST, Write
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppoctl.key_path import dotted
+from ppoctl.loading.origins import lines_of
 from ppoctl.loading.write import as_toml
-from ppoctl.recipe.origins import dotted, lines_of
 
 DOCUMENT = '''\
 # [not.a.table] = 1

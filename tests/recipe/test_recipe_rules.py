@@ -7,6 +7,7 @@ from pkgutil import iter_modules
 
 import pytest
 
+from ppoctl.algorithm.sizes import warmup_updates
 from ppoctl.finding import Level
 from ppoctl.loading import rules
 from ppoctl.loading.load import load
@@ -25,7 +26,6 @@ from ppoctl.loading.rules import (
 from ppoctl.loading.rules.across_tables import rules_of
 from ppoctl.loading.rules.metrics import is_lower_better
 from ppoctl.recipe import cadence
-from ppoctl.recipe.sizes import warmup_updates
 from recipe.conftest import SMALLEST, Write, refusal
 
 EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"

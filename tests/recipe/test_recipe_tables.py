@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from ppoctl.key_path import dotted
 from ppoctl.loading.load import examine
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
 
 KEYS = {

@@ -11,11 +11,11 @@ import pytest
 
 import ppoctl
 from fakes.components import fake_recipe
+from ppoctl.algorithm.ppo_table import algorithm_name
 from ppoctl.batch.sealed_json import seal, unseal
-from ppoctl.loop.expectations import history
-from ppoctl.recipe.algorithm import algorithm_name
 from ppoctl.report import curves, events, samples, time_use
 from ppoctl.report.contents import contents, fit
+from ppoctl.report.expectations import history
 from ppoctl.report.overview import contract, head
 from ppoctl.report.recipe_keys import differences, side_by_side
 from ppoctl.report.render_page import html, marked

@@ -20,8 +20,8 @@ import pytest
 from fakes.components import EvenScorer, fake_components, fake_recipe
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
-from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
+from ppoctl.report.expectations import RunResult
 from ppoctl.runs import commands, new_run, session
 from ppoctl.runs.changed_settings import change
 from ppoctl.shutdown.signals import SignalGate

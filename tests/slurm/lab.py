@@ -244,11 +244,18 @@ class Lab:
 
     def reconfigure(self, text: str) -> None:
         """Replace `slurm.conf`. A slurmd reads it some time after `scontrol` has returned, and ends if it is empty or
-        half written, so the file is replaced in one step."""
+        half written, so the file is replaced in one step. The controller of a busy machine may not answer within
+        `MessageTimeout`, so the command is repeated."""
         written = self.folder / "slurm.conf.new"
         written.write_text(text)
         written.replace(self.folder / "slurm.conf")
-        self.run_program("scontrol", "reconfigure")
+        self._until(self._reconfigured, 120, "the controller to read slurm.conf")
+
+    def _reconfigured(self) -> bool:
+        with suppress(LabError):
+            self.run_program("scontrol", "reconfigure")
+            return True
+        return False
 
     # -- Slurm's own programs
 

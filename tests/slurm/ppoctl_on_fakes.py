@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.components import fake_components
-from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
+from ppoctl.report.expectations import RunResult
 from ppoctl.runs import session
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.recorded_run import RecordedRun

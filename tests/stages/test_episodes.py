@@ -11,6 +11,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.conversations import NumberDialogue
 from ppoctl.algorithm.sampling import rollout_sampling
+from ppoctl.algorithm.sizes import generator_window, longest_sequence
 from ppoctl.batch.episodes import (
     EnvironmentFailure,
     EpisodeLimits,
@@ -26,7 +27,6 @@ from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.errors import PreemptedError
 from ppoctl.ports import EpisodeEntry, Sample, SampleRequest, SampleSetKey, SamplingParams
-from ppoctl.recipe.sizes import generator_window, longest_sequence
 from ppoctl.stages.episode_events import as_json, from_json
 from ppoctl.stages.episode_loop import EpisodeLoop
 from ppoctl.stages.episodes import EpisodeState, Event, Observed, Open, Opened, Step, replayed

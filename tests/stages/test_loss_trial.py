@@ -14,8 +14,8 @@ from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.finding import Finding
 from ppoctl.ppo.aggregation import AggregationKind
 from ppoctl.ppo.policy_loss import PolicyLoss
-from ppoctl.recipe.losses import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
 from ppoctl.stages.estimator_trial import random_step, try_estimator
+from ppoctl.stages.loss_tables import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
 from ppoctl.stages.loss_trial import COLUMNS, ROWS, random_inputs, try_loss
 
 FILE = Path(__file__).with_name("users_training.py")

@@ -17,7 +17,7 @@ from own_loss_page import written
 from ppoctl.errors import MissingAssetError, NonFiniteError, RecipeError
 from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.ppo.policy_loss import PolicyClip, PolicyLossInputs
-from ppoctl.recipe.losses import PythonPolicyLoss
+from ppoctl.stages.loss_tables import PythonPolicyLoss
 from ppoctl.stages.python_loss import PythonLoss
 from ppoctl.user_functions import TrainingFunction
 from tolerance import EXACT, FLOAT32

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
+from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.errors import WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource, meeting
 from ppoctl.weights.broadcast_groups import BroadcastWay
 from ppoctl.weights.bucket import NamedTensors, TensorSpec
 from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.weights.engine_calls import CompletedReply, Reply
 from ppoctl.weights.receiving import ReceivingEngine
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from ppoctl.convert.checksum import checksum_of
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.weights.bucket import bucket_of, flatten, in_buckets
-from ppoctl.weights.checksum import checksum_of
 
 TENSORS = [
     ("a", torch.arange(6, dtype=torch.float32).view(2, 3)),

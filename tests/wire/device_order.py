@@ -18,16 +18,17 @@ from fakes.device import (
     CountingRewardRank,
 )
 from fakes.job import Stops, Witness, open_run
+from ppoctl.algorithm.role_model import reward_models
 from ppoctl.batch.prompts import Prompts
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
 from ppoctl.engines.megatron.trainer import trainer_side
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import PreemptedError
+from ppoctl.key_path import dotted
 from ppoctl.loading.load import load
 from ppoctl.loop.run import run
 from ppoctl.plan.memory.estimate import Memory, estimate_here
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import leaving, reward_models
+from ppoctl.recipe.parallel import leaving
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.commands import evaluated
 from ppoctl.runs.eval_target import Checkpoint

@@ -8,6 +8,9 @@ import pytest
 
 from fakes.components import fake_components, fake_recipe
 from fakes.job import new_run_dir
+from ppoctl.algorithm import sizes
+from ppoctl.algorithm.role_model import model_of, own_models
+from ppoctl.algorithm.role_table import TrainedTable
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 from ppoctl.errors import RecipeError
@@ -15,12 +18,10 @@ from ppoctl.loading.load import examine, from_resolved, load
 from ppoctl.loading.rules.across_tables import violations
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.preflight import check as preflight
-from ppoctl.recipe import sizes
-from ppoctl.recipe.algorithm import ParallelTable, TrainedTable
 from ppoctl.recipe.fingerprint import fingerprint, result_differences
 from ppoctl.recipe.parallel import layouts, processes, saved_layout
-from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.runs import staging
 from ppoctl.runs.changed_settings import change
 from ppoctl.runs.run_recipe import as_recorded, recipe_of

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from for_each import for_each
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Effect
 from wiring.cases import HELD

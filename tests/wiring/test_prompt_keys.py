@@ -16,6 +16,7 @@ from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
 from ppoctl.loading.rules.rows import check_mix_weights
 from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.engines import prompt_source
 from wiring.cases import each_key, holds
 from wiring.harness import BASE
 
@@ -94,8 +95,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def prompts_of(data: dict[str, Any], tokenizer: WordTokenizer | None = None, **rollout: Any) -> PromptSource:
     tables = {**BASE, "data": data, "rollout": {**BASE["rollout"], "prompts_per_step": 1, **rollout}}
     recipe = Recipe.model_validate(tables)
-    template = PromptTemplate(tokenizer or WordTokenizer())
-    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
+    return prompt_source(recipe, PromptTemplate(tokenizer or WordTokenizer()))
 
 
 def read(rows: Any) -> list[tuple[str, str]]:
@@ -262,13 +262,16 @@ def test_step_has_prompts_per_step_rows_in_seed_order(key: str, value: int) -> N
     found = source.prompts_for(1)
     assert isinstance(found, Prompts)
     assert len(found.rows) == (value if key != "seed" else 1)
+    with pytest.raises(
+        DataError, match=rf"`data.train` has {len(NUMBERS)} rows, but a step takes {len(NUMBERS) + 1}"
+    ):
+        prompts_of({"train": COLUMNS}, prompts_per_step=len(NUMBERS) + 1)
     if key == "seed":
         orders = []
         for seed in (5, value):
-            recipe = Recipe.model_validate({**BASE, "seed": seed, "data": {"train": COLUMNS}})
-            rollout = recipe.rollout.model_copy(update={"prompts_per_step": 4})
-            template = PromptTemplate(WordTokenizer())
-            seeded = PromptSource.load(recipe.data, rollout, template, seed=recipe.seed)
+            tables = {**BASE, "seed": seed, "rollout": {**BASE["rollout"], "prompts_per_step": 4}}
+            recipe = Recipe.model_validate({**tables, "data": {"train": COLUMNS}})
+            seeded = prompt_source(recipe, PromptTemplate(WordTokenizer()))
             orders.append([row.text for row in seeded.prompts_for(1).rows])
         assert sorted(orders[0]) == sorted(orders[1]) == [q for q, _ in NUMBERS]
         assert orders[0] != orders[1]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.kl_use import NO_REFERENCE, kl_use, reported_kl
 from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.estimators.kinds import metrics_of
-from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.shaping import NoMoments
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
     whitens: bool = True
     """Whether the stage whitens advantages if the recipe requires it. Otherwise a later stage whitens them."""
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         if not self.whitens:
             yield "not whitened"
         if recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
@@ -39,7 +39,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
         if weights := _component_weights(recipe):
             yield f"weights {dict(weights)}"
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         if not self.reports_metrics:
             return ()
         return (
@@ -55,7 +55,7 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             *_of_estimators(recipe),
         )  # fmt: skip
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {
             "returns": recipe.ppo.advantages.trains_critic,
             "shaped": True,
@@ -63,13 +63,14 @@ class AdvantagesSpec(StageSpec["Advantages"]):
             "trains_actor": recipe.ppo.critic_only_until is not None,
         }
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage
         from ppoctl.stages.critic_first import CriticFirst
+        from ppoctl.stages.shaping import shaping_steps
 
         until = recipe.ppo.critic_only_until
         return AdvantagesStage(
-            reward_steps=recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens),
+            reward_steps=shaping_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
             estimator=recipe.ppo.advantages.estimator(),
             whitened=self.whitens and recipe.ppo.advantages.whiten,
             whitens_rewards=recipe.ppo.whiten_rewards,
@@ -83,12 +84,12 @@ class AdvantagesSpec(StageSpec["Advantages"]):
         )
 
 
-def _component_weights(recipe: Recipe) -> Mapping[str, float]:
+def _component_weights(recipe: StepRecipe) -> Mapping[str, float]:
     """Return the weight of each component of the reward; empty if the estimator does not read components."""
     return recipe.reward.component_weights if recipe.ppo.advantages.reads_components else {}
 
 
-def _of_shaping(recipe: Recipe) -> Iterator[ReportedMetric]:
+def _of_shaping(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     reward = recipe.reward
     has_moments = reward.moments != NoMoments(kind="none")
     steps = {
@@ -105,26 +106,26 @@ def _of_shaping(recipe: Recipe) -> Iterator[ReportedMetric]:
         yield ReportedMetric(metric, is_on, needs, hint="ppoctl recipes metrics")
 
 
-def _of_truncated(recipe: Recipe) -> Iterator[ReportedMetric]:
+def _of_truncated(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     wanted = {metrics.ADVANTAGE_BOOTSTRAP_MEAN: "bootstrap", metrics.ADVANTAGE_FILTERED_FRAC: "filter"}
     for metric, value in wanted.items():
         needs = f"requires `ppo.truncated` = `{value}`"
         yield ReportedMetric(metric, recipe.ppo.truncated == value, needs, (("ppo", "truncated"),))
 
 
-def _measured_kl(recipe: Recipe) -> ReportedMetric:
+def _measured_kl(recipe: StepRecipe) -> ReportedMetric:
     use = kl_use(recipe)
     fixed = ("requires an adaptive coefficient, but it is fixed", (("ppo", "kl", "adaptive"),))
     return ReportedMetric(metrics.KL_MEASURED, use.adapts, *(fixed if use.is_on else NO_REFERENCE))
 
 
-def _trained(recipe: Recipe) -> ReportedMetric:
+def _trained(recipe: StepRecipe) -> ReportedMetric:
     key = ("ppo", "critic_only_until")
     needs = f"requires `{'.'.join(key)}`, which is not set"
     return ReportedMetric(metrics.POLICY_TRAINED, recipe.ppo.critic_only_until is not None, needs, (key,))
 
 
-def _of_estimators(recipe: Recipe) -> Iterator[ReportedMetric]:
+def _of_estimators(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     for each in metrics_of(recipe.ppo.advantages):
         yield ReportedMetric(each.metric, each.is_on, f"requires {each.needs}", (("ppo", "advantages", "kind"),))
 

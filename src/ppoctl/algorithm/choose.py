@@ -19,12 +19,12 @@ from ppoctl.algorithm.ppo import CRITIC_ONLY, critic_only, ppo
 from ppoctl.algorithm.remax import REMAX, REMAX_CORRECTED
 from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.stage_spec import ReportedMetric
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.algorithm.trace import StepFunction, Trace, trace
-from ppoctl.recipe.resampling import NoResampling
-from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.resample_table import NoResampling
 from ppoctl.store.outline import Outlines
 
-StepFunctionAt = Callable[[Recipe, int], StepFunction]
+StepFunctionAt = Callable[[StepRecipe, int], StepFunction]
 """(recipe, step) -> the step function of that step."""
 
 
@@ -49,7 +49,7 @@ class _Deciding:
     """Whether only the critic trains in this step."""
 
 
-def _facts_of(recipe: Recipe, step: int) -> _Deciding:
+def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
     ppo, groups = recipe.ppo, recipe.rollout.groups
     return _Deciding(
         corrects=ppo.corrects_rollouts,
@@ -63,7 +63,7 @@ def _facts_of(recipe: Recipe, step: int) -> _Deciding:
     )
 
 
-def step_function_at(recipe: Recipe, step: int) -> StepFunction:
+def step_function_at(recipe: StepRecipe, step: int) -> StepFunction:
     """Return the step function of a step."""
     return _chosen(_facts_of(recipe, step))
 
@@ -97,7 +97,7 @@ def all_step_functions() -> tuple[StepFunction, ...]:
     return tuple({function.name: function for function in map(_chosen, facts)}.values())
 
 
-def changes_of(recipe: Recipe) -> tuple[int, ...]:
+def changes_of(recipe: StepRecipe) -> tuple[int, ...]:
     """Return the steps at which `step_function_at` may return another step function than at the step before."""
     return 1, recipe.ppo.critic_only_steps + 1
 
@@ -105,12 +105,12 @@ def changes_of(recipe: Recipe) -> tuple[int, ...]:
 _trace = cache(trace)
 
 
-def trace_at(recipe: Recipe, step: int, choose: StepFunctionAt = step_function_at) -> Trace:
+def trace_at(recipe: StepRecipe, step: int, choose: StepFunctionAt = step_function_at) -> Trace:
     """Return the trace of one step."""
     return _trace(choose(recipe, step))
 
 
-def traces(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[range, Trace]:
+def traces(recipe: StepRecipe, choose: StepFunctionAt = step_function_at) -> dict[range, Trace]:
     """Return the traces of all steps of a run, by the range of consecutive steps that have the trace."""
     functions: dict[int, StepFunction] = {}
     last = ""
@@ -122,19 +122,19 @@ def traces(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> dict[ra
     return {range(start, end): _trace(functions[start]) for start, end in zip(functions, ends, strict=True)}
 
 
-def outlines(recipe: Recipe, choose: StepFunctionAt = step_function_at) -> Outlines:
+def outlines(recipe: StepRecipe, choose: StepFunctionAt = step_function_at) -> Outlines:
     """Return the outlines of all steps of a run."""
     return Outlines({steps.start: found.outline for steps, found in traces(recipe, choose).items()})
 
 
-def generating_stages(recipe: Recipe) -> frozenset[str]:
+def generating_stages(recipe: StepRecipe) -> frozenset[str]:
     """Return the names of the stages that generate samples. They keep finished samples, and may stop between two
     samples."""
     stages = [EVALUATION, *(stage for found in traces(recipe).values() for stage in found.stages)]
     return frozenset(stage.name for stage in stages if any(each.kind == "generate" for each in stage.passes(recipe)))
 
 
-def reported_at(recipe: Recipe, name: str) -> list[range]:
+def reported_at(recipe: StepRecipe, name: str) -> list[range]:
     """Return the steps at which a stage certainly reports the metric."""
     certain = []
     for steps, found in traces(recipe).items():
@@ -144,7 +144,7 @@ def reported_at(recipe: Recipe, name: str) -> list[range]:
     return certain
 
 
-def updated_role(recipe: Recipe, name: str) -> str | None:
+def updated_role(recipe: StepRecipe, name: str) -> str | None:
     """Return the role whose update reports the metric; None: another stage, or no stage, reports the metric."""
     for found in traces(recipe).values():
         for stage in found.stages:
@@ -153,7 +153,7 @@ def updated_role(recipe: Recipe, name: str) -> str | None:
     return None
 
 
-def missing(recipe: Recipe, name: str) -> ReportedMetric | None:
+def missing(recipe: StepRecipe, name: str) -> ReportedMetric | None:
     """Return what the recipe lacks for a metric of a stage; None: some step reports the metric, or no stage of any
     step function has it."""
     if reported_at(recipe, name):

@@ -16,13 +16,12 @@ from ppoctl.algorithm.advantages import ADVANTAGES, AdvantagesSpec
 from ppoctl.algorithm.forward import CORRECTIONS, LOGPROBS, VALUES, Correct
 from ppoctl.algorithm.generation import REWARD, ROLLOUT, ROLLOUT_METRICS, SCORE_METRICS
 from ppoctl.algorithm.samples import Samples
+from ppoctl.algorithm.sizes import fewest_rounds, sequences_per_round
 from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
-from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.groups import GroupsTable
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import fewest_rounds, sequences_per_round
+from ppoctl.stages.groups_table import GroupsTable
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Logprobs, Rewards, Rollouts, Selection, Values
@@ -44,16 +43,16 @@ class KeepGroupsSpec(StageSpec["Selection"]):
     )  # fmt: skip
     defines_rows: ClassVar[bool] = True
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         groups = _groups(recipe)
         if groups.by == "shaped":
-            yield fingerprint(recipe, SHAPING_KEYS)
+            yield recipe.fingerprint(SHAPING_KEYS)
             yield from ADVANTAGES.fingerprint_texts(recipe)
         # Only the last round may be short. A round that was the last one is not reused as another one.
         if int(self.name.partition(".")[2] or 1) == groups.max_rounds:
             yield "last round"
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         of_groups = (
             metrics.GROUPS_KEPT, metrics.GROUPS_ROUNDS, metrics.GROUPS_PROMPTS_PER_KEPT,
             metrics.GROUPS_ALL_RIGHT_FRAC, metrics.GROUPS_ALL_WRONG_FRAC, metrics.GROUPS_DROPPED_TOKENS,
@@ -64,7 +63,7 @@ class KeepGroupsSpec(StageSpec["Selection"]):
             for metric in (*ROLLOUT_METRICS, *SCORE_METRICS, *of_groups)
         )
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Selection]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Selection]":
         from ppoctl.stages.keep_groups import KeepGroupsStage, PassesAt
 
         groups, pass_score = _groups(recipe), recipe.eval.pass_score
@@ -80,7 +79,7 @@ class KeepGroupsSpec(StageSpec["Selection"]):
         )
 
 
-def _groups(recipe: Recipe) -> GroupsTable:
+def _groups(recipe: StepRecipe) -> GroupsTable:
     groups = recipe.rollout.groups
     assert groups is not None, "only a recipe with `rollout.groups` has this stage"
     return groups
@@ -92,14 +91,15 @@ def _keeps(groups: GroupsTable) -> "Keeps":
     return is_mixed if groups.keep is None else MeanWithin(groups.keep.min, groups.keep.max)
 
 
-def _number_of(recipe: Recipe, groups: GroupsTable) -> "NumberOf":
+def _number_of(recipe: StepRecipe, groups: GroupsTable) -> "NumberOf":
     from ppoctl.stages.keep_groups import ComponentsOf, PassesAt, ShapedBy, scores_of
+    from ppoctl.stages.shaping import shaping_steps
 
     if groups.by == "pass":
         assert recipe.eval.pass_score is not None, "a rule requires `eval.pass_score`"
         return PassesAt(recipe.eval.pass_score)
     if groups.by == "shaped":
-        return ShapedBy(recipe.reward.build_steps(max_new_tokens=recipe.rollout.max_new_tokens))
+        return ShapedBy(shaping_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens))
     if groups.by == "components":
         return ComponentsOf(tuple(recipe.reward.component_weights))
     return scores_of
@@ -112,11 +112,11 @@ class AllRowsSpec(StageSpec["Selection"]):
     kind: ClassVar[str] = "selection"
     defines_rows: ClassVar[bool] = True
 
-    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
         per_round = sequences_per_round(recipe)
         return fewest_rounds(recipe) * per_round, _groups(recipe).max_rounds * per_round
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Selection]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Selection]":
         from ppoctl.stages.keep_groups import AllRowsStage
 
         return AllRowsStage(self.fingerprint(recipe), self.name)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppoctl.algorithm.sampling import episode_settings, plain_sampling
 from ppoctl.algorithm.stage_spec import ModelPass, ScoringParts, StageSpec
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.errors import RewardError
-from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.store.outline import EVAL
 
@@ -28,10 +28,10 @@ class EvaluationSpec(StageSpec["Evaluation"]):
     )  # fmt: skip
     role: str = "actor"
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("generate", self.role), ModelPass("score"))
 
-    def build(self, recipe: Recipe, parts: ScoringParts) -> "Stage[Evaluation]":
+    def build(self, recipe: StepRecipe, parts: ScoringParts) -> "Stage[Evaluation]":
         """Return the stage. There must be at least one evaluation set."""
         from ppoctl.stages.eval_metrics import Estimates
         from ppoctl.stages.evaluate import EvaluateStage

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.roles import REFERENCE
 from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
 from ppoctl.algorithm.shared_reference import shared_layers
 from ppoctl.algorithm.stage_spec import SHAPING_KEYS, ModelPass, ReportedMetric, StageParts, StageSpec
-from ppoctl.recipe.roles import REFERENCE
-from ppoctl.recipe.schema import Recipe
+from ppoctl.algorithm.step_recipe import StepRecipe
 
 if TYPE_CHECKING:
     from ppoctl.algorithm.trace import RunStage
@@ -35,19 +35,19 @@ class ValuesSpec(StageSpec["Values"]):
     keys: ClassVar[tuple[str, ...]] = ("model",)
     role: str = "critic"
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         if recipe.ppo.truncated == "bootstrap":
             # `filter` and `terminal` give the same fingerprint, so a run that stopped because `filter` left no
             # response can continue with `terminal`.
             yield "bootstrap"
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("forward", self.role),)
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"behind": recipe.ppo.truncated == "bootstrap"}
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Values]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Values]":
         from ppoctl.stages.values import ValuesStage
 
         return ValuesStage(
@@ -67,22 +67,22 @@ class LogprobsSpec(StageSpec["Logprobs"]):
     excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         if recipe.value_head is not None:
             yield "values"
             if recipe.ppo.truncated == "bootstrap":
                 yield "bootstrap"
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         use, in_one_pass = kl_use(recipe), _in_one_pass(recipe)
         own = ModelPass("forward", self.role, with_reference=use.is_full_before or in_one_pass)
         passes = (own,) if recipe.ppo.old_logprobs == "trainer" else ()
         return (*passes, ModelPass("forward", REFERENCE)) if use.is_estimated and not in_one_pass else passes
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return tuple(ReportedMetric(metric, recipe.ppo.old_logprobs == "trainer") for metric in SAMPLER_GAP)
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         use, source = kl_use(recipe), recipe.ppo.old_logprobs
         return {
             "actor": source != "current",
@@ -93,7 +93,7 @@ class LogprobsSpec(StageSpec["Logprobs"]):
             "behind": recipe.value_head is not None and recipe.ppo.truncated == "bootstrap",
         }
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Logprobs]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Logprobs]":
         from ppoctl.stages.logprobs import LogprobsStage
         from ppoctl.stages.valued_logprobs import ValuedLogprobsStage
 
@@ -115,7 +115,7 @@ class LogprobsSpec(StageSpec["Logprobs"]):
         )
 
 
-def _in_one_pass(recipe: Recipe) -> bool:
+def _in_one_pass(recipe: StepRecipe) -> bool:
     """Return whether the pass that computes the old log-probs computes those of the reference too."""
     is_wanted = kl_use(recipe).is_estimated and recipe.ppo.old_logprobs == "trainer"
     return is_wanted and shared_layers(recipe) > 0
@@ -132,7 +132,7 @@ class CorrectionSpec(StageSpec["Correction"]):
     kind: ClassVar[str] = "correction"
     keys: ClassVar[tuple[str, ...]] = ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap")
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         ppo, kind = recipe.ppo, recipe.ppo.rollout_correction.kind
         if not ppo.corrects_rollouts:
             none = "requires a rollout correction, but none is made"
@@ -151,7 +151,7 @@ class CorrectionSpec(StageSpec["Correction"]):
             ReportedMetric(dropped, rejects, rejection, _REJECTION),
         )
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Correction]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Correction]":
         return recipe.ppo.build_correction(fingerprint=self.fingerprint(recipe), name=self.name)
 
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.sampling import episode_settings, rollout_sampling
+from ppoctl.algorithm.sizes import sequences_per_round
 from ppoctl.algorithm.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.errors import quoted
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import sequences_per_round
+from ppoctl.key_path import dotted
 from ppoctl.rewards.table import RewardTable
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class RolloutSpec(StageSpec["Rollouts"]):
     defines_rows: ClassVar[bool] = True
     role: str = "actor"
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("generate", self.role),)
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         has_episodes = recipe.environment is not None
         of_episodes = (
             ReportedMetric(metric, has_episodes, "requires `[environment]`", (("environment",),))
@@ -56,14 +56,14 @@ class RolloutSpec(StageSpec["Rollouts"]):
         )
         return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED), *of_episodes)
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"episodes": recipe.environment is not None}
 
-    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
         rows = sequences_per_round(recipe)
         return rows, rows
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rollouts]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
         from ppoctl.stages.overlapped_scoring import OverlappedScorer
         from ppoctl.stages.rollout import RolloutStage
 
@@ -87,19 +87,19 @@ class RewardSpec(StageSpec["Rewards"]):
     kind: ClassVar[str] = "rewards"
     keys: ClassVar[tuple[str, ...]] = ("reward", "environment.on_failure")
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("score"),)
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return always(*SCORE_METRICS, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX)
 
-    def reports(self, recipe: Recipe, name: str) -> bool:
+    def reports(self, recipe: StepRecipe, name: str) -> bool:
         # Every name of a metric of a scorer counts here; `loading.rules.metrics` checks the scorer.
         from_scorer = metrics.reward_part(name) is not None
         readings = (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name)
         return from_scorer or name in readings or super().reports(recipe, name)
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rewards]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rewards]":
         from ppoctl.stages.reward import RewardStage
 
         return RewardStage(

@@ -14,9 +14,9 @@ from ppoctl.algorithm.forward import CORRECTIONS
 from ppoctl.algorithm.policy_only import policy_step
 from ppoctl.algorithm.samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, always
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.algorithm.trace import StepFunction
 from ppoctl.algorithm.updates import VALUE_METRICS, PolicyUpdateSpec
-from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import State
@@ -31,12 +31,12 @@ class JointUpdateSpec(PolicyUpdateSpec):
 
     keys: ClassVar[tuple[str, ...]] = (*PolicyUpdateSpec.keys, "ppo.value_loss", "critic")
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         yield from super().fingerprint_texts(recipe)
         if recipe.ppo.value_loss.aggregation == "fixed_length":
             yield f"{recipe.rollout.max_new_tokens} tokens of the value loss"
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         of_the_joint = {metrics.VALUE_GRAD_NORM: metrics.POLICY_GRAD_NORM, metrics.VALUE_LR: metrics.POLICY_LR}
         return (
             *super().metrics(recipe),
@@ -52,7 +52,7 @@ class JointUpdateSpec(PolicyUpdateSpec):
             ),
         )
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[State]":
         from ppoctl.ppo.aggregation import aggregation
         from ppoctl.stages.joint_update import JointUpdateStage
 

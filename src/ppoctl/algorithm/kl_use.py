@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.stage_spec import ReportedMetric
-from ppoctl.recipe.kl import NoKl
-from ppoctl.recipe.schema import Recipe
+from ppoctl.algorithm.step_recipe import StepRecipe
+from ppoctl.stages.kl_table import NoKl
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class KlUse:
     """Whether the coefficient adapts to the measured KL."""
 
 
-def kl_use(recipe: Recipe) -> KlUse:
+def kl_use(recipe: StepRecipe) -> KlUse:
     """Return the stages that compute the KL of the recipe's penalty."""
     kl = recipe.ppo.kl
     if isinstance(kl, NoKl):
@@ -50,7 +50,7 @@ NO_REFERENCE = ("requires a reference, but none is loaded", (("ppo", "kl", "plac
 """Text and key of a conflict: a metric of the KL from the reference, in a recipe without a reference."""
 
 
-def reported_kl(recipe: Recipe, *, in_update: bool) -> tuple[ReportedMetric, ...]:
+def reported_kl(recipe: StepRecipe, *, in_update: bool) -> tuple[ReportedMetric, ...]:
     """Return the metrics of the KL from the reference, which the first stage that knows the KL reports: the policy
     update (`in_update`) or an earlier stage."""
     use = kl_use(recipe)

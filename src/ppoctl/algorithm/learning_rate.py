@@ -1,11 +1,11 @@
 """Learning rate schedule of a role, from the recipe."""
 
+from ppoctl.algorithm.sizes import optimizer_of, planned_updates, updates_per_tick, warmup_updates
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import optimizer_of, planned_updates, updates_per_tick, warmup_updates
 
 
-def learning_rate_of(recipe: Recipe, role: str) -> LearningRate:
+def learning_rate_of(recipe: StepRecipe, role: str) -> LearningRate:
     """Return the learning rate schedule of a role. Without `lr_decay_updates`, the decay ends with the run."""
     table, per_tick = optimizer_of(recipe, role), updates_per_tick(recipe, role)
     return LearningRate(

@@ -15,10 +15,10 @@ from ppoctl.algorithm.advantages import ADVANTAGES, AdvantagesSpec
 from ppoctl.algorithm.forward import CORRECTIONS, LOGPROBS, VALUES, Correct
 from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, StageSpec
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
-from ppoctl.recipe.resampling import NoResampling
-from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.resample_table import NoResampling
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Advantages, Selection
@@ -33,12 +33,12 @@ class ResampleSpec(StageSpec["Selection"]):
     keys: ClassVar[tuple[str, ...]] = ("seed", "ppo.resample")
     defines_rows: ClassVar[bool] = True
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         is_on = not isinstance(recipe.ppo.resample, NoResampling)
         needs, key = "requires `ppo.resample`, but rows are not sampled again", ("ppo", "resample", "kind")
         return (ReportedMetric(metrics.RESAMPLE_EFFECTIVE_SEQS, is_on, needs, (key,), "--set ppo.resample.kind=pow"),)
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Selection]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Selection]":
         from ppoctl.stages.resample import ResampleStage
 
         table = recipe.ppo.resample
@@ -52,10 +52,10 @@ class WhiteningSpec(StageSpec["Advantages"]):
 
     kind: ClassVar[str] = "advantages"
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return ADVANTAGES.present_fields(recipe)
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.resample import WhiteningStage
 
         return WhiteningStage(self.fingerprint(recipe), self.name)

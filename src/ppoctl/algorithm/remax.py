@@ -16,9 +16,9 @@ from ppoctl.algorithm.generation import RewardSpec, RolloutSpec
 from ppoctl.algorithm.samples import ONE_ROUND
 from ppoctl.algorithm.sampling import greedy_sampling
 from ppoctl.algorithm.stage_spec import ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE
-from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import Advantages, Rewards, Rollouts
@@ -31,13 +31,13 @@ class GreedyRolloutSpec(RolloutSpec):
 
     kind: ClassVar[str] = "greedy_rollouts"
 
-    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
         return recipe.rollout.prompts_per_step, recipe.rollout.prompts_per_step
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return always(metrics.BASELINE_RESPONSE_TOKENS_MEAN, metrics.BASELINE_TRUNCATED_FRAC, metrics.BASELINE_TOKENS)
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rollouts]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
         from ppoctl.batch.records import GreedyRollouts
         from ppoctl.stages.greedy import GreedyStage
         from ppoctl.stages.rollout import RolloutStage
@@ -53,13 +53,13 @@ class GreedyRewardSpec(RewardSpec):
 
     kind: ClassVar[str] = "greedy_rewards"
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return always(metrics.BASELINE_SCORE_MEAN, metrics.BASELINE_ERROR_FRAC)
 
-    def reports(self, recipe: Recipe, name: str) -> bool:
+    def reports(self, recipe: StepRecipe, name: str) -> bool:
         return StageSpec.reports(self, recipe, name)
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Rewards]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rewards]":
         from ppoctl.batch.records import GreedyRewards
         from ppoctl.stages.greedy import GreedyStage
         from ppoctl.stages.reward import RewardStage
@@ -75,7 +75,7 @@ class RemaxAdvantagesSpec(AdvantagesSpec):
 
     joins_by_prompt: ClassVar[bool] = True
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Advantages]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Advantages]":
         from ppoctl.stages.advantages import AdvantagesStage
         from ppoctl.stages.greedy import RemaxAdvantagesStage
 

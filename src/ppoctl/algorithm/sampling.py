@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.batch.episodes import Dialogue, Environments, EpisodeSettings
 from ppoctl.environments.table import EpisodeTable
-from ppoctl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from ppoctl.ports import OutputRequest, SamplingParams
@@ -15,7 +15,7 @@ DISTRIBUTION_KEYS = tuple(f"rollout.{key}" for key in _DISTRIBUTION)
 """Keys of the distribution that responses are sampled from."""
 
 
-def rollout_sampling(recipe: Recipe) -> "SamplingParams":
+def rollout_sampling(recipe: StepRecipe) -> "SamplingParams":
     """Return the sampling parameters of a rollout."""
     rollout = recipe.rollout
     plain = plain_sampling(recipe, rollout.temperature, rollout.max_new_tokens)
@@ -23,13 +23,13 @@ def rollout_sampling(recipe: Recipe) -> "SamplingParams":
     return replace(filtered, min_new_tokens=rollout.min_new_tokens)
 
 
-def greedy_sampling(recipe: Recipe) -> "SamplingParams":
+def greedy_sampling(recipe: StepRecipe) -> "SamplingParams":
     """Return the sampling parameters of greedy responses that have the length limits of a rollout."""
     rollout = recipe.rollout
     return replace(plain_sampling(recipe, 0.0, rollout.max_new_tokens), min_new_tokens=rollout.min_new_tokens)
 
 
-def plain_sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> "SamplingParams":
+def plain_sampling(recipe: StepRecipe, temperature: float, max_new_tokens: int) -> "SamplingParams":
     """Return sampling parameters without filters, which end responses as the rollouts do."""
     from ppoctl.ports import SamplingParams
 
@@ -55,7 +55,7 @@ def episode_settings(
     return EpisodeSettings(table.limits, environments, dialogue)
 
 
-def scored_distribution(recipe: Recipe) -> "OutputRequest":
+def scored_distribution(recipe: StepRecipe) -> "OutputRequest":
     """Return the request for log-probs under the distribution that the generator (vLLM) samples from."""
     from ppoctl.ports import OutputRequest
 

@@ -3,13 +3,13 @@
 The trainer shares by the same rule (`engines.megatron.reference`). The result of a stage does not depend on it.
 """
 
+from ppoctl.algorithm.role_model import model_in, model_of, reference_of
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.convert.adapters import trunk_layers
-from ppoctl.recipe.role_model import model_in, model_of, reference_of
-from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import Recipe
 
 
-def shared_layers(recipe: Recipe) -> int:
+def shared_layers(recipe: StepRecipe) -> int:
     """Return the number of layers that one forward pass computes for both actor and reference: the frozen trunk. 0:
     there is no trunk, the shape of the model is not known, or the reference shares no weights."""
     shape = model_of(recipe, POLICY).shape

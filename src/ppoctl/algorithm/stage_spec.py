@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from ppoctl import metric_registry
+from ppoctl.algorithm.roles import POLICY, REFERENCE
+from ppoctl.algorithm.sizes import sequences_per_step
+from ppoctl.algorithm.step_recipe import StepRecipe
 from ppoctl.batch.fields import FIELDS, RecordField
+from ppoctl.key_path import KeyPath
 from ppoctl.metric_registry import Metric
-from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.roles import POLICY, REFERENCE
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import sequences_per_step
 from ppoctl.rewards.shaping import RewardShaping
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", covariant=True)
 """Result of a stage, as a step function receives it: a record, or the state after an update."""
 
-SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
+SHAPING_KEYS = tuple(f"reward.{key}" for key in RewardShaping.model_fields)
 """Keys of reward shaping. Changing them does not require scoring again."""
 
 UPDATE = "update"
@@ -115,7 +113,7 @@ class StageSpec(Generic[Result]):
     kind: ClassVar[str]
     """Kind of the record that the stage commits, as in `batch.fields`."""
     keys: ClassVar[tuple[str, ...]] = ()
-    """Recipe keys that decide the result."""
+    """StepRecipe keys that decide the result."""
     excluded_keys: ClassVar[tuple[str, ...]] = (*SHAPING_KEYS, OWN_REFERENCE)
     """Keys below `keys` that do not decide the result. Only the advantages read the keys of reward shaping."""
     defines_rows: ClassVar[bool] = False
@@ -128,55 +126,55 @@ class StageSpec(Generic[Result]):
         """Return the recipe keys that decide the result: `keys`, and those that depend on the role of the stage."""
         return self.keys
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         """Yield texts that join the fingerprint: values that the stage reads, under some settings, from keys that are
         not in `keys`."""
         yield from ()
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         """Return the uses of models, in order."""
         return ()
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         """Return the metrics that the stage reports, and those that it would report under other settings."""
         return ()
 
-    def reports(self, recipe: Recipe, name: str) -> bool:
+    def reports(self, recipe: StepRecipe, name: str) -> bool:
         """Return whether the stage reports the metric of this name."""
         metric = metric_registry.find(name)
         return name == f"time/{self.name}_s" or any(
             each.is_on and each.metric is metric for each in self.metrics(recipe)
         )
 
-    def reports_from(self, recipe: Recipe) -> int:
+    def reports_from(self, recipe: StepRecipe) -> int:
         """Return the first step at which the stage certainly reports its metrics."""
         return 1
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         """Return optional field of the record -> whether it is present. A field that is not listed is absent."""
         return {}
 
-    def record(self, recipe: Recipe) -> tuple[RecordField, ...]:
+    def record(self, recipe: StepRecipe) -> tuple[RecordField, ...]:
         """Return the fields of the record under the settings of the recipe."""
         present = self.present_fields(recipe)
         return tuple(field for field in FIELDS[self.kind] if not field.is_optional or present.get(field.name, False))
 
-    def row_bounds(self, recipe: Recipe) -> tuple[int, int]:
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
         """Return the minimum and the maximum number of rows of a record that defines its rows, in one round."""
         rows = sequences_per_step(recipe)
         return rows, rows
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[Result]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Result]":
         """Return the stage. The mathematics is imported here."""
         raise NotImplementedError
 
-    def fingerprint(self, recipe: Recipe, reward_digest: str = "") -> str:
+    def fingerprint(self, recipe: StepRecipe, reward_digest: str = "") -> str:
         """Return the digest of everything that decides the result except the inputs: the RESULTS keys that the stage
         reads and, if the stage scores, the reward models."""
         scores = any(each.kind == "score" for each in self.passes(recipe))
         scored_by = [reward_digest] if reward_digest and scores else []
         parts = (
-            fingerprint(recipe, self.read_keys(), without=self.excluded_keys),
+            recipe.fingerprint(self.read_keys(), without=self.excluded_keys),
             *self.fingerprint_texts(recipe),
             *scored_by,
         )

@@ -8,7 +8,18 @@ from ppoctl import metric_registry as metrics
 from ppoctl.algorithm.forward import SAMPLER_GAP
 from ppoctl.algorithm.kl_use import kl_use, reported_kl
 from ppoctl.algorithm.learning_rate import learning_rate_of
+from ppoctl.algorithm.role_model import trainable_of
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.algorithm.sampling import DISTRIBUTION_KEYS, scored_distribution
+from ppoctl.algorithm.sizes import (
+    critic_only_steps,
+    epochs,
+    minibatch_seqs,
+    optimizer_of,
+    planned_updates,
+    updates_per_tick,
+    warmup_updates,
+)
 from ppoctl.algorithm.stage_spec import (
     SHAPING_KEYS,
     UPDATE,
@@ -18,18 +29,7 @@ from ppoctl.algorithm.stage_spec import (
     StageSpec,
     always,
 )
-from ppoctl.recipe.role_model import trainable_of
-from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import (
-    critic_only_steps,
-    epochs,
-    minibatch_seqs,
-    optimizer_of,
-    planned_updates,
-    updates_per_tick,
-    warmup_updates,
-)
+from ppoctl.algorithm.step_recipe import StepRecipe
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import State
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ppoctl.store.stage_runner import Stage
 
 
-def _read_by_update(recipe: Recipe, role: str, aggregation: str) -> Iterator[str]:
+def _read_by_update(recipe: StepRecipe, role: str, aggregation: str) -> Iterator[str]:
     """Yield the number of optimizer steps if a learning rate depends on it, and the response length if a loss divides
     by it."""
     table = optimizer_of(recipe, role)
@@ -79,16 +79,16 @@ class ValueUpdateSpec(UpdateSpec):
     )  # fmt: skip
     role: str = "critic"
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.value_loss.aggregation)
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("train", self.role),)
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         return always(*VALUE_METRICS, metrics.VALUE_GRAD_NORM, metrics.VALUE_LR)
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[State]":
         from ppoctl.ppo.aggregation import aggregation
         from ppoctl.stages.critic_update import CriticUpdateStage
 
@@ -115,13 +115,13 @@ class PolicyUpdateSpec(UpdateSpec):
     excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"
 
-    def fingerprint_texts(self, recipe: Recipe) -> Iterator[str]:
+    def fingerprint_texts(self, recipe: StepRecipe) -> Iterator[str]:
         return _read_by_update(recipe, self.role, recipe.ppo.policy_loss.aggregation)
 
-    def passes(self, recipe: Recipe) -> tuple[ModelPass, ...]:
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("train", self.role, with_reference=kl_use(recipe).is_full_in_update),)
 
-    def metrics(self, recipe: Recipe) -> tuple[ReportedMetric, ...]:
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
         is_gap_new = recipe.ppo.old_logprobs != "trainer"
         return (
             *always(
@@ -137,19 +137,19 @@ class PolicyUpdateSpec(UpdateSpec):
             *(ReportedMetric(metric, is_gap_new) for metric in SAMPLER_GAP),
         )  # fmt: skip
 
-    def reports_from(self, recipe: Recipe) -> int:
+    def reports_from(self, recipe: StepRecipe) -> int:
         until = recipe.ppo.critic_only_until
         return 1 if until is None else until.at_most + 1
 
-    def present_fields(self, recipe: Recipe) -> dict[str, bool]:
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"gap": recipe.ppo.old_logprobs != "trainer"}
 
-    def build(self, recipe: Recipe, parts: StageParts) -> "Stage[State]":
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[State]":
         from ppoctl.stages.actor_update import ActorUpdateStage
 
         return ActorUpdateStage(**self.stage_settings(recipe, parts))
 
-    def stage_settings(self, recipe: Recipe, parts: StageParts) -> dict[str, Any]:
+    def stage_settings(self, recipe: StepRecipe, parts: StageParts) -> dict[str, Any]:
         """Return the settings of the stage by name."""
         from ppoctl.ppo.aggregation import aggregation
 
@@ -169,7 +169,7 @@ class PolicyUpdateSpec(UpdateSpec):
         }
 
 
-def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
+def _of_clips(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     loss = recipe.ppo.policy_loss
     needs = f"describes a clip that the loss `{loss.kind}` does not have"
     for metric in (
@@ -181,7 +181,7 @@ def _of_clips(recipe: Recipe) -> Iterator[ReportedMetric]:
     yield ReportedMetric(own, own in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
 
 
-def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:
+def _of_terms(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     """Yield the metrics of the terms that a recipe can add to the loss."""
     loss = recipe.ppo.policy_loss
     for metric, key in (
@@ -198,13 +198,13 @@ def _of_terms(recipe: Recipe) -> Iterator[ReportedMetric]:
     yield ReportedMetric(metrics.POLICY_VALUE_LOSS, recipe.value_head is not None, no_head, (on,))
 
 
-def _of_adapters(recipe: Recipe) -> ReportedMetric:
+def _of_adapters(recipe: StepRecipe) -> ReportedMetric:
     has_adapters = trainable_of(recipe, POLICY).lora is not None
     needs, key = "requires adapters, but the actor has none", ("actor", "train")
     return ReportedMetric(metrics.POLICY_MERGE_ERROR, has_adapters, needs, (key,), "--set 'actor.train={lora={}}'")
 
 
-def _minibatch_plan(recipe: Recipe, role: str) -> "MinibatchPlan":
+def _minibatch_plan(recipe: StepRecipe, role: str) -> "MinibatchPlan":
     from ppoctl.ports import OptimizerStep
     from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 

@@ -16,7 +16,7 @@ from ppoctl.api.run import Run
 if TYPE_CHECKING:
     import pyarrow
 
-    from ppoctl.loop.expectations import RunResult
+    from ppoctl.report.expectations import RunResult
     from ppoctl.shutdown.signals import SignalGate
     from ppoctl.tracking.screen import Screen
 
@@ -156,7 +156,7 @@ def _screen_and_gate(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
 
 
 def _run_of(ended: "RunResult") -> Run:
-    from ppoctl.loop.expectations import require_met
+    from ppoctl.report.expectations import require_met
 
     require_met(ended.results)
     return Run(ended.paths.root)

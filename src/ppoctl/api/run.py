@@ -53,7 +53,7 @@ class Run:
 
         A value is null if the step does not have the metric. Step 0 is the evaluation before the first step.
         """
-        from ppoctl.loop.expectations import history
+        from ppoctl.report.expectations import history
         from ppoctl.store.arrow_tables import as_table
 
         rows: dict[int, dict[str, float]] = {}

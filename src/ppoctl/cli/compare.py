@@ -122,8 +122,8 @@ def _differences(*runs: "RecordedRun") -> Differences:
     Raises RecipeError if a folder is not a run, and StorageError if the recipe or journal of a run is damaged.
     """
     from ppoctl.loading.load import from_resolved
-    from ppoctl.loop.expectations import history
     from ppoctl.recipe.fingerprint import differences as keys
+    from ppoctl.report.expectations import history
 
     facts = [run.facts for run in runs]
     recipes = [from_resolved(run.recipe) for run in runs]

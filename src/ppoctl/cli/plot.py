@@ -74,7 +74,7 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
 
     Raises RecipeError if a run has no metrics.
     """
-    from ppoctl.loop.expectations import history
+    from ppoctl.report.expectations import history
     from ppoctl.store.journal import events
 
     plotted: list[_Plotted] = []

@@ -26,8 +26,8 @@ from ppoctl.errors import RecipeError, as_typed, quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.loop.expectations import RunResult
     from ppoctl.recipe.schema import Recipe
+    from ppoctl.report.expectations import RunResult
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import ResumePlan
     from ppoctl.store.run_paths import RunPaths
@@ -147,7 +147,7 @@ def _result_if_done(run: "RecordedRun") -> "RunResult | None":
 
     Raises StorageError if artifacts of the run are missing or corrupt.
     """
-    from ppoctl.loop.expectations import RunResult, check_expectations
+    from ppoctl.report.expectations import RunResult, check_expectations
     from ppoctl.runs.run_recipe import is_edited, newest_recorded
     from ppoctl.store.jobs import longer_command
     from ppoctl.store.liveness import EARLY_END, attempts

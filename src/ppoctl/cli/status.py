@@ -160,8 +160,8 @@ def _expectation_results(run: "RecordedRun") -> list[dict[str, Any]]:
     expect = run.recipe["expect"]
     if not expect:
         return []
-    from ppoctl.loop.expectations import check_expectations
     from ppoctl.recipe.schema import Expectation
+    from ppoctl.report.expectations import check_expectations
 
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
     return [vars(result) for result in check_expectations(wanted, run.lines)]

@@ -9,7 +9,7 @@ from ppoctl.errors import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ppoctl.loop.expectations import RunResult
+    from ppoctl.report.expectations import RunResult
 
 RUNS = Path("runs")
 """Default folder of run directories."""
@@ -38,7 +38,7 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
 
     Raises ExpectationError if the run does not meet the expectations of its recipe.
     """
-    from ppoctl.loop.expectations import history, require_met
+    from ppoctl.report.expectations import history, require_met
     from ppoctl.store.jobs import longer_command
 
     series = history(ended.lines)

@@ -197,9 +197,9 @@ def _staged(loaded: "Loaded") -> "list[Asset]":
 
 
 def _show(loaded: "Loaded") -> None:
+    from ppoctl.key_path import dotted
     from ppoctl.loading.explain import shown
     from ppoctl.recipe import schema_tree as tree
-    from ppoctl.recipe.origins import dotted
 
     rows = []
     for value in tree.values(loaded.recipe):

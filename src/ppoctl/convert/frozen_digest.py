@@ -7,7 +7,7 @@ neither on the layout nor on the format of the model.
 import hashlib
 from collections.abc import Mapping
 
-from ppoctl.weights.checksum import TensorChecksum
+from ppoctl.convert.checksum import TensorChecksum
 
 
 def frozen_digest(checksums: Mapping[str, TensorChecksum]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ppoctl.convert.accounted_tensors import Accounted
+from ppoctl.convert.checksum import TensorChecksum, checksum_of
 from ppoctl.convert.frozen_base import FrozenBase, complete_command, completing_folder, read_frozen_base
 from ppoctl.convert.frozen_digest import frozen_digest
 from ppoctl.convert.hugging_face import Weights, open_weights
@@ -21,7 +22,6 @@ from ppoctl.convert.torch_dist import TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.model.head import Head
 from ppoctl.model.shape import ModelShape
-from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 ChecksumsOf = Callable[[Callable[[str], Tensor], Sequence[str]], Mapping[str, TensorChecksum]]
 """Function that returns the checksums of the tensors with these names, which the first argument reads."""

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ppoctl.batch.prompts import Message
+from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
 from ppoctl.errors import DataError, MissingFileError, RecipeError, quoted
-from ppoctl.recipe.rows import SingleTable
 
 SLOT = "{question}"
 

@@ -25,10 +25,10 @@ from threading import Lock
 from ppoctl.data.framing import Framing
 from ppoctl.data.loaders import code_digest
 from ppoctl.data.row_faults import RowFaults, joined
+from ppoctl.data.row_files import files_of
+from ppoctl.data.row_tables import AnyRows, DataTable, PythonRows, SingleTable, StoredRows
 from ppoctl.data.rows import Content, DatasetRow, id_begin, question_of, single_tables, stream_contents, tables_of
 from ppoctl.errors import DataError
-from ppoctl.recipe.row_files import files_of
-from ppoctl.recipe.rows import AnyRows, DataTable, PythonRows, SingleTable, StoredRows
 
 SPOOL_BYTES = 64 << 20
 """Maximum size of a spool in memory, in bytes. A larger spool is a file in the folder for temporary files."""

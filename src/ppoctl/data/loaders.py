@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.data.row_blocks import BLOCK_ROWS, Block, blocks_of
+from ppoctl.data.row_tables import DatasetTable, PythonRows
 from ppoctl.errors import DataError, EnvironmentProblemError, MissingFileError, PpoctlError, RecipeError, quoted
-from ppoctl.recipe.rows import DatasetTable, PythonRows
 from ppoctl.user_functions import described, import_command, imported
 
 Reader = Callable[[int | None], Iterator[Block]]

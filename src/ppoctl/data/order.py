@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.recipe.row_files import in_an_epoch
+from ppoctl.data.row_files import in_an_epoch
 
 if TYPE_CHECKING:
     import numpy

@@ -17,12 +17,12 @@ from ppoctl.batch.prompts import Prompt
 from ppoctl.data.framing import Framing
 from ppoctl.data.index import RowSet
 from ppoctl.data.row_faults import RowFaults
+from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import TemplateArguments
 from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import DataError
-from ppoctl.recipe.rows import SingleTable
 
 _FEW = 10
 """The rows whose prompts are too long are considered few if they are at most 1 in this number of rows."""

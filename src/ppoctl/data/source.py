@@ -13,11 +13,10 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.data.index import RowSet, digest_of, read_set
 from ppoctl.data.order import Order, SourceShare
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
-from ppoctl.data.rows import require_enough, require_in_an_epoch, single_tables, tables_of
+from ppoctl.data.row_tables import DataTable
+from ppoctl.data.rows import require_in_an_epoch, single_tables, tables_of
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import EnvironmentOf, no_environment
-from ppoctl.recipe.rows import DataTable
-from ppoctl.recipe.schema import RolloutTable
 
 
 @dataclass(frozen=True)
@@ -45,18 +44,22 @@ class PromptSource:
     def load(
         cls,
         data: DataTable,
-        rollout: RolloutTable,
         template: PromptTemplate,
         *,
+        max_prompt_tokens: int,
+        prompts_per_round: int,
         seed: int,
         environment_of: EnvironmentOf = no_environment,
     ) -> "PromptSource":
         """Read and check all data sets of a recipe. Raises DataError."""
-        most = rollout.max_prompt_tokens
         sets = {
             name: {
                 source: PromptSet(
-                    read_set(single, name=key, source=source), single, template, most, environment_of(name)
+                    read_set(single, name=key, source=source),
+                    single,
+                    template,
+                    max_prompt_tokens,
+                    environment_of(name),
                 )
                 for source, (key, single) in single_tables(table, name=name).items()
             }
@@ -67,7 +70,7 @@ class PromptSource:
             train=joined.pop("train"),
             evaluations={name.removeprefix("eval."): prompts for name, prompts in joined.items()},
             seed=seed,
-            prompts_per_round=rollout.prompts_per_round,
+            prompts_per_round=prompts_per_round,
             digests={
                 **{
                     f"data.{name}": digest_of({source: prompts.rows for source, prompts in sources.items()})
@@ -89,7 +92,6 @@ class PromptSource:
         )
         for prompts in sets["train"].values():
             require_in_an_epoch(prompts.rows.name, len(prompts), prompts.weight)
-        require_enough(prompt_source.order.epoch_rows, rollout.prompts_per_round, rollout.round_key)
         return prompt_source
 
     @property

@@ -5,11 +5,10 @@ from typing import Any
 
 from ppoctl.batch.prompts import Json
 from ppoctl.data.index import RowSet
+from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
 from ppoctl.errors import DataError, RecipeError
-from ppoctl.recipe.rows import SingleTable
-from ppoctl.recipe.schema import Recipe
 
 EnvironmentOf = Callable[[str], EpisodeTable | None]
 """Function that returns the environment of a set, by its key below `data` (`train`, `eval.NAME`); None: its responses
@@ -78,11 +77,6 @@ class TemplateArguments:
 def tools_of(environment: EnvironmentTable) -> list[Json]:
     """Return the schemas of the tools in the form that chat templates read; empty: no tools."""
     return [dict(schema) for schema in environment.schemas()]
-
-
-def environment_of(recipe: Recipe, name: str) -> EpisodeTable | None:
-    """Return the environment of the set with this key below `data`; None: its responses have one turn."""
-    return recipe.environment if name == "train" else recipe.eval_environment
 
 
 def no_environment(name: str) -> None:

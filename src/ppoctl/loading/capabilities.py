@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ppoctl.errors import RecipeError
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 NOT_YET = {

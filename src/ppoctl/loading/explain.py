@@ -15,13 +15,14 @@ from pydantic_core import ErrorDetails
 from ppoctl.environments.tools import BUILT_IN
 from ppoctl.errors import quoted, without_secrets
 from ppoctl.finding import Finding, problem
+from ppoctl.key_path import KeyPath, dotted, quoted_text
 from ppoctl.loading.capabilities import planned_key, planned_value
 from ppoctl.loading.key_examples import EXAMPLES
 from ppoctl.loading.layers import Layers
+from ppoctl.loading.origins import DEFAULT, paths_in
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.docstring_fields import parse_docstring
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
 from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)

@@ -39,8 +39,9 @@ from pydantic_settings import (
 
 from ppoctl.errors import MissingAssetError
 from ppoctl.finding import Finding, from_error, problem
+from ppoctl.key_path import KeyPath, dotted
+from ppoctl.loading.origins import DEFAULT, lines_of, paths_in
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.paths import BY_ONE_KEY, PathResolver, is_written, matching, with_file_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Effect

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.finding import Finding, once, problem, require_none
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.explain import problems_of
 from ppoctl.loading.layers import SITE, Layers, site_file
 from ppoctl.loading.partial import partial
@@ -26,7 +27,6 @@ from ppoctl.loading.run_length import put_steps_for_epochs
 from ppoctl.model.bundled_configs import recipes_folder
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import with_earlier_values
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 MOST_BYTES = 1 << 20

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BeforeValidator, ValidationError
 
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 

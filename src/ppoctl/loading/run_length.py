@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ppoctl.data.row_files import files_of, rows_of
+from ppoctl.data.row_tables import AnyRows, Rows, StoredRows, sources_of
 from ppoctl.errors import DataError, MissingAssetError, PpoctlError, quoted
 from ppoctl.finding import Finding, from_error, note, problem
+from ppoctl.key_path import dotted
 from ppoctl.loading.layers import Layers
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.row_files import files_of, rows_of
-from ppoctl.recipe.rows import AnyRows, Rows, StoredRows, sources_of
 
 
 def put_steps_for_epochs(layers: Layers) -> Finding | None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.explain import as_toml
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 

@@ -10,11 +10,11 @@ from inspect import get_annotations
 
 from pydantic import BaseModel
 
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.manual.keys import REQUIRED, KeyLine, key_line
 from ppoctl.metric_registry import find
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.docstring_fields import DocstringFields, parse_docstring
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import RESULTS
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from ppoctl.key_path import KeyPath
 from ppoctl.loading.explain import as_toml, section
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import word_for_none
 

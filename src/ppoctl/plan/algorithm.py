@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
+from ppoctl.algorithm.roles import head_of
 from ppoctl.environments.table import EpisodeTable
 from ppoctl.model.head import Head
 from ppoctl.recipe.bounds import bounds_text
-from ppoctl.recipe.kl import NoKl
-from ppoctl.recipe.resampling import NoResampling
-from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
@@ -20,6 +18,8 @@ from ppoctl.rewards.shaping import (
     ShapingTable,
     steps_of,
 )
+from ppoctl.stages.kl_table import NoKl
+from ppoctl.stages.resample_table import NoResampling
 
 TRUNCATED = {
     "terminal": "count as finished",

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.role_model import model_in, model_of
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.model.cost import count_parameters
 from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.plan.sizes import shapes_of
 from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.role_model import model_in, model_of
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.retention import LEAST_KEPT
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.role_model import model_in
+from ppoctl.algorithm.roles import REFERENCE
 from ppoctl.algorithm.shared_reference import shared_layers
 from ppoctl.model.cost import forward_flops
 from ppoctl.model.model import Model
@@ -23,8 +25,6 @@ from ppoctl.plan.memory.parameters import (
 )
 from ppoctl.plan.sizes import shapes_of
 from ppoctl.plan.step_work import step_work, uses_of
-from ppoctl.recipe.role_model import model_in
-from ppoctl.recipe.roles import REFERENCE
 from ppoctl.recipe.schema import Recipe
 
 

@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from ppoctl.algorithm import sizes
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at, traces
 from ppoctl.algorithm.learning_rate import learning_rate_of
+from ppoctl.algorithm.ppo_table import algorithm_name
+from ppoctl.algorithm.role_model import model_of, reward_model_of, reward_models
+from ppoctl.algorithm.role_table import TrainedTable
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.data.row_files import rows_of
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
 from ppoctl.plan.algorithm import algorithm, reward_steps
@@ -20,15 +27,10 @@ from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
-from ppoctl.recipe import sizes
-from ppoctl.recipe.algorithm import ParallelTable, TrainedTable, algorithm_name
 from ppoctl.recipe.cadence import evaluates
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
-from ppoctl.recipe.role_model import model_of, reward_model_of
-from ppoctl.recipe.roles import POLICY
-from ppoctl.recipe.row_files import rows_of
+from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.store.saved_by import SavedBy, saved_by
 
 

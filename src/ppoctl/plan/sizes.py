@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from math import ceil
 
+from ppoctl.algorithm.role_model import model_of
+from ppoctl.algorithm.role_table import BySequences, ByTokens
+from ppoctl.algorithm.sizes import fewest_rounds, microbatch_limit, minibatch_seqs, sequences_per_step
 from ppoctl.algorithm.trace import Trace
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import fewest_rounds, microbatch_limit, minibatch_seqs, sequences_per_step
 from ppoctl.store.outline import PREVIOUS
 
 

@@ -4,40 +4,39 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from ppoctl.algorithm.role_model import lora_starts, model_of, own_models, trainable_of
+from ppoctl.algorithm.roles import head_of
+from ppoctl.algorithm.sizes import response_tokens, window_tokens
 from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
-from ppoctl.data.template_arguments import environment_of
+from ppoctl.data.row_tables import AnyRows, StoredRows, sources_of
 from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import EnvironmentProblemError, PpoctlError
 from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.finding import Finding, from_error, note, once, problem, require_none
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.capabilities import says, wanting
 from ppoctl.loading.rules.rows import TAKEN_ARGUMENTS
 from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
 from ppoctl.model.shape_reader import read_shape, shape_if_known
+from ppoctl.model.trainable_tables import AdaptersTable
 from ppoctl.preflight.conversations import conversation_notes
 from ppoctl.preflight.model import find_model, model_faults, require_own_model, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.preflight.tokenizer import stop_errors
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
-from ppoctl.recipe.losses import PythonPolicyLoss
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.role_model import lora_starts, model_of, own_models, trainable_of
-from ppoctl.recipe.roles import head_of
-from ppoctl.recipe.rows import AnyRows, StoredRows, sources_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.schema_tree import values
-from ppoctl.recipe.sizes import response_tokens, window_tokens
-from ppoctl.recipe.trained_part import AdaptersTable
 from ppoctl.recipe_table import Table
 from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.table import RewardTable
+from ppoctl.stages.loss_tables import PythonPolicyLoss
 
 OriginOf = Callable[[KeyPath], str]
 """Function that returns where a key was set, as text."""
@@ -268,7 +267,7 @@ def _starts(environment: EpisodeTable, key: KeyPath, place: OriginOf) -> tuple[b
 def _environment(recipe: Recipe, name: str) -> EpisodeTable | None:
     """Return the environment of a set; None: it has none, or any of its keys is wrong."""
     try:
-        environment = environment_of(recipe, name)
+        environment = recipe.environment_of(name)
         all(True for _ in (() if environment is None else values(environment)))
     except AttributeError:
         return None

@@ -3,11 +3,11 @@ saved it: tokenizer, time of deletion."""
 
 from pathlib import Path
 
+from ppoctl.algorithm.role_model import model_of, own_models
 from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.errors import PpoctlError, RecipeError, quoted
 from ppoctl.loading.load import from_resolved
 from ppoctl.model.folder import local_folder, model_folder
-from ppoctl.recipe.role_model import model_of, own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.append import intact
 from ppoctl.store.liveness import ended_early

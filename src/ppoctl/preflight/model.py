@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
+from ppoctl.algorithm.roles import REFERENCE, head_of_model
 from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
 from ppoctl.convert.tensor_accounting import account, not_part_of, not_tied
@@ -26,7 +27,6 @@ from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.critic_state import tokenizer_folder
 from ppoctl.preflight.tokenizer import require_tokenizer, tokens_of
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
-from ppoctl.recipe.roles import REFERENCE, head_of_model
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.store.disk import existing
 

@@ -14,7 +14,6 @@ from ppoctl.data.index import Counted, read_set
 from ppoctl.data.prompt_set import PromptSet
 from ppoctl.data.rows import single_tables, tables_of
 from ppoctl.data.template import PromptTemplate
-from ppoctl.data.template_arguments import environment_of
 from ppoctl.data.tokenizer import decode, is_known, light_tokenizer, load_tokenizer
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.end_tokens import end_token_ids
@@ -81,7 +80,7 @@ def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = 
     template = ChatTemplate.of_folder(folder)
     tokenizer: Any = light_tokenizer(folder) or load_tokenizer(recipe.model.path)
     most = recipe.rollout.max_prompt_tokens
-    renderer, environment = PromptTemplate(tokenizer, template), environment_of(recipe, name)
+    renderer, environment = PromptTemplate(tokenizer, template), recipe.environment_of(name)
     prompt_sets = [
         PromptSet(read_set(single, name=its, source=source, counted=counted), single, renderer, most, environment)
         for source, (its, single) in single_tables(tables[name], name=name).items()

@@ -16,6 +16,8 @@ from ppoctl.data.framing import Framing
 from ppoctl.data.index import Counted, RowSet, scan_set
 from ppoctl.data.prompt_set import PromptSet
 from ppoctl.data.row_faults import RowFaults
+from ppoctl.data.row_files import in_an_epoch
+from ppoctl.data.row_tables import AnyRows, ColumnRows, SingleTable
 from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, single_tables
 from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.data.template_arguments import TemplateArguments
@@ -23,8 +25,6 @@ from ppoctl.data.tokenizer import decode, light_tokenizer, load_tokenizer
 from ppoctl.environments.table import EpisodeTable
 from ppoctl.errors import DataError, EnvironmentProblemError, PpoctlError
 from ppoctl.loading.rules.rows import TAKEN_ARGUMENTS, has_truth
-from ppoctl.recipe.row_files import in_an_epoch
-from ppoctl.recipe.rows import AnyRows, ColumnRows, SingleTable
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.rewards.table import ScorerTable
 

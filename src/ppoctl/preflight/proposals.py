@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ppoctl.errors import MissingAssetError
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.load import Loaded, examine
 from ppoctl.loading.rules.across_tables import violations
@@ -11,7 +12,6 @@ from ppoctl.plan.fit.choices import changes
 from ppoctl.plan.fit.proposals import Proposals, propose
 from ppoctl.plan.memory.estimate import estimate_here
 from ppoctl.plan.sizes import shapes_of
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 

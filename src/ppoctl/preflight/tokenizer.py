@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ppoctl.algorithm.rollout_table import RolloutTable
 from ppoctl.batch.sampling import SamplingParams
 from ppoctl.data.response_text import ResponseText
 from ppoctl.data.tokenizer import FILE, named_tokens, quick_tokenizer
@@ -12,7 +13,6 @@ from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlErro
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import read_json_object
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.schema import RolloutTable
 
 ANY_FILE = (FILE, "tokenizer_config.json", "tokenizer.model")
 """Files of which a folder with a tokenizer has at least one."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Effect
+from ppoctl.recipe_table import Effect, Table
 
 _KNOWN_AS = {"model.critic.path": "model.critic"}
 """Keys that keep an earlier name in fingerprints, so that runs from before the rename can still be resumed."""
@@ -20,7 +19,7 @@ AS_BEFORE: dict[KeyPath, str] = {("rollout", "special_tokens"): "drop"}
 hashed, and a run that an earlier version created keeps them."""
 
 
-def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] = ()) -> str:
+def fingerprint(recipe: Table, paths: Sequence[str], *, without: Sequence[str] = ()) -> str:
     """Return the sha256 (hex) of the keys at or below `paths`, except those at or below `without`.
 
     Only keys that affect results and differ from their default are hashed, so that a new key with a default that
@@ -52,7 +51,7 @@ def with_earlier_values(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _path_of(recipe: type[Recipe], written: str) -> KeyPath:
+def _path_of(recipe: type[Table], written: str) -> KeyPath:
     path = tuple(written.split("."))
     if not tree.keys_at(tree.of(recipe), path):
         raise ValueError(f"`{written}` is not a recipe key")
@@ -63,7 +62,7 @@ def _is_below(path: KeyPath, tops: Sequence[KeyPath]) -> bool:
     return any(path[: len(top)] == top for top in tops)
 
 
-def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+def differences(old: Table, new: Table) -> list[tuple[str, Any, Any]]:
     """Return (dotted key, old value, new value) of every key that differs.
 
     A value is None if the recipe does not have the key, because another alternative was chosen, or because an
@@ -74,7 +73,7 @@ def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     return [(dotted(path), before.get(path), after.get(path)) for path in differing]
 
 
-def result_differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+def result_differences(old: Table, new: Table) -> list[tuple[str, Any, Any]]:
     """Return the `differences` between two recipes in keys that affect results."""
     effects = {dotted(entry.path): entry.key.effect for recipe in (old, new) for entry in tree.values(recipe)}
     return [change for change in differences(old, new) if effects[change[0]] is Effect.RESULTS]

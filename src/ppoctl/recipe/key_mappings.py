@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ppoctl.recipe.algorithm import ParallelTable
-from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.algorithm.role_model import reward_models
+from ppoctl.key_path import dotted
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.model import ModelScorer
+from ppoctl.recipe_table import ParallelTable
 
 GPUS_PER_NODE = 8
 """Number of GPUs per node that `plan` assumes if the recipe does not specify it."""
@@ -36,13 +36,6 @@ def layers_of_last_stage(layout: ParallelTable, num_layers: int) -> int:
         rest = max(1, layout.pipeline - (first is not None))
         count = (num_layers - (first or 0)) // rest
     return count // layout.stages_per_rank
-
-
-def reward_models(recipe: Recipe) -> dict[KeyPath, ModelScorer]:
-    """Return the reward tables that have a model, by key path. The dotted form of the path is the role name of the
-    reward model."""
-    scorers = {("reward", *below): scorer for below, scorer in recipe.reward.scorers.items()}
-    return {key: scorer for key, scorer in scorers.items() if isinstance(scorer, ModelScorer)}
 
 
 def processes(recipe: Recipe) -> dict[str, int]:

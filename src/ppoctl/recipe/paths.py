@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import MissingAssetError
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.model.folder import fetched, is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.slurm import is_image_file
 from ppoctl.user_functions import digest_of, file_of
 

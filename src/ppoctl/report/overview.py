@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from ppoctl import metric_registry
+from ppoctl.algorithm.ppo_table import algorithm_name
 from ppoctl.clock import duration
 from ppoctl.errors import without_secrets
-from ppoctl.loop.expectations import check_expectations
-from ppoctl.recipe.algorithm import algorithm_name
 from ppoctl.recipe.schema import Expectation
+from ppoctl.report.expectations import check_expectations
 from ppoctl.report.formatting import figure, moment
 from ppoctl.report.run_reader import ReportedRun
 from ppoctl.slurm import run_status

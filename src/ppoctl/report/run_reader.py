@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from ppoctl.loop.expectations import history
+from ppoctl.report.expectations import history
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

@@ -1,16 +1,13 @@
 """Reward shaping: the steps between scores and the rewards of training, one recipe table for each. Every kind of
-reward has these tables. `steps_of` defines their order; each table builds its step, and `stages.shaping` applies it.
+reward has these tables. `steps_of` defines their order, and `stages.shaping` applies them.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ppoctl.recipe_table import RESULTS, Array, AtLeastOne, Fraction, NotNegative, Positive, Table
-
-if TYPE_CHECKING:
-    from ppoctl.stages.shaping import ShapingStep
 
 
 class RewardScale(Table):
@@ -26,12 +23,6 @@ class RewardScale(Table):
     """Lowest and highest score."""
     to: Annotated[tuple[float, float], RESULTS, Array]
     """Rewards for the lowest and the highest score."""
-
-    def build(self) -> "ShapingStep":
-        """Return the step."""
-        from ppoctl.stages.shaping import ApplyScale
-
-        return ApplyScale(self.from_, self.to)
 
 
 class RewardClip(Table):
@@ -49,12 +40,6 @@ class RewardClip(Table):
     """Highest reward."""
     place: Annotated[Literal["before_moments", "after_moments"], RESULTS] = "before_moments"
     """Whether rewards are clipped before or after they are divided by a standard deviation (`moments`)."""
-
-    def build(self) -> "ShapingStep":
-        """Return the step."""
-        from ppoctl.stages.shaping import ApplyClip
-
-        return ApplyClip(self.low, self.high)
 
 
 class NoMoments(Table):
@@ -79,12 +64,6 @@ class RunningMoments(Table):
     center: Annotated[bool, RESULTS] = False
     """Subtract the mean before dividing."""
 
-    def build(self) -> "ShapingStep":
-        """Return the step."""
-        from ppoctl.stages.shaping import NormalizeByRunningStd
-
-        return NormalizeByRunningStd(self.center)
-
 
 class ReferenceMoments(Table):
     """Rewards divided by a fixed standard deviation (trlX's `scale_reward = "ref"`).
@@ -102,12 +81,6 @@ class ReferenceMoments(Table):
     other."""
     center: Annotated[bool, RESULTS] = False
     """Before dividing, subtract the mean of the first step in which rewards differ from each other."""
-
-    def build(self) -> "ShapingStep":
-        """Return the step."""
-        from ppoctl.stages.shaping import NormalizeByReferenceStd
-
-        return NormalizeByReferenceStd(self.std, self.center)
 
 
 MomentsTable = Annotated[NoMoments | RunningMoments | ReferenceMoments, Field(discriminator="kind")]
@@ -133,12 +106,6 @@ class OverlongPenalty(Table):
     floor: Annotated[bool, RESULTS] = True
     """Whether longer responses lose at most `penalty` (DAPO). False: the penalty keeps growing linearly (NeMo-RL)."""
 
-    def build(self, *, max_new_tokens: int) -> "ShapingStep":
-        """Return the step for responses of at most `max_new_tokens` tokens."""
-        from ppoctl.stages.shaping import PenalizeOverlong
-
-        return PenalizeOverlong(self.max_tokens or max_new_tokens, self.buffer_tokens, self.penalty, self.floor)
-
 
 class LengthPenalty(Table):
     """Penalty for each token of a response.
@@ -153,12 +120,6 @@ class LengthPenalty(Table):
     """Penalty for each token beyond `free_tokens`, subtracted from the reward."""
     free_tokens: Annotated[int, RESULTS, NotNegative] = 0
     """Number of tokens without a penalty."""
-
-    def build(self) -> "ShapingStep":
-        """Return the step."""
-        from ppoctl.stages.shaping import PenalizeLength
-
-        return PenalizeLength(self.per_token, self.free_tokens)
 
 
 class RewardShaping(Table):
@@ -185,10 +146,6 @@ class RewardShaping(Table):
     length_penalty: LengthPenalty | None = None
     """Penalty of long responses; absent: none."""
 
-    def build_steps(self, *, max_new_tokens: int) -> "tuple[ShapingStep, ...]":
-        """Return the shaping steps in order, for responses of at most `max_new_tokens` tokens."""
-        return tuple(_built(step, max_new_tokens) for step in steps_of(self))
-
 
 ShapingTable = RewardScale | RewardClip | RunningMoments | ReferenceMoments | float | OverlongPenalty | LengthPenalty
 """Table of one shaping step; the factor of truncated responses is a number."""
@@ -207,15 +164,3 @@ def steps_of(table: RewardShaping) -> Iterator[ShapingTable]:
         table.length_penalty,
     )
     return (step for step in order if step is not None)
-
-
-def _built(step: ShapingTable, max_new_tokens: int) -> "ShapingStep":
-    from ppoctl.stages.shaping import ScaleTruncated
-
-    match step:
-        case float():
-            return ScaleTruncated(step)
-        case OverlongPenalty():
-            return step.build(max_new_tokens=max_new_tokens)
-        case _:
-            return step.build()

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.role_model import reward_models, trainable_of
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithm.sizes import optimizer_of, warmup_updates
 from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.key_path import dotted
 from ppoctl.loading.explain import shown
 from ppoctl.loading.write import recipe_as_toml
 from ppoctl.loop.early_end import early_end, metrics_by_step
 from ppoctl.recipe.fingerprint import differences, result_differences
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
-from ppoctl.recipe.role_model import trainable_of
-from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.parallel import saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import optimizer_of, warmup_updates
 from ppoctl.runs.run_recipe import as_recorded, newest_recorded, require_same_roles
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ppoctl.algorithm.evaluation import EVALUATION
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.algorithm.stage_spec import ScoringParts, StageSpec
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import PpoctlError, RecipeError, RunExistsError, quoted
 from ppoctl.loading.load import Loaded
-from ppoctl.loop.expectations import RunResult
 from ppoctl.loop.run import RunContext, inputs_of, run, running_step, start_point
 from ppoctl.ports import Actor, Sample, SampleSetKey
 from ppoctl.preflight import check as preflight
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
+from ppoctl.report.expectations import RunResult
 from ppoctl.runs import changed_settings, session
 from ppoctl.runs.eval_target import Checkpoint
 from ppoctl.runs.new_run import (

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.loading.load import load
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import manifest as manifests

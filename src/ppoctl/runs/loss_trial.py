@@ -7,9 +7,9 @@ from typing import Any
 from ppoctl.errors import RecipeError
 from ppoctl.estimators.python import PythonAdvantages
 from ppoctl.finding import Finding
-from ppoctl.recipe.losses import PythonPolicyLoss
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.estimator_trial import PROMPTS, try_estimator
+from ppoctl.stages.loss_tables import PythonPolicyLoss
 from ppoctl.stages.loss_trial import COLUMNS, ROWS, try_loss
 
 MAX_SAMPLES = 8

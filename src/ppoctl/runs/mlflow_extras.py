@@ -7,9 +7,9 @@ from typing import Any
 from ppoctl.batch.episodes import Episode
 from ppoctl.data.token_text import TokenText
 from ppoctl.errors import PpoctlError
-from ppoctl.loop.expectations import ExpectationResult, check_expectations
 from ppoctl.machine import nvml
 from ppoctl.recipe.schema import Expectation
+from ppoctl.report.expectations import ExpectationResult, check_expectations
 from ppoctl.store.liveness import ended_early
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

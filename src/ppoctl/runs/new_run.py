@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+from ppoctl.algorithm.role_model import own_models
 from ppoctl.errors import RunExistsError, SlurmError, quoted
 from ppoctl.loading.as_written import paths_as_written
 from ppoctl.loading.load import Loaded
@@ -15,7 +16,6 @@ from ppoctl.loading.write import recipe_as_toml
 from ppoctl.machine.versions import versions
 from ppoctl.model.folder import model_folder
 from ppoctl.preflight.critic_state import require_kept
-from ppoctl.recipe.role_model import own_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs.run_recipe import as_recorded
 from ppoctl.slurm.run_status import require_idle

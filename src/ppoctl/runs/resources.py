@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from ppoctl.algorithm.choose import generating_stages
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithm.sizes import microbatch_limit
 from ppoctl.errors import OutOfMemoryError, SlurmError, StorageError, quoted
 from ppoctl.loop.run import RunContext
 from ppoctl.machine.device import on_gpu
 from ppoctl.plan.disk import storage_of
 from ppoctl.recipe.parallel import devices
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import microbatch_limit
 from ppoctl.shutdown.time_left import TimeLeft
 from ppoctl.slurm.allocation import allocation
 from ppoctl.store.disk import READ_ONLY, free_bytes

@@ -5,9 +5,9 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ppoctl.algorithm.role_model import reward_models
 from ppoctl.errors import RewardError
 from ppoctl.finding import Finding, as_error
-from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.findings import findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials

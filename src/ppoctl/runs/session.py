@@ -27,7 +27,6 @@ from ppoctl.errors import (
     without_secrets,
 )
 from ppoctl.loading.capabilities import require_capable
-from ppoctl.loop.expectations import RunResult, check_expectations
 from ppoctl.loop.run import RunContext, ended_early, last_saved, run
 from ppoctl.machine.versions import versions
 from ppoctl.preflight import check as preflight
@@ -35,6 +34,7 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.report.expectations import RunResult, check_expectations
 from ppoctl.runs import mlflow_extras
 from ppoctl.runs.resources import add_what_to_do, allotted, out_of_memory, time_left
 from ppoctl.shutdown.signals import SignalGate, signal_gate

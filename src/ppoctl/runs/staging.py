@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppoctl.algorithm.role_model import lora_starts, own_models, reward_models
 from ppoctl.batch.digest_cache import OnDigestProgress, kept_digest
 from ppoctl.data.loaders import load_dataset
+from ppoctl.data.row_files import files_of
+from ppoctl.data.row_tables import StoredRows
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.finding import Finding, from_error
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.load import Loaded
 from ppoctl.loading.rules.rows import tables_of_rows
 from ppoctl.model.folder import NAMED_TEMPLATES, is_hub_id, local_folder
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.paths import IMAGE, VARIABLE
-from ppoctl.recipe.role_model import lora_starts, own_models
-from ppoctl.recipe.row_files import files_of
-from ppoctl.recipe.rows import StoredRows
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.schema_tree import values
 from ppoctl.recipe.slurm import Apptainer, Pyxis, is_image_file

@@ -24,6 +24,17 @@ from ppoctl.ppo.rewards import (
     scaled,
     terminal_rewards,
 )
+from ppoctl.rewards.shaping import (
+    LengthPenalty,
+    OverlongPenalty,
+    ReferenceMoments,
+    RewardClip,
+    RewardScale,
+    RewardShaping,
+    RunningMoments,
+    ShapingTable,
+    steps_of,
+)
 
 
 @dataclass(frozen=True)
@@ -226,3 +237,27 @@ class PenalizeLength:
         return shaped.plus(amounts).with_metrics(
             metrics={metric_registry.REWARD_LENGTH_MEAN.name: shaped.mean(amounts)}
         )
+
+
+def shaping_steps(table: RewardShaping, *, max_new_tokens: int) -> tuple[ShapingStep, ...]:
+    """Return the shaping steps in order, for responses of at most `max_new_tokens` tokens."""
+    return tuple(_built(step, max_new_tokens) for step in steps_of(table))
+
+
+def _built(step: ShapingTable, max_new_tokens: int) -> ShapingStep:
+    match step:
+        case RewardScale():
+            return ApplyScale(step.from_, step.to)
+        case RewardClip():
+            return ApplyClip(step.low, step.high)
+        case RunningMoments():
+            return NormalizeByRunningStd(step.center)
+        case ReferenceMoments():
+            return NormalizeByReferenceStd(step.std, step.center)
+        case OverlongPenalty():
+            longest = step.max_tokens or max_new_tokens
+            return PenalizeOverlong(longest, step.buffer_tokens, step.penalty, step.floor)
+        case LengthPenalty():
+            return PenalizeLength(step.per_token, step.free_tokens)
+        case _:
+            return ScaleTruncated(step)

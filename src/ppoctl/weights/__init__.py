@@ -5,7 +5,7 @@
 
     gather a tensor from all ranks  <--  next_weights()
     checksum it, pack a bucket      -->  Bucket: checksums, places     -->  take_weights(bucket): copy, load in place
-                                         checksum.require_equal        <--  end_weights(): weights read back
+                                         require_equal                 <--  end_weights(): weights read back
     score the canary                -->  canary.Canary.check           <--  score the canary
                                          sync.Published                -->  a restarted engine: the same again
 
@@ -41,7 +41,6 @@ gather the weights a second time, to keep or store them, while the engines read 
 
 The files, from the bytes upwards:
 
-    checksum           one number for a tensor, equal on every device; sent and loaded tensors must have the same
     bucket             some tensors, their checksums and locations; splitting and packing
     sharing            memory that one process fills and other processes of its machine read
     broadcast          the process group of one sender and all engines

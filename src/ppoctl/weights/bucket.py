@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from ppoctl.convert.checksum import TensorChecksum, checksum_of
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 ALIGNMENT = 16
 """Alignment in bytes: each tensor in a flat buffer starts at a multiple of this number."""

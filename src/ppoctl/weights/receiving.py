@@ -15,10 +15,10 @@ All tensor ranks of an engine receive the same calls and return the same results
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from ppoctl.convert.checksum import LoadedWeight
 from ppoctl.machine.device import this_device
 from ppoctl.weights.broadcast import BroadcastGroup, is_linked, received
 from ppoctl.weights.bucket import Bucket, NamedTensors, TensorSpec
-from ppoctl.weights.checksum import LoadedWeight
 
 
 class ReceivingEngine(ABC):

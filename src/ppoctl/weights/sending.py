@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
+from ppoctl.convert.checksum import TensorChecksum, checksum_of
 from ppoctl.errors import WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource, is_linked
 from ppoctl.weights.bucket import Bucket, BucketLocation, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
-from ppoctl.weights.checksum import TensorChecksum, checksum_of
 from ppoctl.weights.engine_calls import Executor, Reply
 from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
 

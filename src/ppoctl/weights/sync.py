@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ppoctl.batch.records import State
+from ppoctl.convert.checksum import LoadedWeight, SentChecksums, require_equal
 from ppoctl.errors import SenderLostError, WeightSyncError
 from ppoctl.weights.broadcast_groups import BroadcastWay, Links
 from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
 from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.engine_calls import EngineHandle, EngineLostError, Reply, call_engines, wait
 from ppoctl.weights.sending import PARTS, NamedWeights, Part, PipelineRankSender, SendReport

@@ -5,27 +5,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ppoctl.activity import loading, preparing
+from ppoctl.algorithm.role_model import model_of, reward_models
+from ppoctl.algorithm.roles import POLICY, head_of
 from ppoctl.batch.scorer_metrics import require_own_names
 from ppoctl.batch.scores import Finish
 from ppoctl.data.chat import ChatTemplate
+from ppoctl.data.rows import require_enough
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
-from ppoctl.data.template_arguments import environment_of
 from ppoctl.data.tokenizer import load_tokenizer
 from ppoctl.data.tokenizer_check import require_ids_as_stored
+from ppoctl.key_path import dotted
 from ppoctl.model.folder import model_folder
 from ppoctl.model.head import Head
 from ppoctl.ports import Dialogue, Environments, Generator, Scorer
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.environment import AsOneTurn
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
@@ -49,8 +47,22 @@ def read_prompts(recipe: Recipe, clock: datetime | None = None) -> PromptSource:
     if (folder / "tokenizer.json").is_file():
         require_ids_as_stored(folder, lambda text: template.token_ids([text])[0][len(template.opening) :])
     with preparing("reading data"):
-        of_set = partial(environment_of, recipe)
-        return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, environment_of=of_set)
+        return prompt_source(recipe, template)
+
+
+def prompt_source(recipe: Recipe, template: PromptTemplate) -> PromptSource:
+    """Return the source of all prompts of the recipe, rendered with a template. Raises DataError."""
+    rollout = recipe.rollout
+    source = PromptSource.load(
+        recipe.data,
+        template,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        prompts_per_round=rollout.prompts_per_round,
+        seed=recipe.seed,
+        environment_of=recipe.environment_of,
+    )
+    require_enough(source.order.epoch_rows, rollout.prompts_per_round, rollout.round_key)
+    return source
 
 
 def _template(recipe: Recipe, clock: datetime | None) -> PromptTemplate:

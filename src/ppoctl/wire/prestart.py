@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ppoctl.algorithm.sizes import generator_window
 from ppoctl.engines.child.process import prestarted
 from ppoctl.engines.vllm.own_process import engine_process
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -15,7 +16,6 @@ from ppoctl.model.folder import local_folder
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import generator_window
 
 
 def cpu_threads(recipe: Recipe) -> int:

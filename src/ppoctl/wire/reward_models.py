@@ -5,18 +5,17 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ppoctl.algorithm.role_model import reward_model_of, reward_models
+from ppoctl.algorithm.sizes import reward_tokens
 from ppoctl.batch.scores import RewardModel, ScoreRequest
 from ppoctl.data.reward_text import RewardText
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.machine.device import on_gpu
 from ppoctl.model.folder import model_folder
 from ppoctl.model.labels import label_number
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory.scoring import VLLM_TEXTS, cache_bytes, step_tokens
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.role_model import reward_model_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import reward_tokens
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.table import ScorerTable
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.algorithm.stage_spec import StageParts, StageSpec
 from ppoctl.algorithm.trace import StepFunction
 from ppoctl.batch.lineage import initial_state
@@ -16,7 +17,6 @@ from ppoctl.loop.run import Health, RunContext
 from ppoctl.loop.run_stage import ReplayingStep, replay
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.parallel import saved_layout
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.generation import OnProgress, SampleGeneration
 from ppoctl.stages.overlapped_scoring import OverlappedScorer

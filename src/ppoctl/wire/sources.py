@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from ppoctl.algorithm.role_model import lora_starts, model_of, own_models, reward_models
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.convert.frozen_base import FROZEN_FILE
 from ppoctl.convert.peft_config import CONFIG as ADAPTER_CONFIG
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.role_model import lora_starts, model_of, own_models
+from ppoctl.key_path import dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.recorded_run import RecordedRun

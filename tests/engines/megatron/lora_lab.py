@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.convert.adapters import adapters
 from ppoctl.convert.tensors import Placement
 from ppoctl.convert.torch_dist import TorchDist
@@ -16,7 +17,6 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.model.lora import Lora
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.algorithm import BySequences
 
 if TYPE_CHECKING:
     from peft import PeftModel

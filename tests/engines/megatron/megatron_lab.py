@@ -32,6 +32,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from ppoctl.algorithm.role_table import BySequences, ByTokens
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -41,7 +42,6 @@ from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, Megat
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.stages.actor_update import Surrogate
 from ppoctl.stages.objective import LossInputs, Term, Terms
 from ppoctl.weights.bucket import tensors_of

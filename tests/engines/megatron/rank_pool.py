@@ -28,7 +28,7 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.weights.bucket import tensors_of
 from ppoctl.weights.loopback import environment
 from ppoctl.weights.sending import RankSource

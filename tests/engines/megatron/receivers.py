@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppoctl.convert.checksum import LoadedWeight, checksum_of
 from ppoctl.errors import ProcessLostError
 from ppoctl.weights.bucket import Bucket, NamedTensors
 from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.checksum import LoadedWeight, checksum_of
 from ppoctl.weights.receiving import ReceivingEngine
 
 TIMEOUT_S = 120.0

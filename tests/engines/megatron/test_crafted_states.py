@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.errors import StorageError
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 WEIGHT = "decoder.final_layernorm.weight"
 CHUNKS = "__0_0.distcp"

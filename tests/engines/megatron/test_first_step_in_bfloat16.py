@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from test_value_head import joint_objective
 from torch import Tensor
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.head import SharedValueHead
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, OutputRequest
-from ppoctl.recipe.algorithm import BySequences
 from ppoctl.stages.objective import Terms
 from tolerance import BFLOAT16, EXACT, FLOAT32
 

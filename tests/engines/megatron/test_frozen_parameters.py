@@ -11,6 +11,7 @@ import torch
 from layout_lab import CHANGE_GAP, STEP, policy_objective, resumes_under_layout, settings_of, started
 from torch import Tensor
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.convert.frozen_base import read_frozen_base
 from ppoctl.engines.megatron.optimizer import gradient_buffers, held_tensors
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -18,7 +19,7 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.algorithm import BySequences, ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 TOP = Trainable(top_layers=1)
 

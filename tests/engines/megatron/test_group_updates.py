@@ -16,6 +16,7 @@ from layout_lab import GRADIENT_GAP, gap, settings
 from rank_pool import RankPool
 from torch import Tensor
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.batch.records import Carry, Logprobs, Rewards, Rollouts, State
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.estimators.grpo import GrpoAdvantages
@@ -23,7 +24,7 @@ from ppoctl.ports import OutputRequest
 from ppoctl.ppo.aggregation import TokenMean
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe.algorithm import BySequences, ParallelTable
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule

@@ -14,6 +14,7 @@ from rank_pool import RankPool
 from test_host_memory import Cudart, device_bytes
 from torch import Tensor
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.batch.digest import file_digest
 from ppoctl.engines.megatron.host_optimizer import PIECE, HostAdamW
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -22,7 +23,6 @@ from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import OptimizerStep
-from ppoctl.recipe.algorithm import BySequences
 from tolerance import EXACT, FLOAT32
 
 CPU = torch.device("cpu")

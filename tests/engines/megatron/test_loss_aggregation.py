@@ -9,10 +9,10 @@ import pytest
 import torch
 from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings_of, started, started_actor
 
+from ppoctl.algorithm.role_table import BySequences, ByTokens
 from ppoctl.ports import Minibatch, OutputRequest
 from ppoctl.ppo.aggregation import AggregationKind, aggregation
 from ppoctl.ppo.policy_loss import Cispo, Gspo, Reinforce
-from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Term, Terms

@@ -18,7 +18,7 @@ from ppoctl.batch.digest import file_digest
 from ppoctl.engines.megatron import checkpoint
 from ppoctl.engines.megatron.trainer import LOOK_EVERY_S
 from ppoctl.errors import StorageError
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 from tolerance import EXACT
 
 READ = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]

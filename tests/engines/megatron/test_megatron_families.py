@@ -14,7 +14,7 @@ from ppoctl.model.folder import model_folder
 from ppoctl.model.rope import Llama3Scaling, Rope
 from ppoctl.model.shape import ExpertShape
 from ppoctl.model.shape_reader import read_shape
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 PUBLISHED = Path(__file__).parents[3] / "recipes/models"
 LLAMA3 = Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))

@@ -19,13 +19,14 @@ from layout_lab import (
     weights_of,
 )
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.batch.digest import file_digest
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import NonFiniteError, StorageError
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.algorithm import BySequences, ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 DENSE = "qwen2-deep"
 ONE_BY_ONE = BySequences(microbatch_seqs=1, logits_chunk_tokens=5)

@@ -12,10 +12,10 @@ import megatron_lab as lab
 import pytest
 import torch
 
+from ppoctl.algorithm.role_table import BySequences, ByTokens
 from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from ppoctl.ports import OptimizerStep, OutputRequest
 from ppoctl.ppo.aggregation import SequenceMean
-from ppoctl.recipe.algorithm import BySequences, ByTokens
 from ppoctl.stages.objective import LossInputs, Term, Terms
 from tolerance import EXACT, FLOAT32
 

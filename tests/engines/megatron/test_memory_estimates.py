@@ -12,6 +12,9 @@ import torch
 from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ppoctl.algorithm.optimizer_table import OptimizerPlace
+from ppoctl.algorithm.role_table import ByTokens, Recompute
+from ppoctl.algorithm.roles import head_of
 from ppoctl.engines.megatron import host_optimizer, logprobs
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.model.head import SharedValueHead
@@ -23,9 +26,7 @@ from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
-from ppoctl.recipe.algorithm import ByTokens, ParallelTable, Recompute
-from ppoctl.recipe.optimizer import OptimizerPlace
-from ppoctl.recipe.roles import head_of
+from ppoctl.recipe_table import ParallelTable
 
 WITHIN = 0.1
 KEPT_WITHIN = 0.05

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import tolerance
 from ppoctl.convert.adapters import adapters
 from ppoctl.engines.megatron import merge_error
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 pytestmark = pytest.mark.engines
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fakes.components import fake_recipe
+from ppoctl.algorithm.role_table import BySequences, Recompute
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
@@ -18,7 +19,6 @@ from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.cost import token_cost
 from ppoctl.ports import OutputRequest
-from ppoctl.recipe.algorithm import BySequences, Recompute
 
 TOKENS = 38
 """Input tokens of all rows of the rollouts: 6 + 11 + 2 + 10 + 9."""

@@ -28,7 +28,7 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.model.trainable import Trainable
 from ppoctl.ports import Minibatch, OutputRequest, TokenOutputs
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.stages.critic_update import ClippedErrors
 from ppoctl.stages.objective import Term, Terms
 from tolerance import EXACT, FLOAT32

@@ -26,6 +26,7 @@ import ray_forks
 from leftover import all_gone
 from ppoctl.activity import ACTIVITIES, track_items
 from ppoctl.batch.sequences import one_sequence
+from ppoctl.convert.checksum import TensorChecksum, checksum_of
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
@@ -34,7 +35,6 @@ from ppoctl.engines.ray.processes import Deadline, GroupSettings, PendingCall, R
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.checksum import TensorChecksum, checksum_of
 from ppoctl.weights.sharing import Shared, SharedBuffers
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
+from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.errors import PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
 from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.sending import NamedWeights, Part
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide

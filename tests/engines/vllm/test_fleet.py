@@ -8,9 +8,9 @@ import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, fleet_of, generate_all, requests, run
 
 from ppoctl.batch.records import State
+from ppoctl.convert.checksum import SentChecksums
 from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket, bucket_of
-from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.engine_calls import EngineHandle
 from ppoctl.weights.sending import NamedWeights, Part

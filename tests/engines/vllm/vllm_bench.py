@@ -9,6 +9,7 @@ import torch
 
 from ppoctl.batch.records import State
 from ppoctl.convert.adapters import constant_names
+from ppoctl.convert.checksum import SentChecksums, checksum_of
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -19,7 +20,6 @@ from ppoctl.ports import OutputRequest, Sample, SampleRequest, SamplingParams, S
 from ppoctl.recipe.schema import GeneratorTable
 from ppoctl.stages.generation import stream_samples
 from ppoctl.weights.bucket import Bucket, bucket_of
-from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights, Part
 from ppoctl.weights.sync import EngineSide, TrainerSide
 from vllm_in_process import Here, engines_are_guests

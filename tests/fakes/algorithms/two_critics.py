@@ -8,9 +8,9 @@ from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithm.advantages import ADVANTAGES
 from ppoctl.algorithm.forward import LOGPROBS, VALUES, ValuesSpec
 from ppoctl.algorithm.generation import REWARD, ROLLOUT
+from ppoctl.algorithm.role_table import TrainedTable
 from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
 from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE, ValueUpdateSpec
-from ppoctl.recipe.algorithm import TrainedTable
 from ppoctl.recipe.schema import Recipe
 
 

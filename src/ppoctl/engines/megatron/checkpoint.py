@@ -36,8 +36,8 @@ from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.trainable import Trainable, trainable_from
-from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import what_differs
+from ppoctl.recipe_table import ParallelTable
 
 _ALWAYS_THERE = (*COMMON_FILES, ".metadata")
 _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError, UnpicklingError)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ppoctl.algorithm.role_table import BySequences
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.transformers_model import round_parameters
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -21,7 +22,7 @@ from ppoctl.model.head import Head
 from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import OutputRequest, TokenOutputs
-from ppoctl.recipe.algorithm import BySequences, ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 _CHUNK_TOKENS = 256
 

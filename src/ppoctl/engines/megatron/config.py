@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from ppoctl.algorithm.role_table import Recompute
 from ppoctl.errors import RecipeError
 from ppoctl.machine.device import on_gpu
 from ppoctl.model.shape import ExpertShape, ModelShape
-from ppoctl.recipe.algorithm import ParallelTable, Recompute
+from ppoctl.recipe_table import ParallelTable
 
 _ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 

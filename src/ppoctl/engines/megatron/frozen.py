@@ -16,10 +16,10 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 
 from ppoctl.convert.adapters import trunk_layers
+from ppoctl.convert.checksum import TensorChecksum, checksum_of
 from ppoctl.convert.tensors import frozen_names
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.weights import names_in_whole_model, sent_parts
-from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 
 def trained_names(stage: PackedModel) -> set[str]:

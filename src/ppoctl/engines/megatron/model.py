@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from ppoctl.algorithm.role_table import Recompute
 from ppoctl.convert.inv_freq import inv_freq
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_input import captured_input
@@ -37,7 +38,7 @@ from ppoctl.engines.megatron.value_head import PolicyValueHead
 from ppoctl.model.head import Head
 from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.algorithm import ParallelTable, Recompute
+from ppoctl.recipe_table import ParallelTable
 
 
 class ModelSettings(NamedTuple):

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
+from ppoctl.algorithm.role_table import BySequences, ByTokens
+from ppoctl.algorithm.sizes import microbatch_limit
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.recipe.algorithm import BySequences, ByTokens
-from ppoctl.recipe.sizes import microbatch_limit
 
 
 @contextmanager

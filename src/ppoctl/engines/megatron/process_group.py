@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.machine.device import on_gpu
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.weights.loopback import gloo_on_loopback, is_loopback, open_store
 
 COLLECTIVE_S = 600.0

@@ -24,6 +24,7 @@ from torch import Tensor
 from ppoctl.activity import track_items
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
+from ppoctl.convert.checksum import TensorChecksum
 from ppoctl.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.adapters import attach_adapters
@@ -65,7 +66,6 @@ from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.weights.bucket import TensorSpec
-from ppoctl.weights.checksum import TensorChecksum
 from ppoctl.weights.sending import PARTS, Part, SendingRank
 
 

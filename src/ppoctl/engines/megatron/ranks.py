@@ -12,7 +12,7 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.machine.cuda_memory import use_expandable_segments
 from ppoctl.machine.device import on_gpu
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.weights.device_sharing import DeviceSharing
 from ppoctl.weights.engine_calls import CompletedReply, Executor, Reply
 from ppoctl.weights.sending import RankSource

@@ -5,13 +5,14 @@ from typing import Literal
 
 import torch
 
+from ppoctl.algorithm.role_table import BySequences, ByTokens, Recompute
+from ppoctl.algorithm.roles import head_of
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S
 from ppoctl.model.head import Head, SharedValueHead
 from ppoctl.model.model import Model, ReferenceKind, reference_kind
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable, Recompute
-from ppoctl.recipe.roles import head_of
+from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing.mapping import apply_factories
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ppoctl.convert.checksum import TensorChecksum
 from ppoctl.convert.megatron_folder import checksums_of, open_megatron
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
 from ppoctl.convert.safe_pickle import why
@@ -27,7 +28,6 @@ from ppoctl.errors import StorageError, quoted
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.lora import is_adapter
 from ppoctl.model.shape import ModelShape
-from ppoctl.weights.checksum import TensorChecksum
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences, one_sequence
 from ppoctl.convert.adapters import constant_names
+from ppoctl.convert.checksum import SentChecksums
 from ppoctl.convert.destination import flush_all
 from ppoctl.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
 from ppoctl.convert.frozen_digest import frozen_digest
@@ -30,7 +31,6 @@ from ppoctl.model.folder import model_folder
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
-from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerAt, TrainerSide
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ppoctl.convert.checksum import LoadedWeight
 from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
@@ -26,7 +27,6 @@ from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 from ppoctl.weights.bucket import NamedTensors
 from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.checksum import LoadedWeight
 from ppoctl.weights.receiving import ReceivingEngine
 
 FEWEST_STEPS, MOST_STEPS = 16, 64

@@ -15,8 +15,8 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from ppoctl.convert.checksum import LoadedWeight, checksum_of
 from ppoctl.convert.headers import SAFETENSORS, weight_files
-from ppoctl.weights.checksum import LoadedWeight, checksum_of
 
 FOLDER = "ppoctl_folder"
 """Name of `FolderLoader` in vLLM."""

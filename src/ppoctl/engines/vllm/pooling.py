@@ -11,7 +11,7 @@ from ppoctl.engines.vllm.engine import end, generation_error, started_from_folde
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.machine.device import on_gpu
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,22 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from ppoctl.algorithm.role_table import ByTokens
+from ppoctl.algorithm.roles import POLICY, head_of
+from ppoctl.algorithm.sizes import (
+    longest_sequence,
+    microbatch_limit,
+    minibatch_seqs,
+    sequences_per_step,
+    updates_per_step,
+)
+from ppoctl.data.row_tables import DialogueRows, Gsm8kRows
 from ppoctl.errors import holds_secret
 from ppoctl.finding import Finding, Level, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading import capabilities
 from ppoctl.loading.explain import shown
+from ppoctl.loading.origins import DEFAULT
 from ppoctl.loading.rules import (
     correction,
     critic,
@@ -39,19 +51,8 @@ from ppoctl.loading.rules import (
 )
 from ppoctl.loading.rules.rows import has_truth, tables_of_rows
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.algorithm import ByTokens
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
-from ppoctl.recipe.roles import POLICY, head_of
-from ppoctl.recipe.rows import DialogueRows, Gsm8kRows
 from ppoctl.recipe.schema import HealthRule, Recipe
-from ppoctl.recipe.sizes import (
-    longest_sequence,
-    microbatch_limit,
-    minibatch_seqs,
-    sequences_per_step,
-    updates_per_step,
-)
 from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.exact_match import ExactMatchScorer
 

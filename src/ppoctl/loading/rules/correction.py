@@ -6,9 +6,9 @@ See `across_tables`.
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.correction import ImportanceWeights, RatioRejection
-from ppoctl.recipe.origins import KeyPath
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.correction_table import ImportanceWeights, RatioRejection
 
 _TABLE: KeyPath = ("ppo", "rollout_rejection")
 _RATIO_BOUNDS = ("min_ratio", "max_ratio")

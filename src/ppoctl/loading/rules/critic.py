@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator
 
+from ppoctl.algorithm.roles import CRITIC
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.roles import CRITIC
 from ppoctl.recipe.schema import Recipe
 
 _ADVANTAGES: KeyPath = ("ppo", "advantages", "kind")

@@ -12,8 +12,8 @@ from ppoctl.environments.kinds import NoEnvironment
 from ppoctl.environments.table import EpisodeTable
 from ppoctl.environments.tools import ToolsEnvironment
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.rules.rows import tables_of_rows
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.model import ModelScorer

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.shaping import RewardShaping
 

@@ -7,10 +7,10 @@ See `across_tables`.
 from collections.abc import Iterator
 
 from ppoctl import metric_registry
+from ppoctl.data.row_tables import sources_of
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath
 from ppoctl.loading.rules.rows import has_truth
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.rows import sources_of
 from ppoctl.recipe.schema import Recipe
 
 _SAMPLES: KeyPath = ("eval", "samples_per_prompt")

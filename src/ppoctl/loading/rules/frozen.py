@@ -5,14 +5,14 @@ import fnmatch
 import re
 from collections.abc import Iterator
 
+from ppoctl.algorithm.role_model import RoleModel, model_in, model_of, trainable_of
+from ppoctl.algorithm.roles import POLICY, head_of
 from ppoctl.convert.tensors import parameter_names
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath
 from ppoctl.loading.explain import as_toml
 from ppoctl.model.head import VALUE_HEAD_PREFIX
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.role_model import RoleModel, model_in, model_of, trainable_of
-from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import Recipe
 
 

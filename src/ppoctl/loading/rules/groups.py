@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from ppoctl.algorithm.sizes import fewest_rounds, sees_all
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import fewest_rounds, sees_all
 from ppoctl.rewards.shaping import NoMoments
 
 _GROUPS: KeyPath = ("rollout", "groups")

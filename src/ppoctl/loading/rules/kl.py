@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Iterator
 
+from ppoctl.algorithm.role_model import model_of
+from ppoctl.algorithm.roles import POLICY, REFERENCE
+from ppoctl.algorithm.sizes import sequences_per_step
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.kl import KlInLoss, NoKl
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import POLICY, REFERENCE
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import sequences_per_step
+from ppoctl.stages.kl_table import KlInLoss, NoKl
 
 _REFERENCE: KeyPath = ("model", REFERENCE)
 _MAY_DIFFER = frozenset({"family", "max_positions", "rope", "norm_eps"})

@@ -4,16 +4,16 @@ import re
 from collections.abc import Iterator
 from math import gcd
 
+from ppoctl.algorithm.role_model import RoleModel, model_of, own_models, reward_model_of, reward_models
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.errors import quoted
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.explain import as_toml
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.algorithm import ParallelTable
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.parallel import layouts, reward_models
-from ppoctl.recipe.role_model import RoleModel, model_of, own_models, reward_model_of
-from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe_table import ParallelTable
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 

@@ -4,14 +4,14 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 
+from ppoctl.algorithm.role_model import RoleModel, model_of, trainable_of
+from ppoctl.algorithm.roles import CRITIC, POLICY
 from ppoctl.convert.adapters import adapters, expert_projections, projection_of, projections
 from ppoctl.convert.tensors import Placement
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.model.lora import Lora
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.role_model import RoleModel, model_of, trainable_of
-from ppoctl.recipe.roles import CRITIC, POLICY
 from ppoctl.recipe.schema import Recipe
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithm.sizes import sequences_per_step, updates_per_step
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.losses import ClippedLoss
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.roles import POLICY
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import sequences_per_step, updates_per_step
+from ppoctl.stages.loss_tables import ClippedLoss
 
 _OLD: KeyPath = ("ppo", "old_logprobs")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from ppoctl import metric_registry
 from ppoctl.algorithm.choose import missing, reported_at, updated_role
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.rules import evaluation
 from ppoctl.recipe.cadence import evaluates
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import CheckpointTable, Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.sum import SumReward

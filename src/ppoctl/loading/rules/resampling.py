@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.resampling import NoResampling
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.resample_table import NoResampling
 
 _KIND: KeyPath = ("ppo", "resample", "kind")
 _OFF = "--set ppo.resample.kind=none"

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 
 from ppoctl import metric_registry
+from ppoctl.algorithm.role_model import reward_models
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.parallel import reward_models
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.sum import SumReward

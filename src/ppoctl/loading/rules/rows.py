@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from ppoctl.data.row_tables import AnyRows, ColumnRows, DialogueRows, SingleTable, StoredRows, sources_of
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.rows import AnyRows, ColumnRows, DialogueRows, SingleTable, StoredRows, sources_of
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 TAKEN_ARGUMENTS = (

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator
 
+from ppoctl.algorithm.sizes import generator_window
 from ppoctl.errors import quoted
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.recipe.generator_limits import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import generator_window
 
 _PROMPT: KeyPath = ("rollout", "max_prompt_tokens")
 _NEW: KeyPath = ("rollout", "max_new_tokens")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from math import ceil
 
+from ppoctl.algorithm.sizes import planned_updates, updates_per_tick, warmup_updates
 from ppoctl.finding import Finding, conflict
-from ppoctl.recipe.origins import KeyPath
+from ppoctl.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import planned_updates, updates_per_tick, warmup_updates
 
 
 def check_one_warmup_key(recipe: Recipe) -> Iterator[Finding]:

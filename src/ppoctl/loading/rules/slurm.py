@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from ppoctl.errors import holds_secret, quoted
 from ppoctl.finding import Finding, Level, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.explain import as_toml
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import devices, nodes_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import Apptainer, Pyxis, SlurmTable, limit_s, memory_mib

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ppoctl import metric_registry
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.loading.rules.metrics import is_evaluation_metric, steps_with_metric
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 _EVERY: KeyPath = ("eval", "every_steps")

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Iterator
 
+from ppoctl.algorithm.role_model import model_of
+from ppoctl.algorithm.roles import CRITIC, POLICY
 from ppoctl.finding import Finding, conflict
+from ppoctl.key_path import KeyPath, dotted
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layers_of_last_stage, layouts
-from ppoctl.recipe.resampling import NoResampling
-from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import CRITIC, POLICY
 from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.resample_table import NoResampling
 
 _ON: KeyPath = (CRITIC, "on")
 _COPIED: KeyPath = (CRITIC, "layers_copied")

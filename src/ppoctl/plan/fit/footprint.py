@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ppoctl.algorithm.role_model import model_of
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithm.sizes import generator_window
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, candidate_of, choice_of, settled
 from ppoctl.plan.memory.assumptions import GIB
@@ -17,12 +20,9 @@ from ppoctl.plan.memory.items import Sizes, process_items, shared_items
 from ppoctl.plan.memory.residency import MemoryItem, resident
 from ppoctl.plan.memory.shard import Precision
 from ppoctl.plan.memory.trainer import role_bytes
-from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import processes
-from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe.sizes import generator_window
+from ppoctl.recipe_table import ParallelTable
 from ppoctl.store.outline import EVAL
 
 StageVector = tuple[int, ...]

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from ppoctl.key_path import KeyPath
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.trainable_tables import AdaptersTable, LoraTable, TopLayersTable
 from ppoctl.plan.fit.choices import FitCandidate, TrainedPartTable, candidate_of, changes, settled
 from ppoctl.plan.fit.search import FitSearch, Found, IsValid, TrainedParts
 from ppoctl.plan.fit.seconds import StepSeconds, sequences_at_once
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit
-from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import devices
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.trained_part import AdaptersTable, LoraTable, TopLayersTable
 
 MOST = 3
 """Number of proposals."""

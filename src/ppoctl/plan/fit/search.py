@@ -15,6 +15,10 @@ from math import ceil
 from operator import add, le
 from typing import Literal
 
+from ppoctl.algorithm.role_model import reward_models
+from ppoctl.algorithm.role_table import BySequences, ByTokens, Recompute
+from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithm.sizes import longest_sequence, minibatch_seqs
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.fit.choices import (
     FitCandidate,
@@ -28,11 +32,9 @@ from ppoctl.plan.fit.choices import (
 from ppoctl.plan.fit.footprint import Footprints, Occupants, ProcessBytes, StageVector, occupants, total
 from ppoctl.plan.fit.seconds import StepSeconds, StepTimes, offload_seconds
 from ppoctl.plan.memory.assumptions import GIB
-from ppoctl.recipe.algorithm import BySequences, ByTokens, ParallelTable, Recompute
-from ppoctl.recipe.parallel import devices, layouts, reward_models
-from ppoctl.recipe.roles import POLICY
+from ppoctl.recipe.parallel import devices, layouts
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs
+from ppoctl.recipe_table import ParallelTable
 
 MARGIN_GIB = 1.5
 """GPU memory that a proposed recipe leaves free, because the estimate contains assumed sizes."""

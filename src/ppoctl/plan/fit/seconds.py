@@ -17,7 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import ceil
 
+from ppoctl.algorithm import sizes
 from ppoctl.algorithm.choose import trace_at
+from ppoctl.algorithm.role_model import model_of
+from ppoctl.algorithm.roles import POLICY, head_of
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, TrainedPartTable, candidate_of, settled
 from ppoctl.plan.flops import pass_flops, row_work
@@ -26,12 +29,9 @@ from ppoctl.plan.memory.generator import GeneratorBytes
 from ppoctl.plan.sizes import microbatches
 from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.plan.trained_part import trained_part
-from ppoctl.recipe import sizes
-from ppoctl.recipe.algorithm import ParallelTable
 from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts
-from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.roles import POLICY, head_of
 from ppoctl.recipe.schema import GeneratorTable, Recipe
+from ppoctl.recipe_table import ParallelTable
 
 GPU_FLOPS = 989e12
 """FLOP/s of an H200 in bfloat16, dense (data sheet)."""

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.roles import head_of
+from ppoctl.algorithm.sizes import response_tokens, trained_sequences
 from ppoctl.algorithm.trace import Trace
 from ppoctl.batch.fields import RecordField
 from ppoctl.model.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.plan.sizes import stage_rows
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
-from ppoctl.recipe.roles import head_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import response_tokens, trained_sequences
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""

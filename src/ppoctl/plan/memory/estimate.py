@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.role_model import model_in, model_of, reward_model_of, reward_models
+from ppoctl.algorithm.roles import POLICY, head_of
+from ppoctl.algorithm.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
 from ppoctl.errors import OutOfMemoryError
+from ppoctl.key_path import dotted
 from ppoctl.machine import memory as machine_memory
 from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
@@ -23,20 +27,8 @@ from ppoctl.plan.memory.scoring import ScoringBytes, scoring_bytes
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.sizes import microbatches, most_tokens, shapes_of
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import (
-    GPUS_PER_NODE,
-    devices,
-    is_one_process,
-    layouts,
-    leaving,
-    processes,
-    reward_models,
-)
-from ppoctl.recipe.role_model import model_in, model_of, reward_model_of
-from ppoctl.recipe.roles import POLICY, head_of
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, leaving, processes
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
 
 
 @dataclass(frozen=True)

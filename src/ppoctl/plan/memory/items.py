@@ -8,6 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ppoctl.algorithm.role_model import reward_models
+from ppoctl.algorithm.roles import POLICY, head_of
+from ppoctl.algorithm.sizes import environment_processes, longest_sequence, microbatch_limit
+from ppoctl.key_path import dotted
 from ppoctl.plan.memory.assumptions import (
     COMMUNICATOR_BYTES,
     COMMUNICATORS,
@@ -24,11 +28,8 @@ from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
 from ppoctl.plan.memory.residency import MemoryItem, MemoryPlace, ResidencySchedule
 from ppoctl.plan.memory.scoring import ScoringBytes
 from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import is_one_process, layouts, processes, reward_models
-from ppoctl.recipe.roles import POLICY, head_of
+from ppoctl.recipe.parallel import is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import environment_processes, longest_sequence, microbatch_limit
 
 _MORE_NODES = "use more nodes (`cluster.ray_address`) or a smaller model"
 _APART = 'set `cluster.placement = "apart"`'

@@ -18,7 +18,7 @@ from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, EVERYTHING, OUTPUT_PARAMETER, Trainable
 from ppoctl.plan.memory.pipeline import PipelineStage
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 FINAL_NORM = "decoder.final_layernorm.weight"
 VALUE_HEAD_NORM = f"{VALUE_HEAD_PREFIX}final_layernorm.weight"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.algorithm import ParallelTable
+from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

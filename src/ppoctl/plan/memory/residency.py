@@ -11,11 +11,11 @@ from typing import Literal
 
 from ppoctl.algorithm.evaluation import EVALUATION
 from ppoctl.algorithm.kl_use import kl_use
+from ppoctl.algorithm.role_model import reward_models
+from ppoctl.algorithm.roles import POLICY
 from ppoctl.algorithm.stage_spec import ModelPass
 from ppoctl.algorithm.trace import Trace
 from ppoctl.plan.step_work import step_work
-from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.roles import POLICY
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import EVAL
 

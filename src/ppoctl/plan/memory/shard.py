@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from ppoctl.algorithm.role_table import Recompute
 from ppoctl.model.model import Model
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.gradients import LayerGradients, gradients_of
 from ppoctl.plan.memory.pipeline import PipelineStage
-from ppoctl.recipe.algorithm import ParallelTable, Recompute
+from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from ppoctl.algorithm.optimizer_table import OptimizerPlace
+from ppoctl.algorithm.role_table import Recompute
 from ppoctl.model.model import Model
 from ppoctl.model.trainable import EMBEDDING_PARAMETER, EVERYTHING
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
@@ -33,8 +35,7 @@ from ppoctl.plan.memory.parameters import (
 )
 from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
-from ppoctl.recipe.algorithm import ParallelTable, Recompute
-from ppoctl.recipe.optimizer import OptimizerPlace
+from ppoctl.recipe_table import ParallelTable
 
 FLOAT32 = 4
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from ppoctl.algorithm.roles import POLICY, head_of, role_with
 from ppoctl.convert.frozen_base import completing_folder, read_frozen_base
 from ppoctl.convert.peft_folder import is_peft_folder
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.model.folder import model_folder, read_config
 from ppoctl.model.head import Head
-from ppoctl.recipe.roles import POLICY, head_of, role_with
 from ppoctl.runs.run_recipe import recipe_of
 from ppoctl.store import manifest as manifests
 from ppoctl.store.recorded_run import RecordedRun

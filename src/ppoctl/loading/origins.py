@@ -1,15 +1,14 @@
-"""Dotted names of keys, and the line of each key in a TOML file (tomllib returns values without lines)."""
+"""The line of each key in a TOML file (tomllib returns values without lines)."""
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-KeyPath = tuple[str, ...]
+from ppoctl.key_path import KeyPath
+
 DEFAULT = "default"
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TOKEN = re.compile(
     r'"""(?:[^"\\]|\\.|"(?!""))*+""""{0,2}'  # the text may end with up to two quotes
     r"|'{3}(?:[^']|'(?!''))*+'{3}'{0,2}"
@@ -21,17 +20,6 @@ _TOKEN = re.compile(
 )
 """Tokens that determine the end of a TOML statement: strings and comments (with any content), brackets, line
 breaks."""
-
-
-def dotted(path: KeyPath) -> str:
-    """Return the key path in TOML's spelling: names that are not bare keys are quoted."""
-    return ".".join(part if _BARE.fullmatch(part) else quoted_text(part) for part in path)
-
-
-def quoted_text(text: str) -> str:
-    """Return the text as a TOML string. A TOML string differs from a JSON string in two ways: it has no surrogate
-    pairs, and DEL must be escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ppoctl.batch.balance import balance
+from ppoctl.engines.megatron.balance import balance
 
 Rows = Int[Tensor, " m"]
 

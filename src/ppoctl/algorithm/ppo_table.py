@@ -1,25 +1,19 @@
-"""Recipe tables of PPO as a whole and of a trained role (optimizer, batching).
-
-The tables inside `[ppo]` are in the modules `kl`, `losses`, `correction` and `resampling` and in the package
-`estimators`, and the table of the optimizer is in `optimizer`. Import all of these classes from `schema`.
-"""
+"""The recipe table `[ppo]`: what the algorithm computes. Tables of its parts are beside the code that reads them."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from ppoctl.estimators.gae import GaeAdvantages
 from ppoctl.estimators.kinds import AdvantagesTable, algorithm_of
-from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, NoRejection, Rejection
-from ppoctl.recipe.kl import Kl, NoKl
-from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
-from ppoctl.recipe.optimizer import OptimizerTable
-from ppoctl.recipe.resampling import NoResampling, ResampleTable
-from ppoctl.recipe.trained_part import PatternsOrOne, Train
-from ppoctl.recipe_table import RESULTS, SPEED, Array, AtLeastOne, NotNegative, Table
+from ppoctl.recipe_table import RESULTS, AtLeastOne, NotNegative, Table
 from ppoctl.recipe_table import ParallelTable as ParallelTable
+from ppoctl.stages.correction_table import AboveOne, CorrectionTable, NoCorrection, NoRejection, Rejection
+from ppoctl.stages.kl_table import Kl, NoKl
+from ppoctl.stages.loss_tables import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
+from ppoctl.stages.resample_table import NoResampling, ResampleTable
 
 if TYPE_CHECKING:
     from ppoctl.stages.correction import CorrectionStage, Keep
@@ -166,67 +160,3 @@ class PpoTable(Table):
             fingerprint=fingerprint,
             name=name,
         )
-
-
-Recompute = Literal["none", "selective", "full"]
-
-
-class BySequences(Table):
-    """Microbatches of a fixed number of sequences."""
-
-    microbatch_seqs: Annotated[int, SPEED, AtLeastOne]
-    """Sequences in one forward and backward pass (Megatron-Core's `micro_batch_size`)."""
-    forward_microbatch_seqs: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Sequences in one forward pass without gradient (log-probs of actor and reference, values); absent:
-    `microbatch_seqs`."""
-    logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
-    """Number of tokens whose logits are in memory at the same time."""
-
-
-class ByTokens(Table):
-    """Microbatches by a token budget: each contains as many complete sequences as fit."""
-
-    max_tokens_per_microbatch: Annotated[int, SPEED, AtLeastOne]
-    """Maximum number of packed tokens in one forward and backward pass; if a sequence is longer, the run does not
-    start."""
-    forward_max_tokens_per_microbatch: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Maximum number of packed tokens in one forward pass without gradient (log-probs of actor and reference,
-    values); absent: `max_tokens_per_microbatch`."""
-    logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
-    """Number of tokens whose logits are in memory at the same time."""
-
-
-def _batching_kind(value: Any) -> str | None:
-    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", None)
-    return None if keys is None else "sequences" if _TOKEN_KEYS.isdisjoint(keys) else "tokens"
-
-
-_TOKEN_KEYS = frozenset(ByTokens.model_fields) - frozenset(BySequences.model_fields)
-
-
-Batching = Annotated[
-    Annotated[BySequences, Tag("sequences")] | Annotated[ByTokens, Tag("tokens")], Discriminator(_batching_kind)
-]
-
-
-class TrainedTable(Table):
-    """One trained role, such as the actor or the critic."""
-
-    optimizer: OptimizerTable
-    """Optimizer of the role and its learning-rate schedule."""
-    train: Train = None
-    """What trains: the last layers (`top_layers`) or adapters (`lora`); absent or "all": every layer. Frozen weights
-    have no gradient, no main weights and no moments, and a reference shares them with the actor."""
-    freeze: Annotated[tuple[str, ...], RESULTS, Array, PatternsOrOne] = ()
-    """Glob patterns over Megatron's parameter names, such as `decoder.layers.*.mlp.router.weight`. Parameters with a
-    matching name are frozen in addition to those that `train` leaves out. A pattern must match at least one name.
-    Default of: NeMo-RL freezes routers (`freeze_moe_router`); all other systems freeze nothing.
-    """
-    batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
-    """Split of the role's sequences into microbatches that fit into memory. The split never changes a gradient."""
-    recompute: Annotated[Recompute, SPEED] = "none"
-    """Activations that are not kept in memory, but recomputed in the backward pass (Megatron-Core's
-    `recompute_granularity`). selective: the activations inside the MLP; full: all activations except the input of
-    each layer (one third more computation)."""
-    parallel: ParallelTable | None = None
-    """Parallel layout of the role; absent: one process for the actor, and the actor's layout for the critic."""

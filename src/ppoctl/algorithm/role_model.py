@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
+from ppoctl.algorithm.roles import POLICY, REFERENCE, head_of
+from ppoctl.algorithm.step_recipe import StepRecipe
+from ppoctl.key_path import KeyPath
 from ppoctl.model.model import Model, ReferenceKind, reference_kind
+from ppoctl.model.model_tables import CriticModelTable, ReferenceModelTable
 from ppoctl.model.shape import ModelShape
 from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.model.trainable import Trainable
-from ppoctl.recipe.models import CriticModelTable, ReferenceModelTable
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.parallel import reward_models
-from ppoctl.recipe.roles import POLICY, REFERENCE, head_of
-from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.model import ModelScorer
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RoleModel:
     dtype: str
     """Dtype of weights and activations, float32 or bfloat16."""
     key: KeyPath
-    """Recipe key that has the path as its value."""
+    """StepRecipe key that has the path as its value."""
 
     @property
     def weight_bytes(self) -> int:
@@ -36,7 +36,7 @@ class RoleModel:
         return shape_if_known(self.path)
 
 
-def model_of(recipe: Recipe, role: str) -> RoleModel:
+def model_of(recipe: StepRecipe, role: str) -> RoleModel:
     """Return the model that a trained role starts from, or the model of `REFERENCE`."""
     model, own = recipe.model, own_models(recipe).get(role)
     if own is None:
@@ -45,7 +45,7 @@ def model_of(recipe: Recipe, role: str) -> RoleModel:
     return RoleModel(own.path, dtype or model.dtype, ("model", role, "path"))
 
 
-def model_in(recipe: Recipe, role: str, shape: ModelShape) -> Model:
+def model_in(recipe: StepRecipe, role: str, shape: ModelShape) -> Model:
     """Return the description of a trained role's model, whose source has this shape. A reference is described whether
     or not a stage uses it."""
     trainable = trainable_of(recipe, role)
@@ -54,13 +54,13 @@ def model_in(recipe: Recipe, role: str, shape: ModelShape) -> Model:
     return Model(shape, head_of(role), trainable, recipe.value_head, reference_of(recipe))
 
 
-def reference_of(recipe: Recipe) -> ReferenceKind:
+def reference_of(recipe: StepRecipe) -> ReferenceKind:
     """Return the kind of the reference, whether or not a stage uses it."""
     is_initial = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
     return reference_kind(trainable_of(recipe, POLICY), is_initial=is_initial)
 
 
-def own_models(recipe: Recipe) -> dict[str, CriticModelTable | ReferenceModelTable]:
+def own_models(recipe: StepRecipe) -> dict[str, CriticModelTable | ReferenceModelTable]:
     """Return name -> table of its own model (`model.NAME`), for each trained role, and for `REFERENCE`, that does not
     start from `model.path`."""
     model = getattr(recipe, "model", None)  # absent in a recipe with errors (`loading.partial`)
@@ -70,13 +70,20 @@ def own_models(recipe: Recipe) -> dict[str, CriticModelTable | ReferenceModelTab
     }
 
 
-def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
+def reward_models(recipe: StepRecipe) -> dict[KeyPath, ModelScorer]:
+    """Return the reward tables that have a model, by key path. The dotted form of the path is the role name of the
+    reward model."""
+    scorers = {("reward", *below): scorer for below, scorer in recipe.reward.scorers.items()}
+    return {key: scorer for key, scorer in scorers.items() if isinstance(scorer, ModelScorer)}
+
+
+def reward_model_of(recipe: StepRecipe, key: KeyPath) -> RoleModel:
     """Return the model of the reward table at this key."""
     table = reward_models(recipe)[key]
     return RoleModel(table.path, table.dtype, (*key, "path"))
 
 
-def lora_starts(recipe: Recipe) -> dict[str, str]:
+def lora_starts(recipe: StepRecipe) -> dict[str, str]:
     """Return role -> folder or hub id of the peft adapter that it starts from, for each trained role that has one."""
     starts: dict[str, str] = {}
     for role, table in recipe.trained.items():
@@ -87,7 +94,7 @@ def lora_starts(recipe: Recipe) -> dict[str, str]:
     return starts
 
 
-def trainable_of(recipe: Recipe, role: str) -> Trainable:
+def trainable_of(recipe: StepRecipe, role: str) -> Trainable:
     """Return the parameters of a role's model that train."""
     table = recipe.trained[role]
     return Trainable(freeze=table.freeze) if table.train is None else table.train.trainable(table.freeze)
