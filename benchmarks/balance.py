@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ppoctl.engines.megatron.balance import balance, sequence_costs
 from ppoctl.engines.megatron.packing import by_tokens
-from ppoctl.model.cost import TokenCost
+from ppoctl.models.cost import TokenCost
 
 LLAMA_7B = TokenCost.of_decoder(parameters=6_607_077_376, num_layers=32, num_heads=32, head_dim=128)
 LOGNORMALS = ((6.0, 0.6, 4096), (6.0, 1.0, 4096), (6.5, 1.0, 32768), (7.0, 1.5, 32768))

@@ -63,7 +63,7 @@ def result_of(variant: str, seed: int, folder: Path, steps: int) -> Result:
 
 def run(variant: str, seed: int, folder: Path, steps: int) -> None:
     """Train in this process, and write the result."""
-    from ppoctl.loading.load import load
+    from ppoctl.recipe.loading.load import load
 
     text = RECIPE.read_text().replace('"calculator/', f'"{RECIPE.parent}/calculator/')
     if variant == "no-tool":

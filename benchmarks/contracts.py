@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import ExitCode
-from ppoctl.loading.load import load
-from ppoctl.machine import nvml
-from ppoctl.manual.header import header_of
+from ppoctl.cli.manual.header import header_of
+from ppoctl.core.errors import ExitCode
+from ppoctl.core.machine import nvml
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import devices
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from ppoctl.batch import codec
-from ppoctl.batch.prompts import Prompt, Prompts
-from ppoctl.batch.records import Rollouts
-from ppoctl.ports import Sample
-from ppoctl.stages.rollout import assemble, sample_requests
+from ppoctl.algorithms.stages.rollout import assemble, sample_requests
+from ppoctl.core.batch import codec
+from ppoctl.core.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.records import Rollouts
+from ppoctl.core.ports import Sample
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.finished_samples import decoded, encoded
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from saves import RESPONSE, STEP, Objective, model_of_10m, sequences
 
-from ppoctl.algorithm.role_table import ByTokens
-from ppoctl.batch.sequences import Sequences
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import Minibatch
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Minibatch
 
 
 def short() -> Sequences:

@@ -149,7 +149,7 @@ def judged(results: dict[Cell, Result]) -> int:
 
 def run(cell: Cell, folder: Path, steps: int) -> None:
     """Train in this process, and write the result."""
-    from ppoctl.loading.load import load
+    from ppoctl.recipe.loading.load import load
 
     settings = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
     fixed = ["tracking={kind='none'}", "cluster.threads=1", f"checkpoint.every_steps={steps}"]
@@ -164,8 +164,8 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
 
 def trained(recipe, folder: Path, shuffled: list[int]) -> Result:
     """Train in this process. Rewards are shuffled if `shuffled` has the batches of `ShuffledScorer`."""
-    from ppoctl.report.expectations import history
-    from ppoctl.runs import new_run, session
+    from ppoctl.run import new_run, session
+    from ppoctl.show.report.expectations import history
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.store.run_paths import RunPaths

@@ -27,15 +27,15 @@ from typing import Any
 
 import torch
 
-from ppoctl.loading.load import load
-from ppoctl.runs import new_run, session
-from ppoctl.stages import reward as reward_module
+from ppoctl.algorithms.stages import reward as reward_module
+from ppoctl.engines.weights import sync as sync_module
+from ppoctl.engines.weights.bucket import Bucket, tensors_of
+from ppoctl.recipe.loading.load import load
+from ppoctl.run import new_run, session
 from ppoctl.store import artifact
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.weights import sync as sync_module
-from ppoctl.weights.bucket import Bucket, tensors_of
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
 SHAPE = {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 5}

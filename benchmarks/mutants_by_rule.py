@@ -44,18 +44,22 @@ PACKAGE = ROOT / "src" / "ppoctl"
 TABLE = ROOT / "benchmarks" / "mutants" / "by_rule.txt"
 REASONS = ROOT / "benchmarks" / "mutants" / "by_rule_survivors.toml"
 LIMIT_S = 300
+
+
+def files_in(folder: str) -> Iterator[str]:
+    """Yield the files of a folder of the package, by their paths below it."""
+    yield from (f"{folder}/{path.name}" for path in sorted((PACKAGE / folder).glob("[a-z]*.py")))
+
+
 FILES = (
-    *(f"stages/{path.name}" for path in sorted((PACKAGE / "stages").glob("[a-z]*.py"))),
-    "algorithm/updates.py",
-    "wire/run_context.py",
-    *(f"estimators/{path.name}" for path in sorted((PACKAGE / "estimators").glob("[a-z]*.py"))),
-    "stages/loss_tables.py",
-    "stages/correction_table.py",
-    "stages/kl_table.py",
+    *files_in("algorithms/stages"),
+    "algorithms/updates.py",
+    "run/wire/run_context.py",
+    *files_in("algorithms/estimators"),
     "rewards/shaping.py",
-    "batch/records.py",
-    "batch/carry.py",
-    *(f"ppo/{path.name}" for path in sorted((PACKAGE / "ppo").glob("[a-z]*.py"))),
+    "core/batch/records.py",
+    "core/batch/carry.py",
+    *files_in("algorithms/formulas"),
 )
 WIRING = (
     "wiring/test_golden_run.py",
@@ -65,13 +69,13 @@ WIRING = (
     "wire/test_stage_keys.py",
 )
 TESTS = {
-    "ppo": ("ppo", *WIRING),
-    "batch": ("batch/test_record_invariants.py", "batch/test_records.py", *WIRING, "store/test_stage_runner.py"),
-    "stages": (*WIRING, "store/test_stage_runner.py"),
-    "estimators": ("estimators", *WIRING),
-    "recipe": (*WIRING, "wire/test_settings_of_stages.py"),
+    "algorithms/formulas": ("ppo", *WIRING),
+    "core/batch": ("batch/test_record_invariants.py", "batch/test_records.py", *WIRING, "store/test_stage_runner.py"),
+    "algorithms/stages": (*WIRING, "store/test_stage_runner.py", "wire/test_settings_of_stages.py"),
+    "algorithms/estimators": ("estimators", *WIRING),
+    "algorithms": WIRING,
     "rewards": WIRING,
-    "wire": (*WIRING, "loop", "runs/test_changed_settings.py", "store/test_states.py", "store/test_resume.py"),
+    "run/wire": (*WIRING, "loop", "runs/test_changed_settings.py", "store/test_states.py", "store/test_resume.py"),
 }
 """Folder of the broken file -> tests that are run, in this order."""
 
@@ -187,7 +191,7 @@ def judged(mutants: Sequence[Found], jobs: int) -> Iterator[Verdict]:
 
         def judge(mutant: Found) -> Verdict:
             began = time.monotonic()
-            killed_by = ask(mutant.file, mutant.text, TESTS[mutant.file.split("/")[0]], scratch)
+            killed_by = ask(mutant.file, mutant.text, TESTS[mutant.file.rpartition("/")[0]], scratch)
             return Verdict(mutant, killed_by, time.monotonic() - began)
 
         every = sorted({test for tests in TESTS.values() for test in tests})
@@ -224,9 +228,9 @@ def write_table(lines: Sequence[str], share: int) -> tuple[str, bool]:
 
 
 def is_drawn(found: Found, share: int) -> bool:
-    """Return whether a mutant is selected, by a hash of its words. For `ppo`, which has its own tests, a third as
+    """Return whether a mutant is selected, by a hash of its words. For `formulas`, which has its own tests, a third as
     many are selected."""
-    share *= 3 if share > 1 and found.file.startswith("ppo/") else 1
+    share *= 3 if share > 1 and found.file.startswith("algorithms/formulas/") else 1
     return int(sha256(found.words.encode()).hexdigest(), 16) % share == 0
 
 

@@ -22,9 +22,9 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+from ppoctl.core.recipe_table import Effect
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Effect
 
 Change = tuple[ast.AST, str]
 """A node and the source that replaces it."""

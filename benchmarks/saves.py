@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ppoctl.algorithm.role_table import ByTokens
-from ppoctl.batch.sequences import Sequences
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs, Totals
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs, Totals
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 SEQUENCES, PROMPT, RESPONSE = 16, 32, 224

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.pool import ScorerPool

@@ -22,18 +22,18 @@ from math import ceil, lcm
 from pathlib import Path
 from typing import Any
 
-from ppoctl import units
-from ppoctl.algorithm.choose import trace_at
-from ppoctl.algorithm.roles import head_of
-from ppoctl.algorithm.sizes import updates_per_step
+from ppoctl.algorithms.choose import trace_at
+from ppoctl.algorithms.roles import head_of
+from ppoctl.algorithms.sizes import updates_per_step
 from ppoctl.cli import render
+from ppoctl.core import units
+from ppoctl.core.errors import PpoctlError, RecipeError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.vllm.engine import MOST_STEPS
-from ppoctl.errors import PpoctlError, RecipeError
-from ppoctl.loading.load import load
-from ppoctl.model.cost import count_parameters, forward_flops
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.models.cost import count_parameters, forward_flops
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_reader import shape_if_known
 from ppoctl.plan.fit import seconds
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.driver import (
@@ -46,9 +46,9 @@ from ppoctl.plan.memory.driver import (
 )
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 
 WORLDS = (8, 64, 256, 1024)
 H200_GIB = 141.0

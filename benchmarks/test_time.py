@@ -38,7 +38,6 @@ CAUSES = (
     ("wait for a child or a rank", "/selectors.py", ""),
     ("wait for a child or a rank", "/ray/", ""),
     ("wait for a child or a rank", "/socket.py", ""),
-    ("load of a recipe", "ppoctl/loading/", ""),
     ("load of a recipe", "ppoctl/recipe/", ""),
     ("load of a recipe", "/pydantic", ""),
     ("store: files, hashes, fsync", "ppoctl/store/", ""),

@@ -135,9 +135,9 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     """Run the job with ppoctl in this process, and write the values from its journal."""
     from dataclasses import replace
 
-    from ppoctl.batch.scores import Score, ScoreRequest
-    from ppoctl.loading.load import load
-    from ppoctl.runs import new_run, session
+    from ppoctl.core.batch.scores import Score, ScoreRequest
+    from ppoctl.recipe.loading.load import load
+    from ppoctl.run import new_run, session
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.store.run_paths import NUMBERS, RunPaths

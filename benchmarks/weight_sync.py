@@ -30,18 +30,18 @@ from typing import Any
 import ray
 from machinery import RECIPE
 
-from ppoctl.batch.records import State
+from ppoctl.core.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.ray.worker import InStore
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.loading.load import load
-from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.canary import Canary
-from ppoctl.weights.engine_calls import call_engines
-from ppoctl.weights.sending import PARTS, SenderRanks
-from ppoctl.weights.sync import BroadcastWay, Sync, hand_over
-from ppoctl.wire.processes import Placed, place
+from ppoctl.engines.weights.bucket import Bucket, bucket_of, flatten
+from ppoctl.engines.weights.canary import Canary
+from ppoctl.engines.weights.engine_calls import call_engines
+from ppoctl.engines.weights.sending import PARTS, SenderRanks
+from ppoctl.engines.weights.sync import BroadcastWay, Sync, hand_over
+from ppoctl.recipe.loading.load import load
+from ppoctl.run.wire.processes import Placed, place
 
 STATE = State("actor", 0, 0, "benchmark")
 

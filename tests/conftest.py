@@ -40,7 +40,7 @@ settings.load_profile("many" if os.environ.get("CI") else "few")
 
 # Shapes are checked in the files that annotate shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"
-SHAPED = ("batch", "ppo", "stages", "engines/megatron")
+SHAPED = ("core/batch", "algorithms/formulas", "algorithms/stages", "engines/megatron")
 SHAPE_TESTS = (
     "algorithm",
     "batch",

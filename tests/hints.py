@@ -9,8 +9,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from ppoctl.cli.app import app
-from ppoctl.loading.layers import ROOT, _typed, path_of
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.loading.layers import ROOT, _typed, path_of
 
 COMMANDS = typer.main.get_command(app)
 NAMES = "|".join(COMMANDS.commands)  # type: ignore[attr-defined]

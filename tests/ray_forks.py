@@ -104,7 +104,7 @@ def served() -> "Iterator[None]":
 
 def _serve_from_nothing(parent: int) -> None:
     hide_ray()
-    for name in ("torch", "ppoctl.weights.bucket", "ppoctl.engines.megatron.process_group"):
+    for name in ("torch", "ppoctl.engines.weights.bucket", "ppoctl.engines.megatron.process_group"):
         importlib.import_module(name)
     with socket.socket(socket.AF_UNIX) as listener:
         print(_listen(listener), flush=True)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import contracts
 
-from ppoctl.errors import ExitCode
+from ppoctl.core.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 ROWS = ("data.train.max_rows=16", "data.eval.heldout.max_rows=8")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.user_functions import digest_of, import_command, imported, require_function, siblings
 from ppoctl.data.row_tables import PythonRows
 from ppoctl.data.rows import read_rows
-from ppoctl.errors import RecipeError
-from ppoctl.user_functions import digest_of, import_command, imported, require_function, siblings
 
 Write = Callable[..., Path]
 ROWS = "def rows():\n    yield {'prompt': ask(), 'answer': '4'}\n"

@@ -21,7 +21,7 @@ from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm import pooling as pooling_module
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.weights.engine_calls import CompletedReply
+from ppoctl.engines.weights.engine_calls import CompletedReply
 
 
 @contextmanager

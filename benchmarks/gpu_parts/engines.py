@@ -11,10 +11,10 @@ import torch
 from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, TINY, free_gib
 from gpu_parts.models import QUICKSTART
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import Engine, GenerationRequest
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
 
 WINDOW = 256

@@ -90,8 +90,8 @@ def _printed(*command):
 def _doctor():
     """Report the results of `ppoctl doctor`, including gcc and Python.h."""
     try:
-        from ppoctl.doctor.examine import findings, of_machine
-        from ppoctl.machine.host_info import this_machine
+        from ppoctl.core.machine.host_info import this_machine
+        from ppoctl.start.doctor.examine import findings, of_machine
     except ImportError as error:
         notify("env", doctor=f"not asked: {error}")
         return

@@ -11,7 +11,7 @@ from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_allocator, gib, seconds
 
 def prints():
     """Report checksums of tensors as large as a model's: time, memory besides the tensor, and equality with a CPU."""
-    from ppoctl.convert.checksum import checksum_of
+    from ppoctl.models.convert.checksum import checksum_of
 
     shapes = [(64, 32)] * 3 if TINY else [(152064, 3584), (37888, 3584), (3584, 18944), (4608, 3584), (3584,)]
     for shape in shapes:
@@ -47,7 +47,7 @@ def _reader(connection):
 
 def ipc():
     """Report memory of one process read by another on the same GPU, without and with expandable segments."""
-    from ppoctl.weights.sharing import SharedBuffers
+    from ppoctl.engines.weights.sharing import SharedBuffers
 
     fix_allocator()
     for conf in ("expandable_segments:False", "expandable_segments:True"):

@@ -84,7 +84,7 @@ def sequences_of(kind, count, shortest, longest):
 def open_rank(kind, role="actor", *, most=16384, chunk=1024, **settings):
     """Return a started rank of a model with these `TrainerSettings`. `most` is the token cap of a microbatch, `chunk`
     that of logits at a time."""
-    from ppoctl.algorithm.role_table import ByTokens
+    from ppoctl.algorithms.role_table import ByTokens
     from ppoctl.engines.megatron.rank import MegatronRank
     from ppoctl.engines.megatron.settings import TrainerSettings
 
@@ -117,7 +117,7 @@ def objective_of(sequences):
     """Return the cheapest possible loss."""
     import roofline
 
-    from ppoctl.ports import OutputRequest
+    from ppoctl.core.ports import OutputRequest
 
     return roofline.Objective(sequences.present, OutputRequest())
 
@@ -126,7 +126,7 @@ def minibatch_of(sequences):
     """Return all rows as one optimizer step."""
     import roofline
 
-    from ppoctl.ports import Minibatch
+    from ppoctl.core.ports import Minibatch
 
     return Minibatch(torch.arange(sequences.num_seqs), (int(sequences.present.sum()),), roofline.STEP)
 

@@ -12,7 +12,7 @@ import torch
 from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, DEV, TINY, gib
 from gpu_parts.models import QUICKSTART, folder
-from ppoctl.machine import nvml
+from ppoctl.core.machine import nvml
 
 RECIPE = QUICKSTART.parents[1] / "quickstart.toml"
 EVERY_S = 0.02

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from ppoctl.convert.checksum import LoadedWeight, checksum_of
-from ppoctl.machine.device import this_device
-from ppoctl.weights.bucket import Bucket, NamedTensors
-from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.receiving import ReceivingEngine
-from ppoctl.weights.sharing import Shared
+from ppoctl.core.machine.device import this_device
+from ppoctl.engines.weights.bucket import Bucket, NamedTensors
+from ppoctl.engines.weights.canary import CanaryScores
+from ppoctl.engines.weights.receiving import ReceivingEngine
+from ppoctl.engines.weights.sharing import Shared
+from ppoctl.models.convert.checksum import LoadedWeight, checksum_of
 
 
 class Receiver(ReceivingEngine):

@@ -6,7 +6,7 @@ from gpu_parts.lines import notify
 from gpu_parts.measure import CUDA, TINY, fix_varlen, gap, gib, record_history
 from gpu_parts.models import close_rank, folder, open_rank, sequences_of
 from gpu_parts.trainer import timed_update
-from ppoctl.weights.sending import PARTS
+from ppoctl.engines.weights.sending import PARTS
 
 SEQUENCES = ("1.5b", 8, 8192, 8192)
 
@@ -33,8 +33,8 @@ def optimizer():
 def lora():
     """Report an update of adapters next to one of all weights, its memory next to `plan`'s estimate, and whether the
     weights that are sent change with the adapters."""
-    from ppoctl.model.lora import Lora
-    from ppoctl.model.trainable import Trainable
+    from ppoctl.models.lora import Lora
+    from ppoctl.models.trainable import Trainable
 
     fix_varlen()
     record_history()
@@ -63,12 +63,12 @@ def _pinned_gib(rank):
 
 def _compare_with_plan(part, peak, trainable=None, **settings):
     """Report the peak that `plan` estimates for a rank with these settings, next to the measured one."""
-    from ppoctl.model.model import Model
-    from ppoctl.model.shape_reader import read_shape
-    from ppoctl.model.trainable import Trainable
+    from ppoctl.core.recipe_table import ParallelTable
+    from ppoctl.models.model import Model
+    from ppoctl.models.shape_reader import read_shape
+    from ppoctl.models.trainable import Trainable
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
-    from ppoctl.recipe_table import ParallelTable
 
     tokens = 16382 if not TINY else 48
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)

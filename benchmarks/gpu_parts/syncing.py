@@ -7,16 +7,16 @@ from gpu_parts.lines import notify
 from gpu_parts.measure import TINY, fix_varlen
 from gpu_parts.measure import sync as finished
 from gpu_parts.models import QUICKSTART, minibatch_of, objective_of
-from ppoctl.algorithm.role_table import ByTokens
-from ppoctl.batch.records import State
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.core.batch.records import State
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.ranks import OpenRank, ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.own_process import OwnProcess
-from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.sync import EngineSide, Sync
+from ppoctl.engines.weights.canary import Canary, CanaryScores
+from ppoctl.engines.weights.sync import EngineSide, Sync
 
 START_DEADLINE_S = 60.0
 

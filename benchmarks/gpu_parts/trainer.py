@@ -20,8 +20,8 @@ from gpu_parts.models import (
     sequences_of,
     update_flops,
 )
-from ppoctl.model.model import Model
-from ppoctl.weights.sending import PARTS
+from ppoctl.engines.weights.sending import PARTS
+from ppoctl.models.model import Model
 
 
 def timed_update(part, kind, rank, sequences, **extra):
@@ -54,11 +54,11 @@ def rank():
     """Report a complete update, its memory next to `plan`'s estimate, its kernels, offloading, saving and loading."""
     fix_varlen()
     record_history()
-    from ppoctl.model.shape_reader import read_shape
+    from ppoctl.core.ports import OutputRequest
+    from ppoctl.core.recipe_table import ParallelTable
+    from ppoctl.models.shape_reader import read_shape
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
-    from ppoctl.ports import OutputRequest
-    from ppoctl.recipe_table import ParallelTable
 
     one = open_rank("1.5b")
     sequences = sequences_of("1.5b", 16, 8192, 8192)

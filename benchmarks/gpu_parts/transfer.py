@@ -13,18 +13,18 @@ import torch
 from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, TINY, fix_allocator, fix_varlen, free_gib, gib, sync
 from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, sequences_of
-from ppoctl.algorithm.role_table import ByTokens
-from ppoctl.batch.records import State
-from ppoctl.batch.sequences import Sequences
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.core.batch.records import State
+from ppoctl.core.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.weights.canary import Canary
-from ppoctl.weights.device_sharing import DeviceSharing
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.engines.weights.canary import Canary
+from ppoctl.engines.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.sync import EngineSide, Sync, TrainerSide
 
 ROLES = ("actor", "generator")
 START_DEADLINE_S = 60.0

@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from ppoctl.api.commands import rollout as rollout
     from ppoctl.api.commands import train as train
     from ppoctl.api.run import Run as Run
+    from ppoctl.core.errors import PpoctlError as PpoctlError
 
 __version__ = "0.1.0"
 
-_HOMES = {"evaluate": "commands", "resume": "commands", "rollout": "commands", "train": "commands", "Run": "run"}
-"""Public names of the Python API, and the module of `ppoctl.api` that defines each."""
+_HOMES = {
+    **dict.fromkeys(("evaluate", "resume", "rollout", "train"), "api.commands"),
+    "Run": "api.run",
+    "PpoctlError": "core.errors",
+}
+"""Public names of the Python API, and the module of `ppoctl` that defines each."""
 
-__all__ = ["Run", "__version__", "evaluate", "resume", "rollout", "train"]
+__all__ = ["PpoctlError", "Run", "__version__", "evaluate", "resume", "rollout", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,7 +34,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `ppoctl` has no attribute `{name}`")
     from importlib import import_module
 
-    return getattr(import_module(f"ppoctl.api.{_HOMES[name]}"), name)
+    return getattr(import_module(f"ppoctl.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

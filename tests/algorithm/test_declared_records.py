@@ -11,12 +11,12 @@ import pytest
 from fakes.algorithms.every import EVERY, Algorithm
 from fakes.components import fake_recipe
 from fakes.job import play
-from ppoctl import metric_registry
-from ppoctl.algorithm.choose import step_function_at, trace_at
-from ppoctl.algorithm.stage_spec import StageSpec
-from ppoctl.batch.record_header import record_metadata
+from ppoctl.algorithms.choose import step_function_at, trace_at
+from ppoctl.algorithms.stage_spec import StageSpec
+from ppoctl.core import metric_registry
+from ppoctl.core.batch.record_header import record_metadata
+from ppoctl.core.step_metrics import reported
 from ppoctl.recipe.schema import Recipe
-from ppoctl.step_metrics import reported
 from ppoctl.store.journal import read_lines
 from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RECORD, RunPaths

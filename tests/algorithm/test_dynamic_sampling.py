@@ -12,21 +12,21 @@ import ppoctl
 from fakes.components import commands_on_fakes
 from fakes.dynamic_sampling import PPO, with_critic, with_groups, without_critic
 from fakes.job import play, result
-from ppoctl.algorithm.choose import step_function_at, traces
+from ppoctl.algorithms.choose import step_function_at, traces
 from ppoctl.cli.app import run
-from ppoctl.errors import DataError, ExitCode
+from ppoctl.core.errors import DataError, ExitCode
+from ppoctl.core.step_metrics import of_step
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe
-from ppoctl.report import time_use
-from ppoctl.report.expectations import history
-from ppoctl.report.run_reader import read_runs
-from ppoctl.step_metrics import of_step
+from ppoctl.show.report import time_use
+from ppoctl.show.report.expectations import history
+from ppoctl.show.report.run_reader import read_runs
+from ppoctl.show.tracking.view import RunView, key_metrics
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from ppoctl.tracking.view import RunView, key_metrics
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 MODEL = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}

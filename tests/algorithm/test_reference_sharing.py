@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.algorithm.forward import LogprobsSpec
-from ppoctl.algorithm.role_model import reference_of
-from ppoctl.algorithm.shared_reference import shared_layers
-from ppoctl.algorithm.stage_spec import ModelPass
+from ppoctl.algorithms.forward import LogprobsSpec
+from ppoctl.algorithms.role_model import reference_of
+from ppoctl.algorithms.shared_reference import shared_layers
+from ppoctl.algorithms.stage_spec import ModelPass
 from ppoctl.recipe.schema import Recipe
 
 LLAMA = "meta-llama/Llama-3.2-1B-Instruct"

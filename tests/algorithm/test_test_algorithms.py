@@ -13,12 +13,12 @@ import torch
 from fakes.algorithms.every import EVERY
 from fakes.algorithms.two_critics import JUDGE_UPDATE
 from fakes.job import play
-from ppoctl.algorithm.choose import outlines, trace_at
-from ppoctl.algorithm.updates import CRITIC_UPDATE
-from ppoctl.batch.records import Selection, State, Update
-from ppoctl.loop.run_stage import ReplayingStep, replay
+from ppoctl.algorithms.choose import outlines, trace_at
+from ppoctl.algorithms.updates import CRITIC_UPDATE
+from ppoctl.core.batch.records import Selection, State, Update
 from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe
+from ppoctl.run.loop.run_stage import ReplayingStep, replay
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outlines

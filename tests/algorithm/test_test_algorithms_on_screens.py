@@ -18,12 +18,12 @@ from fakes.algorithms.two_critics import TwoCriticsRecipe
 from fakes.components import commands_on_fakes
 from fakes.job import StopError, play, stopping_at
 from fakes.step_functions import TWO_ROUNDS
-from ppoctl.algorithm.choose import outlines
+from ppoctl.algorithms.choose import outlines
 from ppoctl.cli.app import run
-from ppoctl.errors import ExitCode
-from ppoctl.report.run_reader import read_runs
-from ppoctl.report.samples import rollouts as report_samples
-from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.core.errors import ExitCode
+from ppoctl.run.run_recipe import as_recorded
+from ppoctl.show.report.run_reader import read_runs
+from ppoctl.show.report.samples import rollouts as report_samples
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import read_lines

@@ -10,8 +10,8 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.step_functions import TWO_ROUNDS
 from for_each import id_in_order
-from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.choose import (
+from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.choose import (
     all_step_functions,
     missing,
     reported_at,
@@ -20,15 +20,15 @@ from ppoctl.algorithm.choose import (
     traces,
     updated_role,
 )
-from ppoctl.algorithm.forward import LOGPROBS, VALUES
-from ppoctl.algorithm.generation import REWARD, ROLLOUT
-from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.remax import REMAX
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
-from ppoctl.algorithm.updates import ACTOR_UPDATE
-from ppoctl.batch.fields import FIELDS
+from ppoctl.algorithms.forward import LOGPROBS, VALUES
+from ppoctl.algorithms.generation import REWARD, ROLLOUT
+from ppoctl.algorithms.kl_use import kl_use
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.remax import REMAX
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
+from ppoctl.algorithms.updates import ACTOR_UPDATE
+from ppoctl.core.batch.fields import FIELDS
 from ppoctl.store.outline import Outlines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

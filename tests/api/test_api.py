@@ -8,8 +8,8 @@ import pytest
 
 import ppoctl
 from fakes.components import commands_on_fakes, fake_components, fake_recipe
-from ppoctl.errors import ExpectationError, RecipeError, RunExistsError
-from ppoctl.runs import new_run, session
+from ppoctl.core.errors import ExpectationError, RecipeError, RunExistsError
+from ppoctl.run import new_run, session
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 

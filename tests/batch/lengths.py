@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ppoctl.model.cost import TokenCost
+from ppoctl.models.cost import TokenCost
 
 LLAMA_7B = TokenCost.of_decoder(parameters=6_607_077_376, num_layers=32, num_heads=32, head_dim=128)
 GSM8K_WINDOW = 512

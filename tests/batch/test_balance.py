@@ -9,7 +9,7 @@ from torch import Tensor
 
 from batch.lengths import LLAMA_7B, distributions
 from ppoctl.engines.megatron.balance import _exchange, balance, sequence_costs
-from ppoctl.model.cost import TokenCost
+from ppoctl.models.cost import TokenCost
 from tolerance import EXACT, FLOAT32
 
 RANKS = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.digest_cache import MOST_KEPT, kept_digest
+from ppoctl.core.batch.digest_cache import MOST_KEPT, kept_digest
 
 OLD_NS = 10**18
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.digest import DigestingFile, file_digest
+from ppoctl.core.batch.digest import DigestingFile, file_digest
 
 
 def test_digesting_file_digests_bytes_during_write(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from for_each import for_each
-from ppoctl.batch.fields import FIELDS, RecordField
-from ppoctl.batch.records import RECORDS
+from ppoctl.core.batch.fields import FIELDS, RecordField
+from ppoctl.core.batch.records import RECORDS
 from ppoctl.store import record_file
 from ppoctl.store.run_paths import RunPaths
 from store.fixture_runs import bring

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ppoctl.batch.grid import input_lengths, pack
-from ppoctl.batch.sequences import Sequences
+from ppoctl.core.batch.grid import input_lengths, pack
+from ppoctl.core.batch.sequences import Sequences
 
 
 def sequences(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, columns: int = 0) -> Sequences:

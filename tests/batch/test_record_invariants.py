@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.batch import codec
-from ppoctl.batch.records import (
+from ppoctl.core.batch import codec
+from ppoctl.core.batch.records import (
     RECORDS,
     Advantages,
     Carry,

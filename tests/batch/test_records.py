@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ppoctl.batch import codec
-from ppoctl.batch.lineage import initial_state
-from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import Values
-from ppoctl.batch.scores import Score
-from ppoctl.batch.seeds import derive_seed
-from ppoctl.batch.sequences import one_sequence
+from ppoctl.core.batch import codec
+from ppoctl.core.batch.lineage import initial_state
+from ppoctl.core.batch.prompts import Message, Prompt, Prompts
+from ppoctl.core.batch.records import Values
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.batch.seeds import derive_seed
+from ppoctl.core.batch.sequences import one_sequence
 
 
 def test_pickled_record_excludes_cached_encoding() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.sealed_json import intact_lines, seal, sealed_line, unseal, whole_lines
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.core.batch.sealed_json import intact_lines, seal, sealed_line, unseal, whole_lines
+from ppoctl.core.errors import CorruptArtifactError
 
 BODY = {"step": 3, "figures": {"value/mean": -0.25, "nothing": None}, "by": ["a", "b"], "is": True}
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.batch.records import Advantages, Logprobs, Rewards, Rollouts, Selection, Values
-from ppoctl.batch.selection import every_row, take, within
+from ppoctl.core.batch.records import Advantages, Logprobs, Rewards, Rollouts, Selection, Values
+from ppoctl.core.batch.selection import every_row, take, within
 
 
 def rollouts(number: int, prompts: list[list[int]], responses: list[list[int]], mask: list[list[int]]) -> Rollouts:

@@ -7,12 +7,12 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from ppoctl.chart import drawing
-from ppoctl.chart.axis import Axis, step_axis, value_axis
-from ppoctl.chart.panel import Curve, Panel, aligned, curve
-from ppoctl.chart.png import SCALE, png
-from ppoctl.chart.svg import svg
-from ppoctl.chart.terminal import Style, chart, margin, mark
+from ppoctl.show.chart import drawing
+from ppoctl.show.chart.axis import Axis, step_axis, value_axis
+from ppoctl.show.chart.panel import Curve, Panel, aligned, curve
+from ppoctl.show.chart.png import SCALE, png
+from ppoctl.show.chart.svg import svg
+from ppoctl.show.chart.terminal import Style, chart, margin, mark
 
 RISING = Panel("reward/score_mean", "score", (Curve(0, ((1, 0.0), (2, 0.5), (3, 1.0))),))
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ppoctl.batch.sealed_json import ChecksumMismatchError, seal, unseal
 from ppoctl.cli.app import run
+from ppoctl.core.batch.sealed_json import ChecksumMismatchError, seal, unseal
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "screens.md"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.sealed_json import seal, sealed_line, unseal
 from ppoctl.cli.app import run
+from ppoctl.core.batch.sealed_json import seal, sealed_line, unseal
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.run_paths import RunPaths

@@ -11,7 +11,7 @@ import pytest
 
 from cli.conftest import CliResult, RunCli
 from conventions.test_lightweight_imports import front
-from ppoctl.batch.sealed_json import seal, sealed_line
+from ppoctl.core.batch.sealed_json import seal, sealed_line
 from ppoctl.store.journal import JournalEvent, events
 from ppoctl.store.run_paths import FORMAT
 
@@ -101,7 +101,7 @@ def test_output_format_follows_the_file_suffix(ask: RunCli) -> None:
 
 def test_png_without_pillow_is_refused(ask: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.delitem(sys.modules, "ppoctl.chart.png", raising=False)
+    monkeypatch.delitem(sys.modules, "ppoctl.show.chart.png", raising=False)
     result = ask("a", "--out", "a.png")
     assert (result.code, result.out) == (3, "")
     assert result.err.startswith("error: a PNG requires Pillow, which is not installed\n")

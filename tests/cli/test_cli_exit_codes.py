@@ -18,10 +18,10 @@ import typer
 from conventions.conftest import ROOT
 from fakes.components import fake_recipe
 from fakes.job import play
-from ppoctl import errors
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
 from ppoctl.cli.options import JsonOption
+from ppoctl.core import errors
 from ppoctl.store.run_paths import RunPaths
 from recipe.conftest import SMALLEST
 

@@ -16,7 +16,7 @@ from cli.conftest import CliResult, RunCli
 from ppoctl.cli import evaluate
 from ppoctl.cli.app import app, run
 from ppoctl.cli.help import EXAMPLES, SECTIONS, one_line
-from ppoctl.errors import RewardError
+from ppoctl.core.errors import RewardError
 from recipe.conftest import SMALLEST
 
 

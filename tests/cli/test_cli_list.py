@@ -14,8 +14,8 @@ import pytest
 
 from cli.conftest import CliResult, RunCli
 from fakes.slurm import FakeSlurm
-from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.cli.options import found_run, run_folders
+from ppoctl.core.batch.sealed_json import seal, unseal
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest

@@ -19,8 +19,8 @@ from fakes.components import fake_components, fake_recipe
 from fakes.job import PPO_STEP_FUNCTIONS
 from fakes.slurm import FakeSlurm
 from ppoctl.cli.logs import _is_over
-from ppoctl.errors import DataError
-from ppoctl.runs import new_run, session
+from ppoctl.core.errors import DataError
+from ppoctl.run import new_run, session
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.machine import memory
+from ppoctl.core.machine import memory
 from ppoctl.plan.memory import driver
 
 ROOT = Path(__file__).parents[2]

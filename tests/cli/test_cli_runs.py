@@ -11,14 +11,14 @@ from fakes.components import fake_components, fake_recipe
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
-from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.fingerprint import fingerprint
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.report.expectations import RunResult
-from ppoctl.report.shown_sample import ShownSample
-from ppoctl.runs import new_run, session
-from ppoctl.runs.mlflow_extras import contract_of
-from ppoctl.runs.run_recipe import as_recorded, newest_recorded, recipe_of
+from ppoctl.run import new_run, session
+from ppoctl.run.mlflow_extras import contract_of
+from ppoctl.run.run_recipe import as_recorded, newest_recorded, recipe_of
+from ppoctl.show.report.expectations import RunResult
+from ppoctl.show.report.shown_sample import ShownSample
 from ppoctl.store import run_dir
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl import errors
 from ppoctl.cli.app import run
-from ppoctl.errors import holds_secret, quoted, without_secrets
-from ppoctl.loading.load import load
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core import errors
+from ppoctl.core.errors import holds_secret, quoted, without_secrets
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST
 
 URI = "http://me:hunter2@host:5000/x"

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.job import stop_at
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
-from ppoctl.algorithm.trace import StepFunction
+from ppoctl.algorithms.trace import StepFunction
 from ppoctl.cli.app import run
 
 

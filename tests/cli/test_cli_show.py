@@ -16,12 +16,12 @@ import pytest
 from cli.conftest import CliResult, RunCli, on_a_terminal
 from conventions.test_lightweight_imports import front
 from fakes.components import fake_components, fake_recipe
-from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.cli import pager, render, sample_list, sample_screen, show
 from ppoctl.cli.app import run
-from ppoctl.errors import RecipeError
-from ppoctl.report.shown_sample import read_samples
-from ppoctl.runs import new_run, session
+from ppoctl.core.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
+from ppoctl.core.errors import RecipeError
+from ppoctl.run import new_run, session
+from ppoctl.show.report.shown_sample import read_samples
 from ppoctl.store import record_file
 from ppoctl.store import sample_list as lists
 from ppoctl.store.manifest import require

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 
 from cli.conftest import RunCli, on_a_terminal
 from conventions.test_lightweight_imports import front
-from ppoctl.batch.episodes import EndReason
 from ppoctl.cli import sample_screen
-from ppoctl.report.episode_parts import EpisodePart
-from ppoctl.report.shown_sample import ShownSample, read_samples
+from ppoctl.core.batch.episodes import EndReason
+from ppoctl.show.report.episode_parts import EpisodePart
+from ppoctl.show.report.shown_sample import ShownSample, read_samples
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import END_TEXTS
@@ -270,7 +270,7 @@ def test_long_observations_are_wrapped_behind_their_prefix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = f"{'word ' * 20}\n{'x' * 90}"
-    from ppoctl.batch.prompts import Message
+    from ppoctl.core.batch.prompts import Message
 
     part = EpisodePart("observation", (Message("tool", text), Message(HOSTILE, "short")), calls=(text,))
     sample_screen.print_conversation([part])

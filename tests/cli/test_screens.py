@@ -17,17 +17,17 @@ from rich.console import Console as RichConsole
 
 from cli.screens import PAGE, SCREENS, blocks, captured, kind, unpack
 from fakes.components import fake_components, fake_recipe
-from ppoctl.activity import ACTIVITIES
 from ppoctl.cli import summary
 from ppoctl.cli.app import run
-from ppoctl.errors import ExpectationError, InterruptedByUserError
-from ppoctl.metric_registry import find
-from ppoctl.runs import new_run, session
-from ppoctl.shutdown.signals import signal_gate
+from ppoctl.core.activity import ACTIVITIES
+from ppoctl.core.errors import ExpectationError, InterruptedByUserError
+from ppoctl.core.metric_registry import find
+from ppoctl.run import new_run, session
+from ppoctl.run.shutdown.signals import signal_gate
+from ppoctl.show.tracking.forwarder import Sent
+from ppoctl.show.tracking.screen import LiveScreen
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.tracking.forwarder import Sent
-from ppoctl.tracking.screen import LiveScreen
 
 ON_FAKES = ("train", "terminal", "narrow", "verbose", "quiet", "stop", "stop-twice", "resume", "rollout")
 """Screens of a training. The lines of engines while they start are checked by the quickstart's end-to-end test."""

@@ -10,9 +10,9 @@ from for_each import for_each
 
 ROLES = ("actor", "critic")
 LITERAL_ALLOWED = {
-    "batch/fields.py": "the record of log-probs has a field `actor`, which is part of format 3",
+    "core/batch/fields.py": "the record of log-probs has a field `actor`, which is part of format 3",
     "store/samples.py": "reads that field",
-    "model/trainable_tables.py": "the recipe key `critic.on` has the value `actor`",
+    "models/trainable_tables.py": "the recipe key `critic.on` has the value `actor`",
 }
 """File -> reason why it may contain the name of a role as a string."""
 IMPURE = {"time", "datetime", "random", "os", "uuid", "secrets", "socket"}
@@ -22,13 +22,13 @@ MODULES = modules()
 
 @for_each(MODULES)
 def test_roles_are_named_by_recipe_and_algorithm_only(module: Path) -> None:
-    if module.parts[0] in ("recipe", "algorithm") or module.as_posix() in LITERAL_ALLOWED:
+    if module.parts[0] in ("recipe", "algorithms") or module.as_posix() in LITERAL_ALLOWED:
         return
     found = [node.lineno for node in nodes()[module] if isinstance(node, ast.Constant) and node.value in ROLES]
     assert not found, f"{module} names a role as a string in lines {found}: use recipe.trained, POLICY, or a head"
 
 
-@for_each([module for module in MODULES if module.parts[0] == "algorithm"])
+@for_each([module for module in MODULES if module.parts[0] == "algorithms" and len(module.parts) == 2])
 def test_algorithms_import_nothing_that_differs_in_a_replay(module: Path) -> None:
     imported = {
         name.split(".")[0]
@@ -40,7 +40,11 @@ def test_algorithms_import_nothing_that_differs_in_a_replay(module: Path) -> Non
 
 
 def test_algorithms_import_neither_torch_nor_numpy() -> None:
-    modules = [f"ppoctl.{'.'.join(m.with_suffix('').parts)}" for m in MODULES if m.parts[0] == "algorithm"]
+    modules = [
+        f"ppoctl.{'.'.join(m.with_suffix('').parts)}"
+        for m in MODULES
+        if m.parts[0] == "algorithms" and len(m.parts) == 2
+    ]
     script = f"import sys; import {', '.join(modules)}; print({{'torch', 'numpy'}} & set(sys.modules))"
     environment = {"PYTHONPATH": str(PACKAGE.parent)}
     found = subprocess.run(

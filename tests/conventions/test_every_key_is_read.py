@@ -19,17 +19,17 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
 CALLED = {
-    Path("algorithm/sizes.py"): (
+    Path("algorithms/sizes.py"): (
         "microbatch_limit",
         "epochs",
         "minibatch_seqs",
         "updates_per_tick",
         "warmup_updates",
     ),
-    Path("loading/capabilities.py"): ("wanting",),
+    Path("recipe/loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
-    Path("loading/rules/metrics.py"): ("is_lower_better",),
-    Path("algorithm/learning_rate.py"): ("learning_rate_of",),
+    Path("recipe/loading/rules/metrics.py"): ("is_lower_better",),
+    Path("algorithms/learning_rate.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/`, `plan/` and `algorithm/` that engines, wiring and loop call to read a key."""
 BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape", "trainable")
@@ -39,7 +39,7 @@ BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape", 
 def is_table_module(module: Path) -> bool:
     """Whether a module declares recipe tables, or answers questions about a recipe outside a run."""
     named = module.stem.endswith(("_table", "_tables")) or module.stem in ("role_model", "row_files")
-    return named or module.parts[0] == "recipe"
+    return named or (module.parts[0] == "recipe" and module.parts[1] != "loading")
 
 
 def executed_nodes() -> Iterator[ast.AST]:

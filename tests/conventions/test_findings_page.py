@@ -16,7 +16,9 @@ def kinds_in_src() -> set[str]:
     found = {"recipe", "length", "scorer"}  # the last two are one expression
     for file in PACKAGE.rglob("*.py"):
         text = file.read_text("utf-8")
-        for call in ast.walk(ast.parse(text)) if re.search(r"ppoctl\.finding import|import .*symptom", text) else ():
+        for call in (
+            ast.walk(ast.parse(text)) if re.search(r"ppoctl\.core\.finding import|import .*symptom", text) else ()
+        ):
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
                 continue
             given = [each.value for each in call.keywords if each.arg == "kind" and call.func.id in BUILDERS]

@@ -118,8 +118,8 @@ def test_wheel_contains_packages_recipes_and_batch_script() -> None:
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
     tables = {
         file
-        for package in ("manual", "recipe")
-        for pattern in settings["package-data"][f"ppoctl.{package}"]
+        for package in ("cli/manual", "recipe")
+        for pattern in settings["package-data"][f"ppoctl.{package.replace('/', '.')}"]
         for file in PACKAGE.glob(f"{package}/{pattern}")
     }
     assert tables == set(PACKAGE.rglob("*.toml"))

@@ -16,7 +16,7 @@ from for_each import for_each
 from hints import faults
 
 KNOW_THE_RUN = ("cli", "wire", "loop", "store", "tracking")
-NOT_HINTS = ("cli/help.py", "cli/options.py", "manual/")
+NOT_HINTS = ("cli/help.py", "cli/options.py", "cli/manual/")
 """Modules whose texts are help or documentation."""
 HAS_COMMAND = re.compile(r"\bppoctl [a-z]|--set ")
 INSERTED = {

@@ -73,9 +73,9 @@ def test_patches_of_objects_only_become_fewer() -> None:
 def test_every_form_of_a_patch_is_found() -> None:
     source = """
 import os
-import ppoctl.clock
+import ppoctl.core.clock
 from ppoctl.plan.memory import driver
-from ppoctl.units import GIB as size
+from ppoctl.core.units import GIB as size
 def test(monkeypatch, patch, actor):
     monkeypatch.setattr(driver, "free", 1)
     monkeypatch.setattr(driver.shutil, "disk_usage", 1)
@@ -86,7 +86,7 @@ def test(monkeypatch, patch, actor):
     driver.free = 1
     del driver.free
     driver.TABLE["cpu"] = 1
-    ppoctl.clock.free += 1
+    ppoctl.core.clock.free += 1
     monkeypatch.setattr(type(driver), "free", 1)
     monkeypatch.setattr(actor.engine, "step", 1)
     monkeypatch.setattr(os, "environ", {})

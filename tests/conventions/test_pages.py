@@ -10,18 +10,18 @@ from typing import get_origin
 import pytest
 
 from conventions.conftest import PACKAGE, ROOT
-from ppoctl.errors import ExitCode
-from ppoctl.key_path import dotted
-from ppoctl.manual import algorithm_pages, reference_pages
-from ppoctl.manual.features import SECTIONS, features
-from ppoctl.manual.guides import groups
-from ppoctl.manual.keys import key_lines
-from ppoctl.metric_registry import METRICS, find
-from ppoctl.model.families import FAMILIES
+from ppoctl.cli.manual import algorithm_pages, reference_pages
+from ppoctl.cli.manual.features import SECTIONS, features
+from ppoctl.cli.manual.guides import groups
+from ppoctl.cli.manual.keys import key_lines
+from ppoctl.core.errors import ExitCode
+from ppoctl.core.key_path import dotted
+from ppoctl.core.metric_registry import METRICS, find
+from ppoctl.core.recipe_table import RESULTS
+from ppoctl.models.families import FAMILIES
 from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import RESULTS
 
 ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.optimizer")
 """Tables whose keys, if they change results, belong to the algorithm."""

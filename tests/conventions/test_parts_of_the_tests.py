@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conventions.conftest import ROOT
-from ppoctl.ppo.masking import masked_sum
+from ppoctl.algorithms.formulas.masking import masked_sum
 
 MARK = ".".join(["mark", "engines"])  # split, so that this file does not match itself
 

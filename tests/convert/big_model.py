@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
-from ppoctl.convert.hugging_face import Spec
-from ppoctl.convert.safetensors_writer import SafetensorsWriter
-from ppoctl.convert.tensors import placements
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.runs.conversion.convert_ckpt import ConvertRequest, convert
+from ppoctl.models.convert.hugging_face import Spec
+from ppoctl.models.convert.safetensors_writer import SafetensorsWriter
+from ppoctl.models.convert.tensors import placements
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.run.conversion.convert_ckpt import ConvertRequest, convert
 
 CONFIG = {
     "model_type": "qwen2",

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from convert.conftest import edit_json
-from ppoctl.convert import fused_views, parameters, writers
-from ppoctl.convert.tensor_mapping import FusedPart
+from ppoctl.core.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
 from ppoctl.engines.megatron.checkpoint_scoring import CheckpointScorer
-from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
-from ppoctl.model.rope import Rope
-from ppoctl.model.shape import ModelShape
-from ppoctl.runs.conversion import parity
-from ppoctl.runs.conversion.convert_ckpt import REPORT, ConvertRequest, convert
+from ppoctl.models.convert import fused_views, parameters, writers
+from ppoctl.models.convert.tensor_mapping import FusedPart
+from ppoctl.models.rope import Rope
+from ppoctl.models.shape import ModelShape
+from ppoctl.run.conversion import parity
+from ppoctl.run.conversion.convert_ckpt import REPORT, ConvertRequest, convert
 
 Model = Callable[[str], Path]
 

@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from cli.conftest import CliResult, RunCli, cli_runner
 from fakes.job import PPO_STEP_FUNCTIONS
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.batch.digest import flushed_digest
-from ppoctl.convert.model_files import companions_digest
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.batch.digest import flushed_digest
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.model.head import SharedValueHead
+from ppoctl.models.convert.model_files import companions_digest
+from ppoctl.models.head import SharedValueHead
+from ppoctl.run.wire.sources import COMPANIONS, companions_of
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from ppoctl.wire.sources import COMPANIONS, companions_of
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]

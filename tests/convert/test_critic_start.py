@@ -15,16 +15,16 @@ from transformers import AutoModelForSequenceClassification
 
 from convert.conftest import edit_json
 from convert.test_conversion import run
+from ppoctl.core.errors import EnvironmentProblemError, RecipeError
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronCritic
-from ppoctl.errors import EnvironmentProblemError, RecipeError
-from ppoctl.loading.load import load
-from ppoctl.model.model_tables import CriticModelTable
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.preflight.check import check
-from ppoctl.preflight.model import require_own_model
+from ppoctl.models.model_tables import CriticModelTable
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.run.run_recipe import as_recorded
+from ppoctl.start.preflight.check import check
+from ppoctl.start.preflight.model import require_own_model
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths

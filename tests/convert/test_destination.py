@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.convert.destination import destination
-from ppoctl.errors import RecipeError, StorageError
+from ppoctl.core.errors import RecipeError, StorageError
+from ppoctl.models.convert.destination import destination
 
 SLOW = """
 import sys, time
 from pathlib import Path
-from ppoctl.convert.destination import destination
+from ppoctl.models.convert.destination import destination
 with destination(Path(sys.argv[1])) as aside:
     (aside / "half").write_text("written")
     print("writing", flush=True)

@@ -15,14 +15,14 @@ from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
 from convert.test_partial_states import exported, saved, trained
 from convert.test_peft_adapters import ALL, ATTENTION, LATENT, Model, by_peft, loaded, logits
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.convert.tensors import VALUE_HEAD
-from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.errors import RecipeError
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
-from ppoctl.errors import RecipeError
-from ppoctl.model.lora import Lora
-from ppoctl.model.trainable import Trainable
+from ppoctl.models.convert.tensors import VALUE_HEAD
+from ppoctl.models.convert.torch_dist import TorchDist
+from ppoctl.models.lora import Lora
+from ppoctl.models.trainable import Trainable
 
 WIDER = Trainable(lora=Lora(4, 5.0, ("q_proj", "o_proj")))
 

@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM
 
 from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.convert.frozen_base import FROZEN_FILE
-from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.errors import EnvironmentProblemError, StorageError
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronCritic, MegatronTrainer
-from ppoctl.errors import EnvironmentProblemError, StorageError
-from ppoctl.model.trainable import Trainable
-from ppoctl.preflight.model import require_own_model
+from ppoctl.models.convert.frozen_base import FROZEN_FILE
+from ppoctl.models.convert.torch_dist import TorchDist
+from ppoctl.models.trainable import Trainable
+from ppoctl.start.preflight.model import require_own_model
 
 Model = Callable[[str], Path]
 

@@ -17,23 +17,23 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from convert.conftest import edit_json
 from convert.test_conversion import run, same, weights
-from ppoctl.convert.accounted_tensors import Accounted
-from ppoctl.convert.adapters import adapters, added, merged
-from ppoctl.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
-from ppoctl.convert.frozen_digest import frozen_digest
-from ppoctl.convert.hugging_face import open_weights
-from ppoctl.convert.megatron_folder import checksums_of, open_megatron
-from ppoctl.convert.model_files import Companions
-from ppoctl.convert.peft_config import IGNORED, READ
-from ppoctl.convert.peft_folder import PeftFolder, require_fits
-from ppoctl.convert.tensors import OUTPUT_LAYER, VALUE_HEAD, frozen_names
-from ppoctl.convert.torch_dist_writer import TorchDistWriter
-from ppoctl.errors import EnvironmentProblemError, PpoctlError, RecipeError, StorageError
-from ppoctl.model import model as models
-from ppoctl.model.head import Head
-from ppoctl.model.lora import Lora
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
+from ppoctl.core.errors import EnvironmentProblemError, PpoctlError, RecipeError, StorageError
+from ppoctl.models import model as models
+from ppoctl.models.convert.accounted_tensors import Accounted
+from ppoctl.models.convert.adapters import adapters, added, merged
+from ppoctl.models.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
+from ppoctl.models.convert.frozen_digest import frozen_digest
+from ppoctl.models.convert.hugging_face import open_weights
+from ppoctl.models.convert.megatron_folder import checksums_of, open_megatron
+from ppoctl.models.convert.model_files import Companions
+from ppoctl.models.convert.peft_config import IGNORED, READ
+from ppoctl.models.convert.peft_folder import PeftFolder, require_fits
+from ppoctl.models.convert.tensors import OUTPUT_LAYER, VALUE_HEAD, frozen_names
+from ppoctl.models.convert.torch_dist_writer import TorchDistWriter
+from ppoctl.models.head import Head
+from ppoctl.models.lora import Lora
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import Trainable
 
 Model = Callable[[str], Path]
 

@@ -5,9 +5,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ppoctl.convert.inv_freq import inv_freq
-from ppoctl.model.fields import UnsupportedValueError
-from ppoctl.model.rope import read_rope
+from ppoctl.models.convert.inv_freq import inv_freq
+from ppoctl.models.fields import UnsupportedValueError
+from ppoctl.models.rope import read_rope
 
 LLAMA3 = {
     "rope_type": "llama3",

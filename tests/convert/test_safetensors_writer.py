@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ppoctl.convert.hugging_face import Spec
-from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
+from ppoctl.models.convert.hugging_face import Spec
+from ppoctl.models.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 
 
 def test_written_tensor_can_be_offloaded_afterwards(tmp_path: Path) -> None:

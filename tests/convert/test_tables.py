@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ppoctl.convert.fused_views import part_of
-from ppoctl.convert.tensors import Placement, placements, tied_copy, weight_names
-from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.model.families import FAMILIES
-from ppoctl.model.shape_reader import read_shape
+from ppoctl.models.convert.fused_views import part_of
+from ppoctl.models.convert.tensors import Placement, placements, tied_copy, weight_names
+from ppoctl.models.convert.transformer_engine import transformer_engine_name
+from ppoctl.models.families import FAMILIES
+from ppoctl.models.shape_reader import read_shape
 
 SIZES = {
     "vocab_size": 101,

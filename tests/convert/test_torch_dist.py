@@ -10,10 +10,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from convert.test_conversion import Runs, run, same, weights
-from ppoctl.convert.torch_dist import METADATA, TorchDist
-from ppoctl.convert.torch_dist_writer import TorchDistWriter
-from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.errors import EnvironmentProblemError, StorageError
+from ppoctl.core.errors import EnvironmentProblemError, StorageError
+from ppoctl.models.convert.torch_dist import METADATA, TorchDist
+from ppoctl.models.convert.torch_dist_writer import TorchDistWriter
+from ppoctl.models.convert.transformer_engine import transformer_engine_name
 
 Model = Callable[[str], Path]
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
-from ppoctl.convert.headers import PICKLE, SAFETENSORS, weight_files
-from ppoctl.convert.hugging_face import open_weights
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.models.convert.headers import PICKLE, SAFETENSORS, weight_files
+from ppoctl.models.convert.hugging_face import open_weights
 
 ONE, TWO = torch.ones(2), torch.zeros(3)
 SHARDS = {"a": "part-1", "b": "part-2"}

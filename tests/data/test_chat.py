@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from data.conftest import CHAT, MakeTokenizer
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.errors import EnvironmentProblemError
 
 LOOP = "{% for m in messages %}"
 TEMPLATES = {

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import DataError, ExitCode, MissingAssetError, RecipeError
 from ppoctl.data.index import read_set
 from ppoctl.data.row_blocks import columns_of, lookup
 from ppoctl.data.row_tables import ColumnRows, DataTable, Gsm8kRows
 from ppoctl.data.rows import read_rows, require_enough, tables_of
-from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
 
 MakeTable = Callable[..., Any]
 

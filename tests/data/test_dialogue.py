@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.dialogue_families import FAMILIES, Family, barred, called
-from ppoctl.batch.episodes import ControlTokensError, RejectedMessagesError
-from ppoctl.batch.prompts import Message, Prompt
+from ppoctl.core.batch.episodes import ControlTokensError, RejectedMessagesError
+from ppoctl.core.batch.prompts import Message, Prompt
 from ppoctl.data.dialogue import TemplateDialogue
 from ppoctl.data.template import PromptTemplate
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import DataError, MissingAssetError, PpoctlError, RecipeError
 from ppoctl.data.index import read_set
 from ppoctl.data.row_tables import ColumnRows, DatasetTable, DialogueRows, PythonRows
 from ppoctl.data.rows import read_rows
-from ppoctl.errors import DataError, MissingAssetError, PpoctlError, RecipeError
 
 Write = Callable[[str], PythonRows]
 

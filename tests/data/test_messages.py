@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.episodes import EnvironmentRow, as_plain, messages_from
-from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.episodes import EnvironmentRow, as_plain, messages_from
+from ppoctl.core.batch.prompts import Message, Prompt, Prompts
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import DataError
 from ppoctl.data.index import read_set
 from ppoctl.data.row_tables import ColumnRows
 from ppoctl.data.rows import Content, read_rows
 from ppoctl.data.template import PromptTemplate
-from ppoctl.errors import DataError
 
 Chat = list[dict[str, Any]]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}

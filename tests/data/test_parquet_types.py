@@ -14,10 +14,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ppoctl.core.errors import DataError
 from ppoctl.data.index import scan_set
 from ppoctl.data.row_tables import ColumnRows, VerlRows
 from ppoctl.data.rows import read_rows
-from ppoctl.errors import DataError
 
 DAY, HOUR = dt.date(2025, 1, 2), dt.time(3, 4)
 MOMENT = dt.datetime(2025, 1, 2, 3, 4, tzinfo=dt.UTC)

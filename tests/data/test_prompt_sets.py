@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from data.conftest import CHAT
-from ppoctl.batch.prompts import Prompt
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.errors import DataError
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import digest_of, read_set
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.row_tables import ColumnRows
 from ppoctl.data.template import PromptTemplate
-from ppoctl.errors import DataError
 
 MakeTable = Callable[..., Any]
 LINES = (

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.batch.carry import Carry
-from ppoctl.batch.prompts import Message, Prompt
+from ppoctl.core.batch.carry import Carry
+from ppoctl.core.batch.prompts import Message, Prompt
+from ppoctl.core.errors import DataError
 from ppoctl.data.row_tables import DataTable, MixRows
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
-from ppoctl.errors import DataError
 
 MakeTable = Callable[..., Any]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import DataError, EnvironmentProblemError
 from ppoctl.data.row_tables import ColumnRows
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import load_tokenizer
-from ppoctl.errors import DataError, EnvironmentProblemError
 
 MakeTokenizer = Callable[..., Any]
 

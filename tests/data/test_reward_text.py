@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from data.conftest import WORDS, MakeTokenizer
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.data.reward_text import RewardText, Template
-from ppoctl.errors import EnvironmentProblemError
 
 
 def request(response: str, prompt: str = "one two", role: str = "user") -> ScoreRequest:

@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from ppoctl.core.errors import DataError, MissingAssetError
 from ppoctl.data.index import read_set
 from ppoctl.data.row_blocks import blocks_of
 from ppoctl.data.row_files import rows_of
 from ppoctl.data.row_tables import ColumnRows, Gsm8kRows, VerlRows
 from ppoctl.data.rows import DatasetRow, read_rows
 from ppoctl.data.template import PromptTemplate
-from ppoctl.errors import DataError, MissingAssetError
 
 MakeTable = Callable[..., Any]
 CHAT = [{"role": "user", "content": "one"}]

@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.data.token_text import TokenText
 from ppoctl.data.tokenizer import load_tokenizer
-from ppoctl.errors import EnvironmentProblemError
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart/model"
 

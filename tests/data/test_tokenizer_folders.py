@@ -14,13 +14,13 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ppoctl.batch.sampling import SamplingParams
+from ppoctl.core.batch.sampling import SamplingParams
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.data.response_text import ResponseText
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.token_text import TokenText
 from ppoctl.data.tokenizer import decode, light_tokenizer, load_tokenizer
 from ppoctl.data.tokenizer_check import require_ids_as_stored, require_text_as_stored
-from ppoctl.errors import EnvironmentProblemError
 
 TEXTS = (
     "What is 12 + 3?\nIt's 15 .\n\n  #### 15",

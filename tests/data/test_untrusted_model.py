@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from ppoctl.core.errors import DataError
 from ppoctl.data.response_text import ResponseText
 from ppoctl.data.row_tables import ColumnRows
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import load_tokenizer
-from ppoctl.errors import DataError
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda path: ResponseText(path, [2]).tokenizer])

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ppoctl import metric_registry as registry
-from ppoctl.diagnose.curves import Curves
-from ppoctl.diagnose.examine import read
+from ppoctl.core import metric_registry as registry
+from ppoctl.show.diagnose.curves import Curves
+from ppoctl.show.diagnose.examine import read
 
 RUNS = Path(__file__).with_name("runs")
 KEYS = (

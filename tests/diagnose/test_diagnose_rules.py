@@ -10,11 +10,11 @@ import pytest
 from conventions.conftest import ROOT
 from diagnose.recorded import changed, recorded
 from for_each import for_each
-from ppoctl.diagnose.curves import Curves
-from ppoctl.diagnose.examine import RULES, examine, summary
-from ppoctl.diagnose.limits import limit
-from ppoctl.finding import Level
-from ppoctl.loading.load import load
+from ppoctl.core.finding import Level
+from ppoctl.recipe.loading.load import load
+from ppoctl.show.diagnose.curves import Curves
+from ppoctl.show.diagnose.examine import RULES, examine, summary
+from ppoctl.show.diagnose.limits import limit
 
 GRPO, PPO = recorded("grpo"), recorded("ppo")
 KL, SCORE, SPREAD, EQUAL = "policy/approx_kl", "reward/score_mean", "reward/score_std", "advantage/equal_groups_frac"

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from diagnose.recorded import RUNS, recorded
 from for_each import for_each
-from ppoctl.diagnose.examine import examine
-from ppoctl.finding import Level
+from ppoctl.core.finding import Level
+from ppoctl.show.diagnose.examine import examine
 
 PLANTED = {
     "lr-2e-2": ("learning-rate-high", 1, "--set actor.optimizer.lr=3e-4"),

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from fakes.nvml import FakeNvml
-from ppoctl.finding import Finding
-from ppoctl.machine import nvml
-from ppoctl.machine.device import CudaView
-from ppoctl.machine.host_info import UNLIMITED, HostInfo, TorchBuild
+from ppoctl.core.finding import Finding
+from ppoctl.core.machine import nvml
+from ppoctl.core.machine.device import CudaView
+from ppoctl.core.machine.host_info import UNLIMITED, HostInfo, TorchBuild
 
 REQUIRES = (
     "typer>=0.29",

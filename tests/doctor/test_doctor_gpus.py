@@ -8,12 +8,12 @@ import pytest
 
 from doctor.machines import VERSIONS, driver, node
 from fakes.nvml import FakeNvml
-from ppoctl.doctor import gpus, host
-from ppoctl.doctor.examine import findings, of_machine
-from ppoctl.finding import Level
-from ppoctl.machine import nvml
-from ppoctl.machine.device import CudaView
-from ppoctl.machine.host_info import HostInfo, TorchBuild, built_for
+from ppoctl.core.finding import Level
+from ppoctl.core.machine import nvml
+from ppoctl.core.machine.device import CudaView
+from ppoctl.core.machine.host_info import HostInfo, TorchBuild, built_for
+from ppoctl.start.doctor import gpus, host
+from ppoctl.start.doctor.examine import findings, of_machine
 
 NO_DRIVER = nvml.NoDriver("NVML Shared Library Not Found")
 BROKEN_DRIVER = nvml.NoDriver("GPU is lost", is_broken=True)

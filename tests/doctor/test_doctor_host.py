@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from doctor.machines import WIDE, node
-from ppoctl.doctor import folders, host
-from ppoctl.finding import Finding, Level
+from ppoctl.core.finding import Finding, Level
+from ppoctl.start.doctor import folders, host
 
 MIB = 1 << 20
 

@@ -15,9 +15,9 @@ from doctor.machines import driver, node
 from fakes.nvml import FakeNvml
 from ppoctl.cli.app import run
 from ppoctl.cli.doctor import report
-from ppoctl.doctor.examine import OF_A_MACHINE, findings, of_machine
-from ppoctl.finding import Finding, wrong
-from ppoctl.machine.host_info import HostInfo, TorchBuild, this_machine
+from ppoctl.core.finding import Finding, wrong
+from ppoctl.core.machine.host_info import HostInfo, TorchBuild, this_machine
+from ppoctl.start.doctor.examine import OF_A_MACHINE, findings, of_machine
 from recipe.conftest import SMALLEST
 
 NAMES = [

@@ -14,14 +14,14 @@ import pytest
 from doctor.machines import driver, node
 from fakes.hostile import closed_port
 from fakes.nvml import FakeNvml
-from ppoctl.doctor.examine import of_recipe
-from ppoctl.errors import OutOfMemoryError, StorageError
-from ppoctl.finding import Finding, Level
-from ppoctl.loading.load import load
-from ppoctl.machine import nvml
-from ppoctl.machine.host_info import HostInfo
-from ppoctl.preflight import resources
+from ppoctl.core.errors import OutOfMemoryError, StorageError
+from ppoctl.core.finding import Finding, Level
+from ppoctl.core.machine import nvml
+from ppoctl.core.machine.host_info import HostInfo
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.start.doctor.examine import of_recipe
+from ppoctl.start.preflight import resources
 from preflight.conftest import MODEL, ROWS
 from recipe.conftest import SMALLEST
 

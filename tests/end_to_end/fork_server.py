@@ -22,8 +22,8 @@ import ray_forks
 from vllm_prepared_once import prepare_once
 
 HEAVY = (
-    "ppoctl.runs.commands",
-    "ppoctl.report.shown_sample",
+    "ppoctl.run.commands",
+    "ppoctl.show.report.shown_sample",
     "ppoctl.engines.megatron.factory",
     "transformers",
     "vllm.v1.engine.llm_engine",

@@ -25,7 +25,7 @@ import pytest
 
 from end_to_end.drill import in_a_process, killer, side_by_side
 from fakes.job import Witness, play, result
-from ppoctl.algorithm.choose import StepFunctionAt
+from ppoctl.algorithms.choose import StepFunctionAt
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume

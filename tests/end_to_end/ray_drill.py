@@ -25,7 +25,7 @@ from end_to_end.drill import in_a_process, kill_self
 from end_to_end.fork_server import preload
 from end_to_end.real_drill import outcome, real_recipe
 from leftover import shared_memory
-from ppoctl.errors import ExitCode, PpoctlError
+from ppoctl.core.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.recorded_run import RecordedRun
@@ -99,8 +99,8 @@ def _has_title(process: psutil.Process, title: str) -> bool:
 def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     ray_forks.start()
     ray_forks.show_ray()
-    from ppoctl.runs import new_run, session
-    from ppoctl.runs.run_recipe import recorded_recipes
+    from ppoctl.run import new_run, session
+    from ppoctl.run.run_recipe import recorded_recipes
 
     paths = RunPaths(root)
     components, digests = session.prepare(recipe, datetime.now())

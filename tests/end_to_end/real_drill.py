@@ -17,8 +17,8 @@ from pathlib import Path
 import ray_forks
 from end_to_end.drill import in_a_process, kill_self
 from end_to_end.fork_server import preload
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.trace import trace
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.trace import trace
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
@@ -91,8 +91,8 @@ class Executioner:
 
 
 def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
-    from ppoctl.runs import new_run, session
-    from ppoctl.runs.run_recipe import recorded_recipes
+    from ppoctl.run import new_run, session
+    from ppoctl.run.run_recipe import recorded_recipes
 
     paths = RunPaths(root)
     components, digests = session.prepare(recipe, datetime.now())

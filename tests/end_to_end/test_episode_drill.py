@@ -17,11 +17,11 @@ from end_to_end.kill_grid import KEEPS_EACH, Left, States, Walk, every_state, in
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.conversations import SumEnvironments
 from fakes.job import Witness, open_run, play, result
-from ppoctl.algorithm.choose import step_function_at
-from ppoctl.batch import records
-from ppoctl.batch.records import Rollouts
-from ppoctl.loop.run import run
+from ppoctl.algorithms.choose import step_function_at
+from ppoctl.core.batch import records
+from ppoctl.core.batch.records import Rollouts
 from ppoctl.recipe.schema import Recipe
+from ppoctl.run.loop.run import run
 from ppoctl.store.run_paths import RECORD, RunPaths
 
 ENVIRONMENT = {

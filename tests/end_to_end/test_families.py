@@ -8,7 +8,7 @@ import pytest
 from end_to_end.cli_process import Forked
 from end_to_end.real_drill import real_recipe
 from end_to_end.tiny_models import tiny_model
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

@@ -30,7 +30,7 @@ from end_to_end.kill_grid import (
 from fakes.components import fake_recipe
 from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
-from ppoctl.algorithm.choose import step_function_at
+from ppoctl.algorithms.choose import step_function_at
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from end_to_end.cli_process import TESTS, Forked
 from end_to_end.ray_drill import ENDS
 from end_to_end.real_drill import real_recipe
-from ppoctl.batch.records import Rollouts
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core.batch.records import Rollouts
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record

@@ -10,9 +10,9 @@ import pytest
 from end_to_end.kill_grid import KEEPS_EACH, States, Walk, every_state, in_ci, resume_each, selected
 from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.loop.run import run
+from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards.batched_model import CollectingScorer
+from ppoctl.run.loop.run import run
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

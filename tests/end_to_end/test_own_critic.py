@@ -9,7 +9,7 @@ import pytest
 from end_to_end.cli_process import Forked
 from end_to_end.real_drill import ROOT, real_recipe
 from end_to_end.test_families import tiny_model
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.recorded_run import RecordedRun

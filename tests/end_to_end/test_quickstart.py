@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.screens import PAGE, blocks, kinds
-from ppoctl.report.expectations import history
+from ppoctl.show.report.expectations import history
 from ppoctl.store.journal import read_lines
 
 ROOT = Path(__file__).parents[2]

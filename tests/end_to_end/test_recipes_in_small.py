@@ -14,12 +14,12 @@ from pyarrow import parquet
 from end_to_end.cli_process import Forked, fresh
 from end_to_end.real_drill import ROOT
 from end_to_end.tiny_models import tiny_model
-from ppoctl.algorithm.role_table import ByTokens
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.core.key_path import dotted
 from ppoctl.data.row_tables import ColumnRows, DialogueRows, Gsm8kRows, SingleTable, VerlRows
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import load
-from ppoctl.loading.rules.rows import tables_of_rows
-from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.models.shape_reader import shape_if_known
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.rules.rows import tables_of_rows
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.code import CodeScorer

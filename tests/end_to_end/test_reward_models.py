@@ -8,7 +8,7 @@ import pytest
 from end_to_end.cli_process import Forked
 from end_to_end.real_drill import ROOT, real_recipe
 from end_to_end.test_real_engines import reached, start_drill
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from rewards.reward_models import reward_model

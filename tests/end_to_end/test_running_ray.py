@@ -15,7 +15,7 @@ import pytest
 
 from end_to_end.cli_process import fresh
 from end_to_end.real_drill import real_recipe
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 

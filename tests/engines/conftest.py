@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import load
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 
 HERE = Path(__file__).parent

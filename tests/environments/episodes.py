@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.episodes import EnvironmentRow, Observation, Outcome, Past, ToolCall, Turn
-from ppoctl.batch.prompts import Json, Message
+from ppoctl.core.batch.episodes import EnvironmentRow, Observation, Outcome, Past, ToolCall, Turn
+from ppoctl.core.batch.prompts import Json, Message
 from ppoctl.environments.kinds import KINDS
 from ppoctl.environments.pool import EnvironmentPool
 from ppoctl.environments.table import EpisodeTable

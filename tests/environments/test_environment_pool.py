@@ -13,9 +13,9 @@ import pytest
 
 from environments.conftest import OpenPool
 from environments.episodes import after, contents, opened, outcome_of, past, python_table, tools_table, turn
-from ppoctl.batch.episodes import EnvironmentFailure, Environments, Observation, Outcome, Past
+from ppoctl.core.batch.episodes import EnvironmentFailure, Environments, Observation, Outcome, Past
+from ppoctl.core.errors import RecipeError
 from ppoctl.environments.pool import EnvironmentPool
-from ppoctl.errors import RecipeError
 
 LIMIT_S = 11.0
 """Limit of an answer. Only a hang waits for it; other answers come within it on a loaded machine too."""
@@ -175,7 +175,7 @@ def test_environment_that_cannot_start_raises_in_each_future(open_pool: OpenPool
     for future in [pool.open(past(key)) for key in "abc"]:
         with pytest.raises(RecipeError, match=r"the environment `.*:.*` does not start: ") as caught:
             future.result(timeout=60)
-        assert str(caught.value.hint).startswith("python -m ppoctl.user_functions /")
+        assert str(caught.value.hint).startswith("python -m ppoctl.core.user_functions /")
     assert pool.pids == []
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from environments.conftest import AsInChild
 from environments.episodes import CHOOSE, PYTHON, TOOLS, USERS_TOOLS, python_table, tools_table, turn
-from ppoctl.batch.episodes import Observation, ToolCall, Turn
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.episodes import Observation, ToolCall, Turn
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import DataError, MissingAssetError, RecipeError
 from ppoctl.environments.answers import InvalidAnswerError
 from ppoctl.environments.tool_set import ToolSet, opened
-from ppoctl.errors import DataError, MissingAssetError, RecipeError
 from ppoctl.recipe.paths import PathResolver
 
 OpenTools = Callable[..., ToolSet]
@@ -145,7 +145,7 @@ def test_unusable_tool_raises_when_schemas_are_read(tool_set: OpenTools) -> None
     }.items():
         with pytest.raises(RecipeError, match=f"does not start: .*{says}") as caught:
             tools_table(tool).schemas()
-        assert caught.value.hint == f"python -m ppoctl.user_functions {USERS_TOOLS}{tool}"
+        assert caught.value.hint == f"python -m ppoctl.core.user_functions {USERS_TOOLS}{tool}"
     with pytest.raises(TypeError, match="two tools have the name `weather`"):
         tool_set(":weather", ":weather")
 

@@ -9,7 +9,7 @@ import pytest
 
 from environments.conftest import AsInChild
 from environments.episodes import ENVIRONMENTS, past, turn
-from ppoctl.batch.episodes import ToolCall
+from ppoctl.core.batch.episodes import ToolCall
 from ppoctl.environments.user import opened
 from ppoctl.environments.worker import EnvironmentHandler
 

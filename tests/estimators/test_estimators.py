@@ -8,30 +8,30 @@ import pytest
 import torch
 
 from ppo.grids import estimator_inputs, holey_mask, normal
-from ppoctl.batch.records import Carry, Rewards, Rollouts, decode
-from ppoctl.estimators.gae import GaeAdvantages
-from ppoctl.estimators.gdpo import GdpoAdvantages
-from ppoctl.estimators.grpo import GrpoAdvantages
-from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
-from ppoctl.estimators.kinds import ESTIMATORS, metrics_of
-from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
-from ppoctl.estimators.opo import OpoAdvantages
-from ppoctl.estimators.python import PythonAdvantages
-from ppoctl.estimators.raw_reward import RawRewardAdvantages
-from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
-from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
-from ppoctl.estimators.remax import RemaxAdvantages
-from ppoctl.estimators.rloo import RlooAdvantages
-from ppoctl.estimators.table import EstimatorTable
-from ppoctl.manual.algorithm_pages import algorithms
-from ppoctl.metric_registry import find
-from ppoctl.ppo.estimator import EstimatorInputs
-from ppoctl.ppo.masking import whiten
+from ppoctl.algorithms.estimators.gae import GaeAdvantages
+from ppoctl.algorithms.estimators.gdpo import GdpoAdvantages
+from ppoctl.algorithms.estimators.grpo import GrpoAdvantages
+from ppoctl.algorithms.estimators.grpo_passk import GrpoPasskAdvantages
+from ppoctl.algorithms.estimators.kinds import ESTIMATORS, metrics_of
+from ppoctl.algorithms.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.algorithms.estimators.opo import OpoAdvantages
+from ppoctl.algorithms.estimators.python import PythonAdvantages
+from ppoctl.algorithms.estimators.raw_reward import RawRewardAdvantages
+from ppoctl.algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
+from ppoctl.algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.algorithms.estimators.remax import RemaxAdvantages
+from ppoctl.algorithms.estimators.rloo import RlooAdvantages
+from ppoctl.algorithms.estimators.table import EstimatorTable
+from ppoctl.algorithms.formulas.estimator import EstimatorInputs
+from ppoctl.algorithms.formulas.masking import whiten
+from ppoctl.algorithms.stages.advantages import AdvantagesStage
+from ppoctl.algorithms.stages.critic_update import returns_of
+from ppoctl.algorithms.stages.logprobs import KlPenalty
+from ppoctl.algorithms.stages.shaping import ApplyScale
+from ppoctl.cli.manual.algorithm_pages import algorithms
+from ppoctl.core.batch.records import Carry, Rewards, Rollouts, decode
+from ppoctl.core.metric_registry import find
 from ppoctl.recipe.docstring_fields import parse_docstring
-from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.critic_update import returns_of
-from ppoctl.stages.logprobs import KlPenalty
-from ppoctl.stages.shaping import ApplyScale
 from stages import stub_models
 from tolerance import EXACT, FLOAT32
 

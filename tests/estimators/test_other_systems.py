@@ -12,16 +12,16 @@ from torch import Tensor
 
 from estimators.test_estimators import whitened
 from ppo.grids import estimator_inputs
-from ppoctl.estimators.gdpo import GdpoAdvantages
-from ppoctl.estimators.grpo import GrpoAdvantages
-from ppoctl.estimators.grpo_passk import GrpoPasskAdvantages
-from ppoctl.estimators.opo import OpoAdvantages
-from ppoctl.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
-from ppoctl.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
-from ppoctl.estimators.rloo import RlooAdvantages
-from ppoctl.estimators.table import EstimatorTable
-from ppoctl.ppo.estimator import EstimatorInputs
-from ppoctl.ppo.masking import WHITEN_EPS, masked_mean
+from ppoctl.algorithms.estimators.gdpo import GdpoAdvantages
+from ppoctl.algorithms.estimators.grpo import GrpoAdvantages
+from ppoctl.algorithms.estimators.grpo_passk import GrpoPasskAdvantages
+from ppoctl.algorithms.estimators.opo import OpoAdvantages
+from ppoctl.algorithms.estimators.reinforce_plus_plus import ReinforcePlusPlusAdvantages
+from ppoctl.algorithms.estimators.reinforce_plus_plus_baseline import ReinforcePlusPlusBaselineAdvantages
+from ppoctl.algorithms.estimators.rloo import RlooAdvantages
+from ppoctl.algorithms.estimators.table import EstimatorTable
+from ppoctl.algorithms.formulas.estimator import EstimatorInputs
+from ppoctl.algorithms.formulas.masking import WHITEN_EPS, masked_mean
 from tolerance import FLOAT32
 
 MASK = torch.tensor(

@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.batch.records import Advantages, Carry, GreedyRewards, GreedyRollouts, Logprobs, Rewards, Rollouts
-from ppoctl.errors import RewardError
-from ppoctl.estimators.remax import RemaxAdvantages
-from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.greedy import RemaxAdvantagesStage
-from ppoctl.stages.shaping import NormalizeByReferenceStd, NormalizeByRunningStd, PenalizeLength, ScaleTruncated
+from ppoctl.algorithms.estimators.remax import RemaxAdvantages
+from ppoctl.algorithms.stages.advantages import AdvantagesStage
+from ppoctl.algorithms.stages.greedy import RemaxAdvantagesStage
+from ppoctl.algorithms.stages.shaping import (
+    NormalizeByReferenceStd,
+    NormalizeByRunningStd,
+    PenalizeLength,
+    ScaleTruncated,
+)
+from ppoctl.core.batch.records import Advantages, Carry, GreedyRewards, GreedyRollouts, Logprobs, Rewards, Rollouts
+from ppoctl.core.errors import RewardError
 from tolerance import EXACT, FLOAT32
 
 SAMPLED = {"prompts": ["a", "a", "b", "b", "c"], "lengths": [3, 2, 1, 3, 2]}

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppoctl.batch.codec import digest
-from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.grid import pack
-from ppoctl.batch.sequences import Sequences
-from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
+from ppoctl.core.batch.codec import digest
+from ppoctl.core.batch.digest import FileDigest
+from ppoctl.core.batch.grid import pack
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.errors import NonFiniteError
+from ppoctl.core.ports import Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 
 RoleCallback = Callable[[str, int], None]
 """Callback with (role, number): number of the minibatch that was trained, or of the half file that was written."""

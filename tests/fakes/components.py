@@ -9,16 +9,16 @@ import torch
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, RoleCallback, filtered_logs, ignore_call, without_ends
 from fakes.conversations import NumberDialogue, SumEnvironments, ignore
-from ppoctl.algorithm.role_model import trainable_of
-from ppoctl.batch.prompts import Prompt, Prompts
-from ppoctl.batch.records import State
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
+from ppoctl.algorithms.role_model import trainable_of
+from ppoctl.core.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.records import State
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.sum import SumReward
-from ppoctl.runs import session
-from ppoctl.wire.components import Components
+from ppoctl.run import session
+from ppoctl.run.wire.components import Components
 
 
 class FakeStream:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from fakes.bigram import END, VOCABULARY
-from ppoctl.batch.episodes import (
+from ppoctl.core.batch.episodes import (
     NO_ARGUMENTS,
     ControlTokensError,
     EnvironmentFailure,
@@ -13,7 +13,7 @@ from ppoctl.batch.episodes import (
     Past,
     Turn,
 )
-from ppoctl.batch.prompts import Json, Message, Prompt
+from ppoctl.core.batch.prompts import Json, Message, Prompt
 
 NEXT = 10
 """Id that the template puts before each turn."""

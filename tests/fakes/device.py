@@ -13,19 +13,19 @@ from torch import Tensor
 
 from fakes.bigram import VOCABULARY, BigramSaving, BigramTrainer, RoleCallback, ignore_call
 from fakes.components import BigramGenerator, EvenScorer, FakeStream
-from ppoctl.batch.records import State
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of
+from ppoctl.core.batch.records import State
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import Minibatch, MinibatchResult, Objective, OutputRequest, SamplingParams, TokenOutputs
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.engines.weights.bucket import Bucket, bucket_of, flatten
+from ppoctl.engines.weights.canary import CanaryScores
+from ppoctl.engines.weights.engine_calls import CompletedReply
+from ppoctl.engines.weights.sending import NamedWeights, Part, SenderRanks
+from ppoctl.models.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.plan.memory.assumptions import FRAGMENTS_FRAC
 from ppoctl.plan.memory.trainer import RankBytes
-from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, SamplingParams, TokenOutputs
-from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.engine_calls import CompletedReply
-from ppoctl.weights.sending import NamedWeights, Part, SenderRanks
 
 TABLE = "table"
 """Name of the only tensor that is sent."""

@@ -1,9 +1,9 @@
 """Fingerprints of all stages of PPO, with a correction, resampling and an evaluation."""
 
-from ppoctl.algorithm.evaluation import EVALUATION
-from ppoctl.algorithm.pf_ppo import RESAMPLE, WHITENING
-from ppoctl.algorithm.ppo import PPO_CORRECTED
-from ppoctl.algorithm.trace import trace
+from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.pf_ppo import RESAMPLE, WHITENING
+from ppoctl.algorithms.ppo import PPO_CORRECTED
+from ppoctl.algorithms.trace import trace
 from ppoctl.recipe.schema import Recipe
 
 SPECS = {spec.name: spec for spec in (*trace(PPO_CORRECTED).stages, RESAMPLE, WHITENING, EVALUATION)}

@@ -11,23 +11,23 @@ import pytest
 
 from fakes.components import fake_components, fake_recipe
 from fakes.fingerprints import SPECS
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.trace import trace
-from ppoctl.errors import PreemptedError
-from ppoctl.loop.run import RunContext, run
-from ppoctl.ports import Gate, Generator
+from ppoctl.algorithms.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.trace import trace
+from ppoctl.core.errors import PreemptedError
+from ppoctl.core.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.run.loop.run import RunContext, run
+from ppoctl.run.run_recipe import as_recorded
+from ppoctl.run.wire.components import Components
+from ppoctl.run.wire.run_context import RunHooks, assemble
+from ppoctl.show.tracking.health import HealthMonitor
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.outline import Outlines
 from ppoctl.store.recorded_run import STORIES, RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.components import Components
-from ppoctl.wire.run_context import RunHooks, assemble
 
 
 @dataclass

@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import LOGPROBS, VALUES
-from ppoctl.algorithm.generation import REWARD, ROLLOUT
-from ppoctl.algorithm.stage_spec import StageParts, StageSpec
-from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
-from ppoctl.batch.records import Advantages, Carry, Rewards, Rollouts
+from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.forward import LOGPROBS, VALUES
+from ppoctl.algorithms.generation import REWARD, ROLLOUT
+from ppoctl.algorithms.stage_spec import StageParts, StageSpec
+from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.core.batch.records import Advantages, Carry, Rewards, Rollouts
 from ppoctl.recipe.schema import Recipe
 
 

@@ -11,13 +11,13 @@ from functools import partial
 import pytest
 
 from fakes.hostile import BROKEN, LONG, REFUSED, SLOW, WITHOUT_HEADERS, black_hole, closed_port, hostile
-from ppoctl.http_client import Retries
-from ppoctl.preflight.resources import mlflow
+from ppoctl.core.http_client import Retries
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.http import HttpScorer
 from ppoctl.rewards.http_scorer import ServiceScorer
 from ppoctl.rewards.sandbox.fusion import FusionEndpoint
 from ppoctl.rewards.sandbox.job import Limits, SandboxJob, UnreachableError
+from ppoctl.start.preflight.resources import mlflow
 from recipe.conftest import SMALLEST
 from rewards.asking import request, scores
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fakes.hostile import LOCALHOST, SLOW, black_hole, hostile, server_tls
-from ppoctl.http_client import (
+from ppoctl.core.http_client import (
     HttpClient,
     HttpLimits,
     HttpResponse,

@@ -8,7 +8,7 @@ import torch
 from fakes.bigram import END, initial_table
 from fakes.components import CountingPrompts, fake_recipe
 from fakes.job import play
-from ppoctl.batch.records import Advantages, GreedyRewards, GreedyRollouts, Rewards, Rollouts
+from ppoctl.core.batch.records import Advantages, GreedyRewards, GreedyRollouts, Rewards, Rollouts
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.recorded_run import RecordedRun

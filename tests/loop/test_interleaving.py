@@ -6,7 +6,7 @@ import torch
 
 from fakes.components import fake_recipe
 from fakes.job import BuiltStages, Witness, open_run, play
-from ppoctl.batch.records import Carry
+from ppoctl.core.batch.records import Carry
 
 
 def test_critic_before_actor_equals_actor_before_critic(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, play
-from ppoctl.batch.records import Carry, State
-from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
-from ppoctl.loop import run as run_module
-from ppoctl.loop.run import RunContext
-from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.core.batch.records import Carry, State
+from ppoctl.core.errors import ExpectationError, FinishedShortError, HealthStopError
+from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
-from ppoctl.report.expectations import check_expectations, require_met
+from ppoctl.run.loop import run as run_module
+from ppoctl.run.loop.run import RunContext
+from ppoctl.show.report.expectations import check_expectations, require_met
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths

@@ -15,10 +15,10 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, result, saved_checkpoints
-from ppoctl.errors import InterruptedByUserError, PpoctlError, PreemptedError
-from ppoctl.loop.run import run
-from ppoctl.shutdown.signals import SignalGate, signal_gate
-from ppoctl.shutdown.time_left import TimeLeft
+from ppoctl.core.errors import InterruptedByUserError, PpoctlError, PreemptedError
+from ppoctl.run.loop.run import run
+from ppoctl.run.shutdown.signals import SignalGate, signal_gate
+from ppoctl.run.shutdown.time_left import TimeLeft
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 

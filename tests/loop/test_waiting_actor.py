@@ -8,8 +8,8 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
-from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
+from ppoctl.run.loop.run import run
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ppoctl.machine.cuda_memory import fixed_segments, use_expandable_segments
-from ppoctl.weights import sharing
+from ppoctl.core.machine.cuda_memory import fixed_segments, use_expandable_segments
+from ppoctl.engines.weights import sharing
 
 ROUNDING = "roundup_power2_divisions:[256:1,512:2,>:4]"
 

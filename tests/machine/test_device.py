@@ -11,8 +11,8 @@ import torch
 from conventions.conftest import ROOT, modules
 from doctor.machines import driver
 from fakes.nvml import NO_LIBRARY, FakeNvml
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.machine import device
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.core.machine import device
 
 CPU = torch.device("cpu")
 
@@ -131,7 +131,7 @@ def test_current_cuda_gpu_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_only_device_module_calls_is_available() -> None:
     asks = [str(path) for path in modules() if "is_available()" in (ROOT / "src/ppoctl" / path).read_text("utf-8")]
-    assert asks == ["machine/device.py"]
+    assert asks == ["core/machine/device.py"]
 
 
 def test_vllm_still_sets_the_nvml_check_variable() -> None:

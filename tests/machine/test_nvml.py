@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fakes.nvml import NO_LIBRARY, FakeNvml, NVMLError
-from ppoctl.machine import nvml
+from ppoctl.core.machine import nvml
 
 
 def test_driver_gpus_and_peer_access_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

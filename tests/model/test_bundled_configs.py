@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.model.bundled_configs import carried_folder, source_of
-from ppoctl.model.cost import count_parameters
-from ppoctl.model.labels import has_head, labels_of
-from ppoctl.model.shape_reader import read_shape, shape_if_known
+from ppoctl.models.bundled_configs import carried_folder, source_of
+from ppoctl.models.cost import count_parameters
+from ppoctl.models.labels import has_head, labels_of
+from ppoctl.models.shape_reader import read_shape, shape_if_known
 
 MODELS = Path(__file__).parents[2] / "recipes" / "models"
 SOURCES = json.loads((MODELS / "sources.json").read_text("utf-8"))

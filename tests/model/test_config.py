@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from ppoctl.errors import RecipeError
-from ppoctl.model.config import completed
-from ppoctl.model.families import FAMILIES
-from ppoctl.model.shape_reader import shape_of
+from ppoctl.core.errors import RecipeError
+from ppoctl.models.config import completed
+from ppoctl.models.families import FAMILIES
+from ppoctl.models.shape_reader import shape_of
 
 ROOT = Path(__file__).parents[2]
 

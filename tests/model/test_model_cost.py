@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.model.cost import count_parameters, token_cost
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.models.cost import count_parameters, token_cost
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_reader import shape_if_known
 
 QWEN_0_5B = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,

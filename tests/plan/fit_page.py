@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import load
+from ppoctl.core.key_path import dotted
 from ppoctl.plan.fit.proposals import Proposal, Proposals
 from ppoctl.plan.fit.search import MARGIN_GIB
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import estimate_here, misfit
-from ppoctl.preflight.proposals import proposals_for, settings_of
+from ppoctl.recipe.loading.load import load
+from ppoctl.start.preflight.proposals import proposals_for, settings_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CASES = (

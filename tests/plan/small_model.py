@@ -1,7 +1,7 @@
 """A model whose bytes are computed by hand."""
 
-from ppoctl.model.rope import Rope
-from ppoctl.model.shape import ModelShape
+from ppoctl.models.rope import Rope
+from ppoctl.models.shape import ModelShape
 
 SMALL = ModelShape(
     family="llama",

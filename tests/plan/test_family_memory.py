@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from plan.small_model import SMALL
-from ppoctl.model.cost import count_parameters, token_cost
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.cost import count_parameters, token_cost
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
 from ppoctl.plan.memory import generator
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
@@ -14,7 +15,6 @@ from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of
 from ppoctl.recipe.schema import GeneratorTable
-from ppoctl.recipe_table import ParallelTable
 
 PLAIN = 2 * 128 + 2 * 64  # query and output 8 x 16 each, key and value 8 x 8 each
 TABLE = 128 * 8  # 100 rows, padded to 128

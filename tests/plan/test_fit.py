@@ -12,9 +12,8 @@ import pytest
 from fakes.components import fake_recipe
 from plan.fit_page import moves_of
 from plan.small_model import SMALL
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import Loaded, load
-from ppoctl.loading.rules.across_tables import violations
+from ppoctl.core.key_path import dotted
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.plan.fit.choices import FitCandidate, RoleChoice, candidate_of, changes, choice_of, settled, split_layout
 from ppoctl.plan.fit.footprint import occupants
 from ppoctl.plan.fit.proposals import Proposals
@@ -25,9 +24,10 @@ from ppoctl.plan.memory.driver import StepBatch
 from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.plan.memory.generator import GeneratorBytes
 from ppoctl.plan.sizes import shapes_of
-from ppoctl.preflight.proposals import proposals_for, settings_of, toml_of
+from ppoctl.recipe.loading.load import Loaded, load
+from ppoctl.recipe.loading.rules.across_tables import violations
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.start.preflight.proposals import proposals_for, settings_of, toml_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import load
-from ppoctl.model.shape_reader import read_shape
+from ppoctl.models.shape_reader import read_shape
 from ppoctl.plan.memory import driver
 from ppoctl.plan.memory.estimate import Memory, estimate
 from ppoctl.plan.memory.pools import Pool
+from ppoctl.recipe.loading.load import load
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart" / "model"

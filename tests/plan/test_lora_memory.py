@@ -9,13 +9,13 @@ import pytest
 
 from plan.small_model import SMALL
 from ppoctl.cli.app import run
-from ppoctl.loading.load import load
-from ppoctl.model.cost import forward_flops
-from ppoctl.model.lora import Lora
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.cost import forward_flops
+from ppoctl.models.lora import Lora
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import Trainable
 from ppoctl.plan.flops import row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of
@@ -24,8 +24,8 @@ from ppoctl.plan.memory.parameters import Parameters, held_parameters, rank_para
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 
 MODELS = Path(__file__).parents[2] / "recipes/models"
 LLAMA = MODELS / "meta-llama--Llama-3.2-1B"

@@ -10,14 +10,14 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.step_functions import NO_CRITIC
 from plan.small_model import SMALL as DENSE
-from ppoctl.algorithm.ppo import PPO, PPO_CORRECTED
-from ppoctl.algorithm.role_table import Recompute
-from ppoctl.algorithm.trace import trace
+from ppoctl.algorithms.ppo import PPO, PPO_CORRECTED
+from ppoctl.algorithms.role_table import Recompute
+from ppoctl.algorithms.trace import trace
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.loading.load import load
-from ppoctl.model.head import Head
-from ppoctl.model.model import Model
-from ppoctl.model.shape_reader import read_shape
+from ppoctl.models.head import Head
+from ppoctl.models.model import Model
+from ppoctl.models.shape_reader import read_shape
 from ppoctl.plan.memory import generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
@@ -27,9 +27,9 @@ from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import devices, is_one_process, processes
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, Recipe
-from ppoctl.recipe_table import ParallelTable
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.algorithm.role_table import ByTokens
-from ppoctl.loading.load import load
+from ppoctl.algorithms.role_table import ByTokens
 from ppoctl.plan.memory.estimate import Memory, estimate_here, misfit
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

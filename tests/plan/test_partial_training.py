@@ -10,15 +10,15 @@ import pytest
 
 from plan.small_model import SMALL as DENSE
 from ppoctl.cli.app import run
-from ppoctl.convert.tensors import parameter_names
-from ppoctl.loading.load import load
-from ppoctl.model.cost import count_parameters, forward_flops
-from ppoctl.model.head import SharedValueHead
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ExpertShape
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import EVERYTHING, Trainable
-from ppoctl.model.trainable_tables import ValueHeadTable
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.convert.tensors import parameter_names
+from ppoctl.models.cost import count_parameters, forward_flops
+from ppoctl.models.head import SharedValueHead
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ExpertShape
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import EVERYTHING, Trainable
+from ppoctl.models.trainable_tables import ValueHeadTable
 from ppoctl.plan.flops import row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of, update_input_bytes
@@ -27,8 +27,8 @@ from ppoctl.plan.memory.parameters import Parameters, rank_parameters, trunk_end
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 
 MODELS = Path(__file__).parents[2] / "recipes/models"
 SMALL = replace(DENSE, family="qwen2", num_layers=4, qkv_bias=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import load
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import estimate_here
+from ppoctl.recipe.loading.load import load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "partial-training.md").read_text("utf-8")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ppoctl.algorithm.learning_rate import learning_rate_of
-from ppoctl.algorithm.sizes import planned_updates
-from ppoctl.loading.load import load
+from ppoctl.algorithms.learning_rate import learning_rate_of
+from ppoctl.algorithms.sizes import planned_updates
+from ppoctl.algorithms.stages.shaping import shaping_steps
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.run_plan import plan
-from ppoctl.stages.shaping import shaping_steps
+from ppoctl.recipe.loading.load import load
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.algorithm.choose import trace_at
-from ppoctl.algorithm.sizes import environment_processes, generator_window, longest_sequence
+from ppoctl.algorithms.choose import trace_at
+from ppoctl.algorithms.sizes import environment_processes, generator_window, longest_sequence
 from ppoctl.plan.algorithm import algorithm
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.plan.memory.driver import batch_of, records_of

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.algorithm.choose import step_function_at
-from ppoctl.algorithm.forward import ValuesSpec
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.role_table import TrainedTable
-from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithm.updates import ValueUpdateSpec
-from ppoctl.batch.fields import RecordField
+from ppoctl.algorithms.choose import step_function_at
+from ppoctl.algorithms.estimators.raw_reward import RawRewardAdvantages
+from ppoctl.algorithms.forward import ValuesSpec
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.role_table import TrainedTable
+from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithms.updates import ValueUpdateSpec
 from ppoctl.cli import plan as screen
 from ppoctl.cli.plan_summary import print_summary
-from ppoctl.estimators.raw_reward import RawRewardAdvantages
-from ppoctl.loading.load import load
+from ppoctl.core.batch.fields import RecordField
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.memory.driver import StepBatch, object_store_bytes, record_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.plan.run_plan import Plan, plan
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"

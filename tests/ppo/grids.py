@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ppoctl.ppo.estimator import EstimatorInputs
-from ppoctl.ppo.policy_loss import PolicyLossInputs
+from ppoctl.algorithms.formulas.estimator import EstimatorInputs
+from ppoctl.algorithms.formulas.policy_loss import PolicyLossInputs
 
 GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 

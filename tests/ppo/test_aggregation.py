@@ -8,7 +8,7 @@ from grids import holey_mask, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.aggregation import Aggregation, SequenceMean, SequenceSum, TokenMean, aggregation
+from ppoctl.algorithms.formulas.aggregation import Aggregation, SequenceMean, SequenceSum, TokenMean, aggregation
 from tolerance import FLOAT32
 
 KINDS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")

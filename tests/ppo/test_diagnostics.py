@@ -6,9 +6,9 @@ import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned, policy_inputs
 
-from ppoctl.metric_registry import find
-from ppoctl.ppo.diagnostics import nearest_rank, policy_diagnostics, sampler_gap, value_diagnostics
-from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.algorithms.formulas.diagnostics import nearest_rank, policy_diagnostics, sampler_gap, value_diagnostics
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip
+from ppoctl.core.metric_registry import find
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)

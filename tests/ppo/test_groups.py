@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ppo.grids import estimator_inputs, holey_mask, normal
-from ppoctl.ppo import groups
-from ppoctl.ppo.estimator import EstimatorInputs
-from ppoctl.ppo.groups import Formula, from_mean, standardized
+from ppoctl.algorithms.formulas import groups
+from ppoctl.algorithms.formulas.estimator import EstimatorInputs
+from ppoctl.algorithms.formulas.groups import Formula, from_mean, standardized
 from tolerance import EXACT, FLOAT32
 
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -8,7 +8,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.kl import KlEstimator
+from ppoctl.algorithms.formulas.kl import KlEstimator
 from tolerance import EXACT, FLOAT32
 
 LN2 = math.log(2.0)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ppoctl.ppo.kl import KlEstimator
+from ppoctl.algorithms.formulas.kl import KlEstimator
+from ppoctl.algorithms.stages.kl_table import KlInLoss
 from ppoctl.recipe.docstring_fields import parse_docstring
-from ppoctl.stages.kl_table import KlInLoss
 from tolerance import FLOAT32
 
 KINDS = ("k1", "k2", "k3", "abs")

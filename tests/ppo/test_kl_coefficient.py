@@ -8,7 +8,7 @@ from grids import holey_mask, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.kl_coefficient import KlTarget
+from ppoctl.algorithms.formulas.kl_coefficient import KlTarget
 
 # Two sequences of three and of two tokens, with a hole; a third is fully masked.
 KL = torch.tensor([[0.1, 9.0, 0.3], [0.5, 0.1, 7.0], [3.0, 3.0, 3.0]])

@@ -6,7 +6,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.masking import masked_mean, masked_sum, masked_variance, whiten
+from ppoctl.algorithms.formulas.masking import masked_mean, masked_sum, masked_variance, whiten
 from tolerance import EXACT, FLOAT32
 
 X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])

@@ -8,8 +8,8 @@ from grids import GARBAGE, holey_mask, normal, poisoned, policy_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.diagnostics import policy_diagnostics
-from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, Reinforce
+from ppoctl.algorithms.formulas.diagnostics import policy_diagnostics
+from ppoctl.algorithms.formulas.policy_loss import Cispo, Gspo, PolicyClip, Reinforce
 from tolerance import EXACT, FLOAT32
 
 KINDS = {

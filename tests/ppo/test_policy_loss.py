@@ -8,7 +8,7 @@ from grids import policy_inputs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.policy_loss import PolicyClip, token_ratios
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip, token_ratios
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)

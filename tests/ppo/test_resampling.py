@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from ppoctl.ppo.resampling import (
+from ppoctl.algorithms.formulas.resampling import (
     effective_rows,
     max_min_weights,
     max_random_weights,

@@ -9,8 +9,8 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.ppo.advantages import gae, length_adaptive_lambda, monte_carlo
-from ppoctl.ppo.rewards import (
+from ppoctl.algorithms.formulas.advantages import gae, length_adaptive_lambda, monte_carlo
+from ppoctl.algorithms.formulas.rewards import (
     Moments,
     bootstrapped,
     length_penalty,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_linear_schedule_with_warmup
 
-from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.ppo.minibatches import minibatch_rows
+from ppoctl.algorithms.formulas.learning_rate import LearningRate
+from ppoctl.algorithms.formulas.minibatches import minibatch_rows
 from tolerance import EXACT, FLOAT32
 
 

@@ -3,7 +3,7 @@
 import torch
 from grids import holey_mask, normal
 
-from ppoctl.ppo.rewards import terminal_rewards, with_unit_variance
+from ppoctl.algorithms.formulas.rewards import terminal_rewards, with_unit_variance
 from tolerance import EXACT, FLOAT32
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
 
-from ppoctl.ppo.value_loss import clipped_value_losses
+from ppoctl.algorithms.formulas.value_loss import clipped_value_losses
 from tolerance import EXACT, FLOAT32
 
 VALUES = torch.tensor([[1.0, 1.0], [0.2, -1.0]])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ppoctl.errors import RewardError
-from ppoctl.preflight.own_functions import require_usable
+from ppoctl.core.errors import RewardError
 from ppoctl.recipe.schema import Recipe
+from ppoctl.start.preflight.own_functions import require_usable
 from wiring.harness import with_keys
 
 QUICK = Path(__file__).parents[2] / "recipes" / "quickstart"

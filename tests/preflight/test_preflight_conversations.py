@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from data import dialogue_families as families
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.finding import Finding, Level
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.errors import RecipeError
-from ppoctl.finding import Finding, Level
-from ppoctl.loading.load import load
-from ppoctl.preflight.check import check
-from ppoctl.preflight.conversations import conversation_notes
-from ppoctl.preflight.preview import preview
+from ppoctl.recipe.loading.load import load
+from ppoctl.start.preflight.check import check
+from ppoctl.start.preflight.conversations import conversation_notes
+from ppoctl.start.preflight.preview import preview
 
 LIMITS = "turns = 3, tokens = 40"
 TOOLS = f"environment={{kind='tools', tools=['calculator'], {LIMITS}}}"

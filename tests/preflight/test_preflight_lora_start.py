@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ppoctl.convert.adapters import adapters
-from ppoctl.convert.peft_config import write_peft_config
-from ppoctl.errors import MissingAssetError, RecipeError
-from ppoctl.finding import Finding
-from ppoctl.loading.load import load
-from ppoctl.model.lora import Lora
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
-from ppoctl.preflight.check import check
+from ppoctl.core.errors import MissingAssetError, RecipeError
+from ppoctl.core.finding import Finding
+from ppoctl.models.convert.adapters import adapters
+from ppoctl.models.convert.peft_config import write_peft_config
+from ppoctl.models.lora import Lora
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import Trainable
+from ppoctl.recipe.loading.load import load
+from ppoctl.start.preflight.check import check
 from preflight.conftest import MODEL, edit
 
 LORA = Lora(2, 6.0, ("q_proj", "v_proj"))

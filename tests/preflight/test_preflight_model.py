@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.errors import RecipeError
-from ppoctl.finding import note
-from ppoctl.loading.load import load
-from ppoctl.model.folder import fetched
-from ppoctl.preflight.check import check
-from ppoctl.preflight.model import find_model
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.finding import note
+from ppoctl.models.folder import fetched
 from ppoctl.recipe.generator_limits import require_head_size
+from ppoctl.recipe.loading.load import load
+from ppoctl.start.preflight.check import check
+from ppoctl.start.preflight.model import find_model
 from preflight.conftest import edit, edit_header
 
 Break = Callable[[Path], None]
@@ -238,7 +238,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
 @pytest.fixture
 def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the import of engines fail, so that an undetected problem cannot start them."""
-    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
+    monkeypatch.setitem(sys.modules, "ppoctl.run.wire", None)
 
 
 def test_intact_model_and_rows_have_no_problems(folder: Path) -> None:

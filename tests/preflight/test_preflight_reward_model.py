@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import load
-from ppoctl.preflight.check import check
+from ppoctl.recipe.loading.load import load
+from ppoctl.start.preflight.check import check
 from preflight.conftest import edit
 from rewards.reward_models import QUICKSTART, reward_model
 

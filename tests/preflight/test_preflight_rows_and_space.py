@@ -13,10 +13,9 @@ from typing import ClassVar
 import pytest
 
 from fakes.nvml import FakeNvml
-from ppoctl.batch.prompts import Message
 from ppoctl.cli.app import run
-from ppoctl.data import index
-from ppoctl.errors import (
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import (
     DataError,
     EnvironmentProblemError,
     MissingAssetError,
@@ -26,15 +25,16 @@ from ppoctl.errors import (
     RewardError,
     StorageError,
 )
-from ppoctl.finding import Level, note, without_missing
-from ppoctl.loading.load import load
-from ppoctl.machine import memory
-from ppoctl.preflight import resources
-from ppoctl.preflight.check import check
-from ppoctl.preflight.model import find_model
-from ppoctl.preflight.prompts import RowChecks
-from ppoctl.preflight.resources import disk, gpu_gib_here, shared_gpus
+from ppoctl.core.finding import Level, note, without_missing
+from ppoctl.core.machine import memory
+from ppoctl.data import index
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.start.preflight import resources
+from ppoctl.start.preflight.check import check
+from ppoctl.start.preflight.model import find_model
+from ppoctl.start.preflight.prompts import RowChecks
+from ppoctl.start.preflight.resources import disk, gpu_gib_here, shared_gpus
 from ppoctl.store.folders import require_new, require_writable
 from preflight.conftest import ROWS, edit
 
@@ -103,7 +103,7 @@ def test_list_of_bad_rows_has_a_limit(folder: Path) -> None:
 def test_train_and_rollout_report_every_bad_row_before_anything_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)
+    monkeypatch.setitem(sys.modules, "ppoctl.run.commands", None)
     (folder / "train.jsonl").write_text(GOOD + "{oops\n[1]\n")
     for command in ("validate", "train", "rollout"):
         assert run([command, "r.toml"]) == 4
@@ -464,16 +464,16 @@ def test_hint_about_a_full_disk_is_a_setting_with_which_the_run_fits(
 def test_train_checks_disk_and_memory_unless_forced(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ppoctl.runs.startable import Messages, startable
+    from ppoctl.run.startable import Messages, startable
 
-    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, even if a problem is missed
+    monkeypatch.setitem(sys.modules, "ppoctl.run.commands", None)  # nothing starts, even if a problem is missed
     usage = type(shutil.disk_usage(folder))
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)
+    monkeypatch.setitem(sys.modules, "ppoctl.run.commands", None)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
     assert run(["train", "r.toml"]) == 7
     assert "stage `" in capsys.readouterr().err

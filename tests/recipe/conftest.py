@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hints import faults, settings_of
-from ppoctl.errors import RecipeError
-from ppoctl.loading.load import examine, load
+from ppoctl.core.errors import RecipeError
+from ppoctl.recipe.loading.load import examine, load
 
 SMALLEST = """\
 name = "small"

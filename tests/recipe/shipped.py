@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import load
+from ppoctl.core.key_path import dotted
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.as_written import paths_as_written
-from ppoctl.loading.load import load
+from ppoctl.recipe.loading.as_written import paths_as_written
+from ppoctl.recipe.loading.load import load
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
+from ppoctl.core.errors import RecipeError
 from ppoctl.environments.table import CallFormat
-from ppoctl.errors import RecipeError
-from ppoctl.loading.load import load
-from ppoctl.model.families import FAMILIES
+from ppoctl.models.families import FAMILIES
 from ppoctl.recipe.call_format import CALL_TOKENS, call_format_of
+from ppoctl.recipe.loading.load import load
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 LIMITS = "turns=3, tokens=200"

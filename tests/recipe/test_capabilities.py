@@ -8,10 +8,10 @@ import pytest
 
 from ppoctl.cli.app import run
 from ppoctl.cli.options import with_accepted
-from ppoctl.errors import RecipeError
-from ppoctl.loading.capabilities import NOT_YET, require_capable, wanting
-from ppoctl.loading.load import load
-from ppoctl.runs.session import prepare
+from ppoctl.core.errors import RecipeError
+from ppoctl.recipe.loading.capabilities import NOT_YET, require_capable, wanting
+from ppoctl.recipe.loading.load import load
+from ppoctl.run.session import prepare
 from recipe.conftest import SMALLEST, Write, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ppoctl.estimators.monte_carlo import MonteCarloAdvantages
-from ppoctl.finding import Finding
-from ppoctl.loading.load import examine, load
-from ppoctl.loading.rules import critic
-from ppoctl.loading.rules.across_tables import rules_of, violations
+from ppoctl.algorithms.estimators.monte_carlo import MonteCarloAdvantages
+from ppoctl.core.finding import Finding
+from ppoctl.recipe.loading.load import examine, load
+from ppoctl.recipe.loading.rules import critic
+from ppoctl.recipe.loading.rules.across_tables import rules_of, violations
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import SMALLEST, Write, refusal
 

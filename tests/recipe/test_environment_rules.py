@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.finding import Finding
-from ppoctl.loading.rules import environment
-from ppoctl.loading.rules.across_tables import RULES, rules_of
+from ppoctl.core.finding import Finding
+from ppoctl.recipe.loading.rules import environment
+from ppoctl.recipe.loading.rules.across_tables import RULES, rules_of
 from ppoctl.recipe.schema import Recipe
 
 CLASS = {"kind": "python", "path": "env:Counts"}

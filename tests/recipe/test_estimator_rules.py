@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.loading.rules import estimators, resampling
-from ppoctl.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import estimators, resampling
+from ppoctl.recipe.loading.rules.across_tables import rules_of
 from ppoctl.recipe.schema import Recipe
 
 IN_REWARD = {"place": "reward", "coef": 0.1}

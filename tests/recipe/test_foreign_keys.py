@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from conventions.conftest import PACKAGE
-from ppoctl.loading.load import examine
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.key_mappings import nearest, systems
+from ppoctl.recipe.loading.load import examine
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 

@@ -6,9 +6,9 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.dynamic_sampling import with_groups
-from ppoctl.finding import Finding
-from ppoctl.loading.rules import groups
-from ppoctl.loading.rules.across_tables import rules_of
+from ppoctl.core.finding import Finding
+from ppoctl.recipe.loading.rules import groups
+from ppoctl.recipe.loading.rules.across_tables import rules_of
 from ppoctl.recipe.schema import Recipe
 
 MOMENTS = {"kind": "exact_match", "moments": {"kind": "running"}}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError, quoted
-from ppoctl.loading.load import load
-from ppoctl.loading.rules import layout
-from ppoctl.loading.rules.across_tables import rules_of
+from ppoctl.core.errors import RecipeError, quoted
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.rules import layout
+from ppoctl.recipe.loading.rules.across_tables import rules_of
 from ppoctl.recipe.parallel import layouts, processes
-from ppoctl.recipe_table import ParallelTable
 from recipe.conftest import model_as_read, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError
-from ppoctl.loading.load import load
-from ppoctl.loading.rules import lora
-from ppoctl.loading.rules.across_tables import rules_of
+from ppoctl.core.errors import RecipeError
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.rules import lora
+from ppoctl.recipe.loading.rules.across_tables import rules_of
 from recipe.conftest import model_as_read, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"

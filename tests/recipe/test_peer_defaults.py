@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import Loaded, load
-from ppoctl.loading.origins import paths_in
-from ppoctl.manual.algorithm_pages import defaults_of
+from ppoctl.cli.manual.algorithm_pages import defaults_of
+from ppoctl.core.key_path import dotted
+from ppoctl.core.recipe_table import Effect
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.key_mappings import ALGORITHMS, find, systems
+from ppoctl.recipe.loading.load import Loaded, load
+from ppoctl.recipe.loading.origins import paths_in
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Effect
 from recipe.conftest import SMALLEST, Write
 from recipe.test_foreign_keys import keys_of
 

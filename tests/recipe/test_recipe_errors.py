@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from conventions.conftest import ROOT
-from ppoctl.errors import ExitCode, MissingAssetError
-from ppoctl.loading.layers import NESTED, NO_KEYS, PREFIX
-from ppoctl.loading.layers import ROOT as ROOT_TABLE
-from ppoctl.loading.load import load
-from ppoctl.model.head import SharedValueHead
+from ppoctl.core.errors import ExitCode, MissingAssetError
+from ppoctl.models.head import SharedValueHead
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.loading.layers import NESTED, NO_KEYS, PREFIX
+from ppoctl.recipe.loading.layers import ROOT as ROOT_TABLE
+from ppoctl.recipe.loading.load import load
 from recipe.conftest import SMALLEST, Write, refusal
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import load
 from ppoctl.recipe.fingerprint import fingerprint, result_differences
+from ppoctl.recipe.loading.load import load
 
 
 def of(file: Path, *sets: str, paths: tuple[str, ...] = ("rollout", "seed")) -> str:

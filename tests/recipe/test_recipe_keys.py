@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from for_each import for_each
-from ppoctl.key_path import KeyPath, dotted
-from ppoctl.loading.explain import as_toml
-from ppoctl.loading.load import load
-from ppoctl.loading.origins import DEFAULT
-from ppoctl.manual.keys import REQUIRED, KeyLine, key_lines
+from ppoctl.cli.manual.keys import REQUIRED, KeyLine, key_lines
+from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.loading.explain import as_toml
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.origins import DEFAULT
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import SMALLEST, Write
 

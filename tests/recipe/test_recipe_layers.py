@@ -10,19 +10,19 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.errors import MissingAssetError, RecipeError
-from ppoctl.estimators.gae import GaeAdvantages
-from ppoctl.key_path import dotted
-from ppoctl.loading.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
-from ppoctl.loading.load import examine, from_resolved, load
-from ppoctl.loading.write import recipe_as_toml
-from ppoctl.model.model_tables import CriticModelTable
+from ppoctl.algorithms.estimators.gae import GaeAdvantages
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.stages.kl_table import KlInLoss, NoKl
+from ppoctl.algorithms.stages.loss_tables import ClippedLoss, GspoLoss
+from ppoctl.core.errors import MissingAssetError, RecipeError
+from ppoctl.core.key_path import dotted
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.model_tables import CriticModelTable
+from ppoctl.recipe.loading.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
+from ppoctl.recipe.loading.load import examine, from_resolved, load
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import HealthRule, Recipe
 from ppoctl.recipe.tracking import MlflowTracking, NoTracking
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.stages.kl_table import KlInLoss, NoKl
-from ppoctl.stages.loss_tables import ClippedLoss, GspoLoss
 from recipe.conftest import SMALLEST, Write, refusal
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from conventions.conftest import nodes
 from for_each import for_each
-from ppoctl.manual.guides import groups, guide, guided
-from ppoctl.metric_registry import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
+from ppoctl.cli.manual.guides import groups, guide, guided
+from ppoctl.core.metric_registry import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
-from ppoctl.tracking import health
+from ppoctl.show.tracking import health
 
 
 def test_metric_names_are_unique_and_described() -> None:
@@ -66,7 +66,7 @@ def test_metric_names_are_literals_only_in_registry() -> None:
     written = [
         f"{module}:{node.lineno} {node.value}"
         for module, found in nodes().items()
-        if str(module) not in ("metric_registry.py", "evaluation_metrics.py")
+        if str(module) not in ("core/metric_registry.py", "core/evaluation_metrics.py")
         for node in found
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     ]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.key_path import dotted
-from ppoctl.loading.origins import lines_of
-from ppoctl.loading.write import as_toml
+from ppoctl.core.key_path import dotted
+from ppoctl.recipe.loading.origins import lines_of
+from ppoctl.recipe.loading.write import as_toml
 
 DOCUMENT = '''\
 # [not.a.table] = 1

@@ -7,11 +7,12 @@ from pkgutil import iter_modules
 
 import pytest
 
-from ppoctl.algorithm.sizes import warmup_updates
-from ppoctl.finding import Level
-from ppoctl.loading import rules
-from ppoctl.loading.load import load
-from ppoctl.loading.rules import (
+from ppoctl.algorithms.sizes import warmup_updates
+from ppoctl.core.finding import Level
+from ppoctl.recipe import cadence
+from ppoctl.recipe.loading import rules
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.rules import (
     across_tables,
     critic,
     environment,
@@ -23,9 +24,8 @@ from ppoctl.loading.rules import (
     slurm,
     value_head,
 )
-from ppoctl.loading.rules.across_tables import rules_of
-from ppoctl.loading.rules.metrics import is_lower_better
-from ppoctl.recipe import cadence
+from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules.metrics import is_lower_better
 from recipe.conftest import SMALLEST, Write, refusal
 
 EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"

@@ -3,13 +3,13 @@
 from typing import Any, get_args
 
 from for_each import for_each
-from ppoctl.key_path import KeyPath
-from ppoctl.loading.explain import TERMS
-from ppoctl.loading.key_examples import EXAMPLES
+from ppoctl.core.key_path import KeyPath
+from ppoctl.core.recipe_table import Effect, word_for_none
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.docstring_fields import parse_docstring
+from ppoctl.recipe.loading.explain import TERMS
+from ppoctl.recipe.loading.key_examples import EXAMPLES
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Effect, word_for_none
 
 KEYS = list(tree.walk(tree.of(Recipe)))
 LEAVES = [(path, key) for path, key in KEYS if isinstance(key.node, tree.Leaf)]

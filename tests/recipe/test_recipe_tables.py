@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import examine
+from ppoctl.core.key_path import dotted
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.loading.load import examine
 from ppoctl.recipe.schema import Recipe
 
 KEYS = {

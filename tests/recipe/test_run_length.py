@@ -7,10 +7,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from ppoctl.errors import DataError, MissingAssetError, RecipeError
-from ppoctl.finding import note
-from ppoctl.loading.load import examine, load
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core.errors import DataError, MissingAssetError, RecipeError
+from ppoctl.core.finding import note
+from ppoctl.recipe.loading.load import examine, load
+from ppoctl.recipe.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write, refusal
 
 IN_EPOCHS = SMALLEST.replace("steps = 10", "epochs = 3")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from ppoctl.cli.manual.header import header_of, page
 from ppoctl.cli.recipes import shipped
-from ppoctl.loading.load import load
-from ppoctl.manual.header import header_of, page
 from ppoctl.plan.memory.estimate import estimate_here
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import devices
 from ppoctl.recipe.schema import Recipe
 from recipe import shipped as shipped_text

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import PpoctlError
-from ppoctl.loading.load import load
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core.errors import PpoctlError
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
 
 SITE = """\

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from plan.small_model import SMALL
-from ppoctl.algorithm.sizes import generator_window, longest_sequence, reward_tokens, warmup_updates
-from ppoctl.loading.load import load
+from ppoctl.algorithms.sizes import generator_window, longest_sequence, reward_tokens, warmup_updates
+from ppoctl.recipe.loading.load import load
 from ppoctl.rewards.model import ModelScorer
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError
-from ppoctl.loading.load import examine, load
-from ppoctl.loading.rules import slurm
-from ppoctl.loading.rules.across_tables import rules_of
-from ppoctl.loading.rules.slurm import OWNED
+from ppoctl.core.errors import RecipeError
+from ppoctl.recipe.loading.load import examine, load
+from ppoctl.recipe.loading.rules import slurm
+from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules.slurm import OWNED
 from ppoctl.recipe.slurm import is_image_file, limit_s, memory_mib
 from recipe.conftest import refusal
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError
-from ppoctl.loading.load import examine, load
-from ppoctl.loading.rules import value_head
-from ppoctl.loading.rules.across_tables import rules_of
+from ppoctl.core.errors import RecipeError
+from ppoctl.recipe.loading.load import examine, load
+from ppoctl.recipe.loading.rules import value_head
+from ppoctl.recipe.loading.rules.across_tables import rules_of
 from recipe.conftest import SMALLEST, Write, refusal
 
 NO_CRITIC = SMALLEST[: SMALLEST.index("[critic.optimizer]")]

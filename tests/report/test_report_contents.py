@@ -11,17 +11,17 @@ import pytest
 
 import ppoctl
 from fakes.components import fake_recipe
-from ppoctl.algorithm.ppo_table import algorithm_name
-from ppoctl.batch.sealed_json import seal, unseal
-from ppoctl.report import curves, events, samples, time_use
-from ppoctl.report.contents import contents, fit
-from ppoctl.report.expectations import history
-from ppoctl.report.overview import contract, head
-from ppoctl.report.recipe_keys import differences, side_by_side
-from ppoctl.report.render_page import html, marked
-from ppoctl.report.run_reader import ReportedRun, read_runs
-from ppoctl.report.shown_sample import ShownSample
-from ppoctl.runs import new_run
+from ppoctl.algorithms.ppo_table import algorithm_name
+from ppoctl.core.batch.sealed_json import seal, unseal
+from ppoctl.run import new_run
+from ppoctl.show.report import curves, events, samples, time_use
+from ppoctl.show.report.contents import contents, fit
+from ppoctl.show.report.expectations import history
+from ppoctl.show.report.overview import contract, head
+from ppoctl.show.report.recipe_keys import differences, side_by_side
+from ppoctl.show.report.render_page import html, marked
+from ppoctl.show.report.run_reader import ReportedRun, read_runs
+from ppoctl.show.report.shown_sample import ShownSample
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
 from ppoctl.store.run_paths import RunPaths
 
@@ -331,7 +331,7 @@ def test_runs_with_equal_names_are_numbered(runs: tuple[Path, Path]) -> None:
 
 def test_report_without_samples_imports_no_heavy_library(runs: tuple[Path, Path], tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ppoctl.report.write import write_report; "
+        "import sys; from pathlib import Path; from ppoctl.show.report.write import write_report; "
         f"write_report([Path({str(runs[0])!r})], Path({str(tmp_path / 'r.html')!r}), steps=0); "
         "print([name for name in ('torch', 'transformers', 'pyarrow', 'numpy', 'mlflow') if name in sys.modules])"
     )

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ppoctl.report.contents import contents
-from ppoctl.report.render_page import FILES, html
-from ppoctl.report.run_reader import read_runs
-from ppoctl.report.write import write_report
+from ppoctl.show.report.contents import contents
+from ppoctl.show.report.render_page import FILES, html
+from ppoctl.show.report.run_reader import read_runs
+from ppoctl.show.report.write import write_report
 from report.browser import Browser
 
 

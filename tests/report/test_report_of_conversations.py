@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ppoctl.report import samples
-from ppoctl.report.contents import contents
-from ppoctl.report.render_page import html
-from ppoctl.report.run_reader import read_runs
+from ppoctl.show.report import samples
+from ppoctl.show.report.contents import contents
+from ppoctl.show.report.render_page import html
+from ppoctl.show.report.run_reader import read_runs
 from report.browser import Browser
 from store.episodes_on_disk import HOSTILE, run_of_episodes
 

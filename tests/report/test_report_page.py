@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.report import render_page, write
-from ppoctl.report.render_page import FILES, SCRIPTS, inert
-from ppoctl.report.write import write_report
+from ppoctl.show.report import render_page, write
+from ppoctl.show.report.render_page import FILES, SCRIPTS, inert
+from ppoctl.show.report.write import write_report
 from report.conftest import HOSTILE
 
 AA_TEXT = 4.5
@@ -128,7 +128,7 @@ def test_page_files_are_small_ascii_and_all_included() -> None:
     files = sorted(path.name for path in FILES.iterdir())
     assert files == sorted([*SCRIPTS, "page.html", "style.css"])
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
-    [shipped] = settings["tool"]["setuptools"]["package-data"]["ppoctl.report"]
+    [shipped] = settings["tool"]["setuptools"]["package-data"]["ppoctl.show.report"]
     assert sorted(path.name for path in FILES.parent.glob(shipped)) == files
     for name in files:
         lines = (FILES / name).read_bytes()

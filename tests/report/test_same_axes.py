@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.sealed_json import sealed_line
 from ppoctl.cli.app import run
-from ppoctl.report.write import write_report
+from ppoctl.core.batch.sealed_json import sealed_line
+from ppoctl.show.report.write import write_report
 from ppoctl.store.journal import read_lines
 from report.browser import Browser
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
+from ppoctl.core.batch.scores import Finish, Score, Scorer, ScoreRequest
 
 
 def request(response: str, truth: str | None = "good", *, prompt_id: str = "train/0") -> ScoreRequest:

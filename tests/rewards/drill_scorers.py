@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards.function import NoScoreError, RewardValue
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.core.batch.scores import Score, ScoreRequest
 
 
 class Held:

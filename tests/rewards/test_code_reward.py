@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fakes.hostile import closed_port
-from ppoctl.batch.scores import Score
-from ppoctl.errors import MissingAssetError, RewardError
-from ppoctl.http_client import Retries
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.errors import MissingAssetError, RewardError
+from ppoctl.core.http_client import Retries
 from ppoctl.rewards import programs
 from ppoctl.rewards.code import CodeScorer, opened
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue

@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from ppoctl.batch.scores import RewardModel, ScoreRequest
+from ppoctl.core.batch.scores import RewardModel, ScoreRequest
 from ppoctl.rewards.batched_model import CollectingScorer
 from rewards.asking import request
 

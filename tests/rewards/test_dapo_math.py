@@ -2,7 +2,7 @@ r"""DAPO's rule: the text after the last `Answer:`, with both sides normalized."
 
 import pytest
 
-from ppoctl.errors import RewardError
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards import dapo_math
 from ppoctl.rewards.dapo_math import DapoMathScorer
 from rewards.asking import request

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.batch.episodes import Episode, EpisodeTurn
-from ppoctl.batch.prompts import Message, Prompt
-from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.core.batch.episodes import Episode, EpisodeTurn
+from ppoctl.core.batch.prompts import Message, Prompt
+from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.rewards.environment import AsOneTurn
 from ppoctl.rewards.findings import findings
 from ppoctl.rewards.function import RewardValue

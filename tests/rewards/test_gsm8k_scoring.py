@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.errors import RewardError
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.function import RewardValue
 from rewards.asking import request

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fakes.hostile import closed_port
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import ExitCode, MissingAssetError, NonFiniteError, RewardError
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import ExitCode, MissingAssetError, NonFiniteError, RewardError
 from ppoctl.rewards.http import HttpScorer
 from ppoctl.rewards.http_scorer import ServiceScorer
 from rewards.asking import request, scores

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from ppoctl.batch.scores import Score
-from ppoctl.errors import RewardError
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards import boxed, math_grading
 from ppoctl.rewards.math import MathScorer
 from rewards.asking import request, scores_of

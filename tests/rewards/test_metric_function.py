@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.errors import RewardError
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards.metric_function import MetricFunction
 
 FILE = Path(__file__).with_name("users_metrics.py")
@@ -24,7 +24,7 @@ def test_metric_function_returns_metrics_with_options() -> None:
 def test_metric_function_is_found_by_module() -> None:
     with pytest.raises(RewardError, match=r"`statistics:mean`: TypeError: .* \(statistics.py:") as caught:
         MetricFunction(function="statistics:mean").compute(SAMPLES)
-    assert caught.value.hint == "python -m ppoctl.user_functions statistics:mean"
+    assert caught.value.hint == "python -m ppoctl.core.user_functions statistics:mean"
 
 
 WRONG = {
@@ -44,7 +44,7 @@ def test_metric_function_errors_name_the_function(name: str) -> None:
     with pytest.raises(RewardError, match=WRONG[name]) as caught:
         function(name).compute(SAMPLES)
     assert caught.value.message.startswith(f"`eval.metrics` is `{FILE}:{name}`: ")
-    assert caught.value.hint == f"python -m ppoctl.user_functions {FILE}:{name}"
+    assert caught.value.hint == f"python -m ppoctl.core.user_functions {FILE}:{name}"
 
 
 def test_hanging_metric_function_times_out() -> None:

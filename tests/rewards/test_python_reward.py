@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import MissingAssetError, RecipeError, RewardError
-from ppoctl.loading.load import load
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import MissingAssetError, RecipeError, RewardError
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.scorer_main import judge
 from ppoctl.rewards.user_function import opened

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from ppoctl.batch.prompts import Json, Prompt
-from ppoctl.batch.scores import BatchScorer, Score, ScoreRequest
-from ppoctl.errors import NonFiniteError, RecipeError, RewardError
-from ppoctl.loading.load import load
+from ppoctl.core.batch.prompts import Json, Prompt
+from ppoctl.core.batch.scores import BatchScorer, Score, ScoreRequest
+from ppoctl.core.errors import NonFiniteError, RecipeError, RewardError
 from ppoctl.recipe.fingerprint import fingerprint
+from ppoctl.recipe.loading.load import load
 from ppoctl.rewards.choose import ChooseReward, ChoosingScorer
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.gsm8k import Gsm8kScorer

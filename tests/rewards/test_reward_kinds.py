@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.scores import Score
+from ppoctl.core.batch.scores import Score
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.table import ProcessScorer

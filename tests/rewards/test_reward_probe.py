@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RewardError, ServiceLostError
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import RewardError, ServiceLostError
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.gsm8k import Gsm8kScorer

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.prompts import Message, Prompt
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RecipeError, RewardError
-from ppoctl.finding import Finding, Level
+from ppoctl.core.batch.prompts import Message, Prompt
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import RecipeError, RewardError
+from ppoctl.core.finding import Finding, Level
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.boxed import last_boxed

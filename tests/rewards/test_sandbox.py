@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from leftover import all_gone
-from ppoctl.errors import MissingAssetError
+from ppoctl.core.errors import MissingAssetError
 from ppoctl.rewards.sandbox.client import Sandbox, SandboxError, require
 from ppoctl.rewards.sandbox.job import Limits, Ran, SandboxJob
 from rewards.sandboxes import WAYS, way

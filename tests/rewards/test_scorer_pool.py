@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import Score, Scorer, ScoreRequest
-from ppoctl.errors import ExitCode, NonFiniteError, RewardError
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.core.errors import ExitCode, NonFiniteError, RewardError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.pool import ScorerPool
 from ppoctl.rewards.scorer_output import KEPT_BYTES, Dropped

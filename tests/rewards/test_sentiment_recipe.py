@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 from transformers import pipeline
 
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import ScoreRequest
 from rewards.classifiers import classifier
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "trlx" / "sentiment"

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.recipe_table import RESULTS
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards import kinds
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
@@ -48,11 +48,11 @@ workers = 2
 
 
 def main(folder: Path) -> dict[str, Any]:
-    from ppoctl.batch.prompts import Prompt
+    from ppoctl.core.batch.prompts import Prompt
+    from ppoctl.core.errors import RecipeError
     from ppoctl.data.framing import Framing
     from ppoctl.data.rows import read_rows
-    from ppoctl.errors import RecipeError
-    from ppoctl.loading.load import load
+    from ppoctl.recipe.loading.load import load
     from ppoctl.rewards.probe import probe, require_sound
 
     file = folder / "few_words.toml"

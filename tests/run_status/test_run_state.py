@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ppoctl.slurm.client import SlurmJob
-from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot, run_state
+from ppoctl.start.slurm.client import SlurmJob
+from ppoctl.start.slurm.run_state import RunFacts, SlurmSnapshot, run_state
 from ppoctl.store.jobs import JobRecord, ScriptEnd
 
 NOW = 1_000_000.0
@@ -199,7 +199,7 @@ def test_run_state_follows_table(case: Case) -> None:
 
 
 def test_every_state_of_table_has_a_case() -> None:
-    from ppoctl.slurm import run_state as module
+    from ppoctl.start.slurm import run_state as module
 
     assert module.__doc__ is not None
     table = module.__doc__.partition("-----\n")[2]

@@ -14,10 +14,10 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import play, stop_at
 from fakes.slurm import FakeSlurm
-from ppoctl.errors import RunAliveError, SlurmError
-from ppoctl.slurm import run_status
-from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.run_state import RunFacts
+from ppoctl.core.errors import RunAliveError, SlurmError
+from ppoctl.start.slurm import run_status
+from ppoctl.start.slurm.client import Slurm
+from ppoctl.start.slurm.run_state import RunFacts
 from ppoctl.store import liveness
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record

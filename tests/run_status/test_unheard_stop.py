@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fakes.job import PPO_STEP_FUNCTIONS
-from ppoctl.errors import InterruptedByUserError
-from ppoctl.slurm.allocation import Allocation
-from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.job_start import register_start
+from ppoctl.core.errors import InterruptedByUserError
+from ppoctl.start.slurm.allocation import Allocation
+from ppoctl.start.slurm.client import Slurm
+from ppoctl.start.slurm.job_start import register_start
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record

@@ -8,19 +8,19 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, finished, new_run_dir, open_run, play, stop_at
-from ppoctl.batch.records import Rollouts, decode
 from ppoctl.cli.app import run as app
-from ppoctl.errors import RecipeError, StorageError
-from ppoctl.loading.write import recipe_as_toml
-from ppoctl.loop.run import run
+from ppoctl.core.batch.records import Rollouts, decode
+from ppoctl.core.errors import RecipeError, StorageError
+from ppoctl.core.user_functions import digest_of
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.changed_settings import adopt, change
-from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.run.changed_settings import adopt, change
+from ppoctl.run.loop.run import run
+from ppoctl.run.run_recipe import as_recorded
 from ppoctl.store.attempt import claim
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RECORD, RunPaths
-from ppoctl.user_functions import digest_of
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}

@@ -13,16 +13,16 @@ import fakes.components
 from fakes.bigram import BigramTrainer
 from fakes.components import BigramGenerator, CountingPrompts, fake_components, fake_recipe
 from fakes.job import play
-from ppoctl.batch.prompts import Prompts
-from ppoctl.batch.records import Evaluation, State
-from ppoctl.errors import RewardError
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core.batch.prompts import Prompts
+from ppoctl.core.batch.records import Evaluation, State
+from ppoctl.core.errors import RewardError
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs import commands, eval_target
-from ppoctl.runs.eval_target import Checkpoint
+from ppoctl.run import commands, eval_target
+from ppoctl.run.eval_target import Checkpoint
+from ppoctl.run.wire import engines
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire import engines
 
 SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"updates": 4})
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.ray.srun import is_of_tasks
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.wire.processes import job_nodes
+from ppoctl.run.wire.processes import job_nodes
 from submission.conftest import recipe_with
 
 SCONTROL = r"""#!/bin/bash

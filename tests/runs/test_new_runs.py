@@ -10,22 +10,18 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import PPO_STEP_FUNCTIONS, StopError, new_run_dir, open_run, play, stopping_at
 from fakes.step_functions import TWO_ROUNDS
-from ppoctl.algorithm.trace import trace
-from ppoctl.batch.sealed_json import sealed_line
-from ppoctl.clock import WORK
-from ppoctl.convert.model_files import companions_digest
-from ppoctl.errors import StorageError
-from ppoctl.loading.load import load
-from ppoctl.loop.run import run
-from ppoctl.runs.mlflow_extras import contract_of, trained_on
-from ppoctl.runs.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
-from ppoctl.runs.session import AttemptObserver
-from ppoctl.store.jobs import JobRecord, record
-from ppoctl.store.recorded_run import RecordedRun
-from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords
-from ppoctl.wire.engines import read_prompts
-from ppoctl.wire.sources import (
+from ppoctl.algorithms.trace import trace
+from ppoctl.core.batch.sealed_json import sealed_line
+from ppoctl.core.clock import WORK
+from ppoctl.core.errors import StorageError
+from ppoctl.models.convert.model_files import companions_digest
+from ppoctl.recipe.loading.load import load
+from ppoctl.run.loop.run import run
+from ppoctl.run.mlflow_extras import contract_of, trained_on
+from ppoctl.run.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
+from ppoctl.run.session import AttemptObserver
+from ppoctl.run.wire.engines import read_prompts
+from ppoctl.run.wire.sources import (
     CLOCK,
     COMPANIONS,
     clock_notes,
@@ -36,6 +32,10 @@ from ppoctl.wire.sources import (
     source_digests,
     weights_and_configs,
 )
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.samples import StepRecords
 from preflight.conftest import folder as folder  # a fixture
 from rewards.reward_models import QUICKSTART, reward_model
 

@@ -8,11 +8,11 @@ import torch
 
 from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.trace import trace
-from ppoctl.errors import OutOfMemoryError
-from ppoctl.runs import new_run, session
-from ppoctl.runs.resources import out_of_memory
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.trace import trace
+from ppoctl.core.errors import OutOfMemoryError
+from ppoctl.run import new_run, session
+from ppoctl.run.resources import out_of_memory
 from ppoctl.store.journal import read_lines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume

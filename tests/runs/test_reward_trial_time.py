@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from fakes.components import fake_recipe
-from ppoctl.batch.scores import Score
+from ppoctl.core.batch.scores import Score
 from ppoctl.rewards.trial import ATTACKS
-from ppoctl.runs.reward_trial import _seconds
+from ppoctl.run.reward_trial import _seconds
 
 
 def test_scoring_time_of_a_step_uses_the_mean_of_the_trial() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.errors import RecipeError
-from ppoctl.loading.write import recipe_as_toml
+from ppoctl.core.errors import RecipeError
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.run_recipe import as_recorded, is_edited, recipe_of
+from ppoctl.run.run_recipe import as_recorded, is_edited, recipe_of
 from ppoctl.store import run_dir
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.loading.load import load
-from ppoctl.runs import session
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.recipe.loading.load import load
+from ppoctl.run import session
 from ppoctl.store.outline import Outlines
 from recipe.conftest import SMALLEST
 

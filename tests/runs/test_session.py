@@ -18,14 +18,18 @@ from typing import Any
 import pytest
 
 from fakes.components import EvenScorer, fake_components, fake_recipe
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.report.expectations import RunResult
-from ppoctl.runs import commands, new_run, session
-from ppoctl.runs.changed_settings import change
-from ppoctl.shutdown.signals import SignalGate
-from ppoctl.shutdown.time_left import TimeLeft
+from ppoctl.run import commands, new_run, session
+from ppoctl.run.changed_settings import change
+from ppoctl.run.shutdown.signals import SignalGate
+from ppoctl.run.shutdown.time_left import TimeLeft
+from ppoctl.run.wire.sources import require_same_sources
+from ppoctl.show.report.expectations import RunResult
+from ppoctl.show.tracking.console import RunConsole
+from ppoctl.show.tracking.screen import PlainScreen
+from ppoctl.show.tracking.view import RunView
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import read_lines
 from ppoctl.store.recorded_run import RecordedRun
@@ -33,10 +37,6 @@ from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import request_stop
 from ppoctl.store.time_use import attempt_times
-from ppoctl.tracking.console import RunConsole
-from ppoctl.tracking.screen import PlainScreen
-from ppoctl.tracking.view import RunView
-from ppoctl.wire.sources import require_same_sources
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart/model"
 DIGESTS = {"model": "a" * 64, "data": "b" * 64}

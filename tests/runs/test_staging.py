@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ppoctl.loading.load import Loaded, load
-from ppoctl.runs import staging
+from ppoctl.recipe.loading.load import Loaded, load
+from ppoctl.run import staging
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"

@@ -10,9 +10,9 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, new_run_dir, open_run, play, stop_at
-from ppoctl.errors import HealthStopError, RunAliveError
-from ppoctl.loop.run import run
-from ppoctl.runs.new_run import is_replaceable, require_way
+from ppoctl.core.errors import HealthStopError, RunAliveError
+from ppoctl.run.loop.run import run
+from ppoctl.run.new_run import is_replaceable, require_way
 from ppoctl.store import liveness
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines

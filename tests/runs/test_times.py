@@ -10,11 +10,11 @@ import pytest
 from fakes.clock import Clock
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Stops, Witness, open_run
-from ppoctl.batch.records import Rollouts, State
-from ppoctl.clock import WORK
-from ppoctl.errors import PreemptedError
-from ppoctl.loop.run import run
-from ppoctl.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
+from ppoctl.core.batch.records import Rollouts, State
+from ppoctl.core.clock import WORK
+from ppoctl.core.errors import PreemptedError
+from ppoctl.core.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
+from ppoctl.run.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.run_paths import RunPaths

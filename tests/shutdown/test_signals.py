@@ -15,9 +15,9 @@ from textwrap import dedent
 import pytest
 
 from fakes.clock import Clock
-from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PpoctlError, PreemptedError
-from ppoctl.shutdown.signals import SignalGate, signal_gate
-from ppoctl.shutdown.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
+from ppoctl.core.errors import EnvironmentProblemError, InterruptedByUserError, PpoctlError, PreemptedError
+from ppoctl.run.shutdown.signals import SignalGate, signal_gate
+from ppoctl.run.shutdown.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
 
 GOES_ON = "ppoctl resume runs/mine"
 
@@ -166,8 +166,8 @@ def test_signal_ends_process_with_exit_code_of_gate() -> None:
     """The default action must never be in effect: SIGUSR1 would kill the process without a message."""
     program = """
 import os, signal, sys
-from ppoctl.errors import PpoctlError
-from ppoctl.shutdown.signals import signal_gate
+from ppoctl.core.errors import PpoctlError
+from ppoctl.run.shutdown.signals import signal_gate
 try:
     with signal_gate("again"):
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -393,7 +393,7 @@ def test_signal_message_is_printed_during_blocking_call() -> None:
     """A library that runs for about a minute without returning to Python: one call of OpenSSL."""
     script = dedent("""
         import hashlib
-        from ppoctl.shutdown.signals import signal_gate
+        from ppoctl.run.shutdown.signals import signal_gate
         with signal_gate("again", lambda text: print(text, flush=True)):
             print("ready", flush=True)
             hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)

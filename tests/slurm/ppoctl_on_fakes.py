@@ -18,12 +18,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.components import fake_components
 from ppoctl.recipe.schema import Recipe
-from ppoctl.report.expectations import RunResult
-from ppoctl.runs import session
+from ppoctl.run import session
+from ppoctl.run.wire.components import Components
+from ppoctl.show.report.expectations import RunResult
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.components import Components
 
 GIVES_UP_S = 120.0
 

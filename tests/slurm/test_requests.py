@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError, SlurmError
-from ppoctl.finding import Finding
-from ppoctl.loading.load import Loaded, load
+from ppoctl.core.errors import RecipeError, SlurmError
+from ppoctl.core.finding import Finding
+from ppoctl.recipe.loading.load import Loaded, load
 from ppoctl.recipe.parallel import nodes_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.slurm.client import Slurm, SlurmAwayError
-from ppoctl.slurm.partitions import partitions_in
-from ppoctl.slurm.request import request_findings
-from ppoctl.slurm.script import Work, batch_script
+from ppoctl.start.slurm.client import Slurm, SlurmAwayError
+from ppoctl.start.slurm.partitions import partitions_in
+from ppoctl.start.slurm.request import request_findings
+from ppoctl.start.slurm.script import Work, batch_script
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPED = """\

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import SlurmError
-from ppoctl.finding import Finding
-from ppoctl.loading.load import Loaded
-from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.request import request_findings
+from ppoctl.core.errors import SlurmError
+from ppoctl.core.finding import Finding
+from ppoctl.recipe.loading.load import Loaded
+from ppoctl.start.slurm.client import Slurm
+from ppoctl.start.slurm.request import request_findings
 from slurm.lab import Lab
 from slurm.test_requests import recipe, script_of
 

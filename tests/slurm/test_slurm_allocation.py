@@ -5,12 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from ppoctl.slurm.allocation import allocation
+from ppoctl.start.slurm.allocation import allocation
 from slurm.lab import Lab, wait_for_text
 
 TELL = """
 import json
-from ppoctl.slurm.allocation import allocation
+from ppoctl.start.slurm.allocation import allocation
 job = allocation()
 print(json.dumps([job.id, job.restarts, job.nodes, job.node_count, job.node, job.hosts, job.ends_at]), flush=True)
 """

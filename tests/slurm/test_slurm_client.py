@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import SlurmError
-from ppoctl.slurm.client import Slurm, SlurmAwayError
+from ppoctl.core.errors import SlurmError
+from ppoctl.start.slurm.client import Slurm, SlurmAwayError
 from slurm.lab import Lab, wait_for_text
 
 

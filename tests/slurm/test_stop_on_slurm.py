@@ -10,7 +10,7 @@ import pytest
 
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.cli.app import run
-from ppoctl.slurm.client import Slurm
+from ppoctl.start.slurm.client import Slurm
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.run_paths import RunPaths
@@ -18,7 +18,7 @@ from slurm.lab import Lab, wait_for_text
 
 ATTEMPT = """
 import os, sys, time
-from ppoctl.slurm.allocation import allocation
+from ppoctl.start.slurm.allocation import allocation
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal
 from ppoctl.store.run_paths import RunPaths

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ppoctl.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
-from ppoctl.batch.sequences import Sequences
-from ppoctl.ports import MinibatchResult, OutputRequest, TokenOutputs, Trainer
+from ppoctl.core.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import MinibatchResult, OutputRequest, TokenOutputs, Trainer
 
 MASK = torch.tensor([[True, True, False], [True, True, True]])
 REFERENCE = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.5, -0.5]])

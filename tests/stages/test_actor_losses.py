@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ppoctl.batch.records import Logprobs
-from ppoctl.errors import NonFiniteError, RecipeError
-from ppoctl.ports import Minibatch, MinibatchResult, OutputRequest, TokenOutputs
-from ppoctl.ppo.aggregation import SequenceMean, TokenMean
-from ppoctl.ppo.kl_coefficient import KlTarget
-from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, NegativeLogLikelihood
-from ppoctl.stages.joint_update import JointUpdateStage
-from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
-from ppoctl.stages.objective import LossInputs, Terms
+from ppoctl.algorithms.formulas.aggregation import SequenceMean, TokenMean
+from ppoctl.algorithms.formulas.kl_coefficient import KlTarget
+from ppoctl.algorithms.stages.actor_update import ActorUpdateStage, Entropy, NegativeLogLikelihood
+from ppoctl.algorithms.stages.joint_update import JointUpdateStage
+from ppoctl.algorithms.stages.logprobs import KlPenalty, LogprobsStage
+from ppoctl.algorithms.stages.objective import LossInputs, Terms
+from ppoctl.core.batch.records import Logprobs
+from ppoctl.core.errors import NonFiniteError, RecipeError
+from ppoctl.core.ports import Minibatch, MinibatchResult, OutputRequest, TokenOutputs
 from stages import stub_models
 from stages.test_updates import BOTH, IN_LOSS, STATES, actor_stage, objective_of, plan
 from tolerance import EXACT, FLOAT32

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ppoctl.batch.records import Carry, State, Values
-from ppoctl.stages.critic_first import CriticFirst
+from ppoctl.algorithms.stages.critic_first import CriticFirst
+from ppoctl.core.batch.records import Carry, State, Values
 from stages import stub_models
 from stages.test_updates import actor_stage
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from fakes.components import EvenScorer
-from ppoctl.batch.episodes import Episode, EpisodeTurn, FailureReason
-from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import Carry, Rollouts
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.ports import Sample
-from ppoctl.stages.overlapped_scoring import OverlappedScorer, request_about
-from ppoctl.stages.reward import RewardStage, requests_about
-from ppoctl.stages.shaping import PenalizeLength, PenalizeOverlong, apply_shaping
+from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer, request_about
+from ppoctl.algorithms.stages.reward import RewardStage, requests_about
+from ppoctl.algorithms.stages.shaping import PenalizeLength, PenalizeOverlong, apply_shaping
+from ppoctl.core.batch.episodes import Episode, EpisodeTurn, FailureReason
+from ppoctl.core.batch.prompts import Message, Prompt, Prompts
+from ppoctl.core.batch.records import Carry, Rollouts
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.ports import Sample
 from stages import stub_models
 
 PROMPTS = Prompts(3, tuple(Prompt(name, (5,), f"{name}?", None) for name in "ab"))

@@ -10,9 +10,14 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.conversations import NumberDialogue
-from ppoctl.algorithm.sampling import rollout_sampling
-from ppoctl.algorithm.sizes import generator_window, longest_sequence
-from ppoctl.batch.episodes import (
+from ppoctl.algorithms.sampling import rollout_sampling
+from ppoctl.algorithms.sizes import generator_window, longest_sequence
+from ppoctl.algorithms.stages.episode_events import as_json, from_json
+from ppoctl.algorithms.stages.episode_loop import EpisodeLoop
+from ppoctl.algorithms.stages.episodes import EpisodeState, Event, Observed, Open, Opened, Step, replayed
+from ppoctl.algorithms.stages.generation import RequestBatch, SampleGeneration
+from ppoctl.algorithms.stages.rollout import assemble
+from ppoctl.core.batch.episodes import (
     EnvironmentFailure,
     EpisodeLimits,
     EpisodeSettings,
@@ -22,16 +27,11 @@ from ppoctl.batch.episodes import (
     ToolCall,
     Turn,
 )
-from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts
-from ppoctl.batch.seeds import derive_seed
-from ppoctl.errors import PreemptedError
-from ppoctl.ports import EpisodeEntry, Sample, SampleRequest, SampleSetKey, SamplingParams
-from ppoctl.stages.episode_events import as_json, from_json
-from ppoctl.stages.episode_loop import EpisodeLoop
-from ppoctl.stages.episodes import EpisodeState, Event, Observed, Open, Opened, Step, replayed
-from ppoctl.stages.generation import RequestBatch, SampleGeneration
-from ppoctl.stages.rollout import assemble
+from ppoctl.core.batch.prompts import Message, Prompt, Prompts
+from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts
+from ppoctl.core.batch.seeds import derive_seed
+from ppoctl.core.errors import PreemptedError
+from ppoctl.core.ports import EpisodeEntry, Sample, SampleRequest, SampleSetKey, SamplingParams
 from stages.test_rollout_to_evaluation import Some, unwatched
 
 PROMPT = Prompt("a", (5, 6), "question", "even", messages=(Message("user", "question"),))

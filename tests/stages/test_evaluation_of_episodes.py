@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from fakes.components import EvenScorer
 from fakes.job import Stops
-from ppoctl.batch.episodes import Episode, EpisodeTurn
-from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import State
-from ppoctl.ports import Sample, SampleSetKey, SamplingParams
-from ppoctl.stages.eval_metrics import Estimates
-from ppoctl.stages.evaluate import EvaluateStage
-from ppoctl.stages.generation import SampleGeneration
+from ppoctl.algorithms.stages.eval_metrics import Estimates
+from ppoctl.algorithms.stages.evaluate import EvaluateStage
+from ppoctl.algorithms.stages.generation import SampleGeneration
+from ppoctl.core.batch.episodes import Episode, EpisodeTurn
+from ppoctl.core.batch.prompts import Message, Prompt, Prompts
+from ppoctl.core.batch.records import State
+from ppoctl.core.ports import Sample, SampleSetKey, SamplingParams
+from ppoctl.show.tracking.mlflow_payloads import table
 from ppoctl.store import eval_samples
-from ppoctl.tracking.mlflow_payloads import table
 
 TURNS = (
     EpisodeTurn(2, "3", observed=4, messages=(Message("tool", "nine"), Message("user", "go on"))),

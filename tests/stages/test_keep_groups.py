@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from fakes.dynamic_sampling import with_groups
-from ppoctl.algorithm.dynamic_sampling import ALL_ROWS, KEEP_GROUPS
-from ppoctl.batch.records import REWARD_ERROR, REWARD_OK, REWARD_TIMEOUT, Rewards, Rollouts, Selection
-from ppoctl.errors import DataError
+from ppoctl.algorithms.dynamic_sampling import ALL_ROWS, KEEP_GROUPS
+from ppoctl.algorithms.stages.keep_groups import MeanWithin
+from ppoctl.core.batch.records import REWARD_ERROR, REWARD_OK, REWARD_TIMEOUT, Rewards, Rollouts, Selection
+from ppoctl.core.errors import DataError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.stages.keep_groups import MeanWithin
 
 NONE, LATE = None, "timeout"
 

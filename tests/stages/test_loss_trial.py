@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from own_loss_page import written
-from ppoctl.estimators.grpo import GrpoAdvantages
-from ppoctl.estimators.kinds import ESTIMATORS
-from ppoctl.estimators.python import PythonAdvantages
-from ppoctl.finding import Finding
-from ppoctl.ppo.aggregation import AggregationKind
-from ppoctl.ppo.policy_loss import PolicyLoss
-from ppoctl.stages.estimator_trial import random_step, try_estimator
-from ppoctl.stages.loss_tables import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
-from ppoctl.stages.loss_trial import COLUMNS, ROWS, random_inputs, try_loss
+from ppoctl.algorithms.estimators.grpo import GrpoAdvantages
+from ppoctl.algorithms.estimators.kinds import ESTIMATORS
+from ppoctl.algorithms.estimators.python import PythonAdvantages
+from ppoctl.algorithms.formulas.aggregation import AggregationKind
+from ppoctl.algorithms.formulas.policy_loss import PolicyLoss
+from ppoctl.algorithms.stages.estimator_trial import random_step, try_estimator
+from ppoctl.algorithms.stages.loss_tables import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
+from ppoctl.algorithms.stages.loss_trial import COLUMNS, ROWS, random_inputs, try_loss
+from ppoctl.core.finding import Finding
 
 FILE = Path(__file__).with_name("users_training.py")
 KINDS = {

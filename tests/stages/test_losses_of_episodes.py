@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fakes.components import fake_recipe
-from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import CORRECTION, LOGPROBS, VALUES
-from ppoctl.algorithm.stage_spec import StageParts
-from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE
-from ppoctl.batch.records import Carry, Rewards, State
-from ppoctl.batch.sequences import Sequences
-from ppoctl.ports import MinibatchResult, OutputRequest, TokenOutputs
+from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.forward import CORRECTION, LOGPROBS, VALUES
+from ppoctl.algorithms.stage_spec import StageParts
+from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.core.batch.records import Carry, Rewards, State
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import MinibatchResult, OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import Recipe
 from stages import stub_models
 

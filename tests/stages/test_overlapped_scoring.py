@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.ports import Sample
-from ppoctl.stages.overlapped_scoring import OverlappedScorer, request_about
+from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer, request_about
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.ports import Sample
 
 PROMPT = Prompt("a", (5,), "[user] why?", "x")
 SAMPLE = Sample("a#0", (2, 1), (-0.5, -1.0), True, "2", "actor@0")

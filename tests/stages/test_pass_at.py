@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.stages.eval_metrics import UNSCORED, Estimates, summarise
-from ppoctl.stages.pass_at import best_at, majority_at, mean_and_error
+from ppoctl.algorithms.stages.eval_metrics import UNSCORED, Estimates, summarise
+from ppoctl.algorithms.stages.pass_at import best_at, majority_at, mean_and_error
 
 SCORES = st.lists(st.sampled_from([0.0, 1.0, 0.25, -1.0]), min_size=1, max_size=7)
 GIVEN = st.lists(

@@ -14,12 +14,12 @@ import torch
 
 from estimators.test_estimators import INPUTS
 from own_loss_page import written
-from ppoctl.errors import MissingAssetError, NonFiniteError, RecipeError
-from ppoctl.estimators.python import PythonAdvantages
-from ppoctl.ppo.policy_loss import PolicyClip, PolicyLossInputs
-from ppoctl.stages.loss_tables import PythonPolicyLoss
-from ppoctl.stages.python_loss import PythonLoss
-from ppoctl.user_functions import TrainingFunction
+from ppoctl.algorithms.estimators.python import PythonAdvantages
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip, PolicyLossInputs
+from ppoctl.algorithms.stages.loss_tables import PythonPolicyLoss
+from ppoctl.algorithms.stages.python_loss import PythonLoss
+from ppoctl.core.errors import MissingAssetError, NonFiniteError, RecipeError
+from ppoctl.core.user_functions import TrainingFunction
 from tolerance import EXACT, FLOAT32
 
 FILE = Path(__file__).with_name("users_training.py")
@@ -145,7 +145,11 @@ def test_error_of_a_loss_names_function_and_reason(name: str) -> None:
     with pytest.raises(RecipeError, match=WRONG[name]) as caught:
         loss(name).losses(inputs())
     assert caught.value.message.startswith(f"`ppo.policy_loss.function` is `{FILE}:{name}`: ")
-    hint = f"python -m ppoctl.user_functions {FILE}:{name}" if name == "missing" else "ppoctl validate RECIPE --loss"
+    hint = (
+        f"python -m ppoctl.core.user_functions {FILE}:{name}"
+        if name == "missing"
+        else "ppoctl validate RECIPE --loss"
+    )
     assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
     pickle.loads(pickle.dumps(caught.value))
 

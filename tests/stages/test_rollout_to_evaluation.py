@@ -12,22 +12,22 @@ import torch
 from fakes.bigram import BigramTrainer
 from fakes.components import EvenScorer, FakeStream
 from fakes.job import Stops
-from ppoctl.batch.grid import pack
-from ppoctl.batch.prompts import Prompt, Prompts
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.batch.sequences import Sequences
-from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
-from ppoctl.estimators.gae import Gae
-from ppoctl.estimators.monte_carlo import MonteCarlo
-from ppoctl.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, SamplingParams, TokenOutputs
-from ppoctl.ppo.kl_coefficient import KlTarget
-from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.evaluate import EvaluateStage
-from ppoctl.stages.generation import OnProgress, SampleGeneration
-from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
-from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
-from ppoctl.stages.values import ValuesStage
+from ppoctl.algorithms.estimators.gae import Gae
+from ppoctl.algorithms.estimators.monte_carlo import MonteCarlo
+from ppoctl.algorithms.formulas.kl_coefficient import KlTarget
+from ppoctl.algorithms.stages.advantages import AdvantagesStage
+from ppoctl.algorithms.stages.evaluate import EvaluateStage
+from ppoctl.algorithms.stages.generation import OnProgress, SampleGeneration
+from ppoctl.algorithms.stages.logprobs import KlPenalty, LogprobsStage
+from ppoctl.algorithms.stages.rollout import RolloutStage, assemble, sample_requests
+from ppoctl.algorithms.stages.values import ValuesStage
+from ppoctl.core.batch.grid import pack
+from ppoctl.core.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Carry, State
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.errors import NonFiniteError, PreemptedError, RewardError
+from ppoctl.core.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, SamplingParams, TokenOutputs
 from stages import stub_models
 from tolerance import EXACT, FLOAT32
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.batch.prompts import Prompt, Prompts
-from ppoctl.batch.records import Advantages, State
+from ppoctl.algorithms.formulas.resampling import max_random_weights
+from ppoctl.algorithms.stages.episodes import EpisodeState, Observed
+from ppoctl.algorithms.stages.evaluate import EvaluateStage
+from ppoctl.algorithms.stages.resample import ResampleStage
+from ppoctl.algorithms.stages.rollout import RolloutStage, sample_requests
+from ppoctl.core.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.records import Advantages, State
+from ppoctl.core.ports import SampleRequest, SampleSetKey, SamplingParams
 from ppoctl.data.order import Order, SourceShare
-from ppoctl.ports import SampleRequest, SampleSetKey, SamplingParams
-from ppoctl.ppo.resampling import max_random_weights
-from ppoctl.stages.episodes import EpisodeState, Observed
-from ppoctl.stages.evaluate import EvaluateStage
-from ppoctl.stages.resample import ResampleStage
-from ppoctl.stages.rollout import RolloutStage, sample_requests
 from stages.test_episodes import LIMITS, OPENED, PARAMS, REQUEST, says, turn
 from stages.test_keep_groups import round_of
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.batch.records import Carry
-from ppoctl.stages.shaping import (
+from ppoctl.algorithms.stages.shaping import (
     ApplyClip,
     ApplyScale,
     NormalizeByReferenceStd,
@@ -19,6 +18,7 @@ from ppoctl.stages.shaping import (
     ShapingStep,
     apply_shaping,
 )
+from ppoctl.core.batch.records import Carry
 from stages import stub_models
 
 

@@ -12,18 +12,18 @@ import torch
 
 from fakes.components import EvenScorer, fake_recipe
 from fakes.job import BuiltStages, Stops, Witness, open_run
-from ppoctl.algorithm.generation import REWARD
-from ppoctl.algorithm.stage_spec import StageParts
-from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, State
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
-from ppoctl.loop.run import RunContext, run
-from ppoctl.ports import OptimizerStep
-from ppoctl.ppo.learning_rate import LearningRate
+from ppoctl.algorithms.formulas.learning_rate import LearningRate
+from ppoctl.algorithms.generation import REWARD
+from ppoctl.algorithms.stage_spec import StageParts
+from ppoctl.algorithms.stages.reward import RewardStage, collect, score_all, slowest
+from ppoctl.algorithms.stages.updates import MinibatchPlan, OptimizerSchedule
+from ppoctl.core.batch.prompts import Message, Prompt, Prompts
+from ppoctl.core.batch.records import REWARD_ERROR, REWARD_TIMEOUT, State
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import NonFiniteError, PreemptedError, RewardError
+from ppoctl.core.ports import OptimizerStep
 from ppoctl.recipe.schema import Recipe
-from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
-from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
+from ppoctl.run.loop.run import RunContext, run
 from stages import stub_models
 from wiring.harness import with_keys
 

@@ -9,11 +9,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ppoctl.batch.records import State
-from ppoctl.errors import MismatchError, NonFiniteError
-from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep, OutputRequest, TokenOutputs
-from ppoctl.ppo.aggregation import TokenMean
-from ppoctl.ppo.correction import (
+from ppoctl.algorithms.formulas.aggregation import TokenMean
+from ppoctl.algorithms.formulas.correction import (
     inside_weights,
     kept_by_ratio,
     normalized,
@@ -21,14 +18,17 @@ from ppoctl.ppo.correction import (
     truncated_sequence_weights,
     truncated_weights,
 )
-from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.stages.actor_update import ActorUpdateStage, Surrogate
-from ppoctl.stages.correction import CorrectionStage
-from ppoctl.stages.critic_update import CriticUpdateStage
-from ppoctl.stages.logprobs import KlPenalty
-from ppoctl.stages.objective import Terms
-from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
+from ppoctl.algorithms.formulas.learning_rate import LearningRate
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip
+from ppoctl.algorithms.stages.actor_update import ActorUpdateStage, Surrogate
+from ppoctl.algorithms.stages.correction import CorrectionStage
+from ppoctl.algorithms.stages.critic_update import CriticUpdateStage
+from ppoctl.algorithms.stages.logprobs import KlPenalty
+from ppoctl.algorithms.stages.objective import Terms
+from ppoctl.algorithms.stages.updates import MinibatchPlan, OptimizerSchedule
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import MismatchError, NonFiniteError
+from ppoctl.core.ports import Minibatch, MinibatchResult, OptimizerStep, OutputRequest, TokenOutputs
 from stages import stub_models
 from tolerance import FLOAT32
 

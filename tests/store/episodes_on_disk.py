@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from ppoctl.batch.episodes import Episode, EpisodeTurn, ToolCall
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.records import Advantages, Evaluation, Record, Rewards, Rollouts, Values
+from ppoctl.core.batch.episodes import Episode, EpisodeTurn, ToolCall
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.records import Advantages, Evaluation, Record, Rewards, Rollouts, Values
 from ppoctl.store.outline import Outline, OutlineEntry
 from ppoctl.store.run_paths import RunPaths
 from store.steps_on_disk import on_disk

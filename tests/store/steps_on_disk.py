@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fakes.job import Stops, new_run_dir
-from ppoctl.batch.records import Advantages, Logprobs, Record, Rewards, Rollouts, Selection, State, Update
-from ppoctl.batch.selection import take
+from ppoctl.core.batch.records import Advantages, Logprobs, Record, Rewards, Rollouts, Selection, State, Update
+from ppoctl.core.batch.selection import take
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt, claim

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.job import PPO_STEP_FUNCTIONS, new_run_dir
-from ppoctl.errors import StorageError, SupersededError
+from ppoctl.core.errors import StorageError, SupersededError
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import opened

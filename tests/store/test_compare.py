@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.sealed_json import sealed_line
+from ppoctl.core.batch.sealed_json import sealed_line
 from ppoctl.store.compare import Comparison, Difference, compare
 from ppoctl.store.logs import Tail
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fakes.components import fake_recipe
 from fakes.job import play
 from ppoctl.cli.app import run
-from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
+from ppoctl.core.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store import eval_samples
 from ppoctl.store.compare_evaluations import compare_evaluations, paired
 from ppoctl.store.run_paths import RunPaths

@@ -10,7 +10,7 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import finished, play, result, saved_checkpoints, stop_at
-from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
+from ppoctl.core.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
 from ppoctl.store.discard import repair, roll_back
 from ppoctl.store.journal import REPAIRED, read_lines

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import SupersededError
-from ppoctl.ports import EpisodeEntry, SampleSetKey
+from ppoctl.core.errors import SupersededError
+from ppoctl.core.ports import EpisodeEntry, SampleSetKey
 from ppoctl.store.attempt import claim
 from ppoctl.store.episode_log import EpisodeLogFiles
 from ppoctl.store.run_paths import RunPaths

@@ -14,8 +14,8 @@ import pytest
 from end_to_end.drill import side_by_side
 from fakes.components import fake_recipe
 from fakes.job import Witness, new_run_dir, open_run, play, result
-from ppoctl.errors import StorageError, SupersededError
-from ppoctl.loop.run import run
+from ppoctl.core.errors import StorageError, SupersededError
+from ppoctl.run.loop.run import run
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal

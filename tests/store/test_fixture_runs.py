@@ -7,8 +7,8 @@ import pytest
 
 from fakes.job import play
 from ppoctl.cli.app import run
-from ppoctl.loop.early_end import metrics_by_step
-from ppoctl.runs.run_recipe import recorded_recipes
+from ppoctl.run.loop.early_end import metrics_by_step
+from ppoctl.run.run_recipe import recorded_recipes
 from ppoctl.store.journal import read_lines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume

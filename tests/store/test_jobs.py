@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import CorruptArtifactError, StorageError
+from ppoctl.core.errors import CorruptArtifactError, StorageError
 from ppoctl.store.jobs import (
     JobRecord,
     ScriptEnd,

@@ -10,11 +10,11 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play, result, stop_at
-from ppoctl.batch.records import Rewards, Rollouts
-from ppoctl.batch.scores import REWARD_OUTCOMES
-from ppoctl.batch.sealed_json import sealed_line
-from ppoctl.errors import SupersededError
-from ppoctl.loop.run import run
+from ppoctl.core.batch.records import Rewards, Rollouts
+from ppoctl.core.batch.scores import REWARD_OUTCOMES
+from ppoctl.core.batch.sealed_json import sealed_line
+from ppoctl.core.errors import SupersededError
+from ppoctl.run.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import NEWEST, Journal, JournalEvent, events, read_lines, read_newest

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.digest import FileDigest
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.core.batch.digest import FileDigest
+from ppoctl.core.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.run_paths import MANIFEST, RunPaths

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import StorageError
+from ppoctl.core.errors import StorageError
 from ppoctl.store import eval_samples
 from ppoctl.store.output_file import write_output
 from store.conftest import Disk

@@ -12,10 +12,10 @@ import pytest
 
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import StopError, Witness, open_run, result, stopping_at
-from ppoctl.batch.records import Rewards
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.loop.run import run
+from ppoctl.core.batch.records import Rewards
+from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.recipe.schema import Recipe
+from ppoctl.run.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record

@@ -8,11 +8,12 @@ import pytest
 
 from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import stop_at
-from ppoctl.diagnose import examine
-from ppoctl.errors import PpoctlError
-from ppoctl.report.run_reader import read_runs
-from ppoctl.runs import changed_settings, new_run, run_recipe
-from ppoctl.slurm import run_status
+from ppoctl.core.errors import PpoctlError
+from ppoctl.run import changed_settings, new_run, run_recipe
+from ppoctl.run.wire import sources
+from ppoctl.show.diagnose import examine
+from ppoctl.show.report.run_reader import read_runs
+from ppoctl.start.slurm import run_status
 from ppoctl.store import eval_samples, jobs, liveness, retention, run_dir, stop_request
 from ppoctl.store.append import intact
 from ppoctl.store.compare import compare
@@ -22,7 +23,6 @@ from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords, steps_with_rollouts
-from ppoctl.wire import sources
 
 TABLES: dict[str, Any] = {"steps": 4, "checkpoint": {"every_steps": 2}, "rollout": FEW_ROWS}
 """A run that saves every second step; its fourth step is killed in the middle of the rollout."""

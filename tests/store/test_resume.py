@@ -14,14 +14,14 @@ import torch
 
 from fakes.components import BigramGenerator, EvenScorer, fake_components, fake_recipe
 from fakes.job import BuiltStages, StopError, Stops, Witness, open_run, play, result, stop_at, undisturbed
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.trace import trace
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.trace import trace
 from ppoctl.cli.app import run as run_command
-from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
-from ppoctl.loop.run import run
-from ppoctl.ports import Sample, SampleSetKey
-from ppoctl.shutdown.signals import signal_gate
-from ppoctl.shutdown.time_left import TimeLeft, unknown
+from ppoctl.core.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
+from ppoctl.core.ports import Sample, SampleSetKey
+from ppoctl.run.loop.run import run
+from ppoctl.run.shutdown.signals import signal_gate
+from ppoctl.run.shutdown.time_left import TimeLeft, unknown
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import repair

@@ -6,8 +6,8 @@ from shutil import rmtree
 
 import pytest
 
-from ppoctl.batch.records import Record
-from ppoctl.runs.new_run import holds_only_rollouts
+from ppoctl.core.batch.records import Record
+from ppoctl.run.new_run import holds_only_rollouts
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import repair
 from ppoctl.store.journal import read_lines

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.records import Record
 from ppoctl.cli.app import run
-from ppoctl.errors import RecipeError, StorageError
-from ppoctl.report.run_reader import read_runs
-from ppoctl.report.samples import rollouts as report_samples
-from ppoctl.report.shown_sample import ShownSample, read_samples
-from ppoctl.runs.mlflow_extras import trained_on
+from ppoctl.core.batch.records import Record
+from ppoctl.core.errors import RecipeError, StorageError
+from ppoctl.run.mlflow_extras import trained_on
+from ppoctl.show.report.run_reader import read_runs
+from ppoctl.show.report.samples import rollouts as report_samples
+from ppoctl.show.report.shown_sample import ShownSample, read_samples
 from ppoctl.store.compare import compare
 from ppoctl.store.discard import roll_back
 from ppoctl.store.journal import read_lines

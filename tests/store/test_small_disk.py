@@ -14,7 +14,7 @@ import pytest
 from end_to_end.drill import in_a_process
 from fakes.components import fake_recipe
 from fakes.job import play, result, undisturbed
-from ppoctl.errors import StorageError
+from ppoctl.core.errors import StorageError
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths

@@ -10,11 +10,11 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import Witness, finished, open_run, play, stop_at
-from ppoctl.algorithm.ppo import PPO
-from ppoctl.algorithm.trace import trace
-from ppoctl.batch.sealed_json import seal, unseal
-from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
-from ppoctl.loop.run import run
+from ppoctl.algorithms.ppo import PPO
+from ppoctl.algorithms.trace import trace
+from ppoctl.core.batch.sealed_json import seal, unseal
+from ppoctl.core.errors import CorruptArtifactError, StorageError, SupersededError
+from ppoctl.run.loop.run import run
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import repair

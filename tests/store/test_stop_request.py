@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from ppoctl.errors import StorageError
+from ppoctl.core.errors import StorageError
 from ppoctl.store.attempt import claim
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import After, request_stop, stop_requested

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ppoctl.runs.mlflow_extras import trained_on
+from ppoctl.run.mlflow_extras import trained_on
+from ppoctl.show.tracking.mlflow_payloads import training_table
 from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.record_file import PlainRecord
 from ppoctl.store.sample_join import JoinedRecords
 from ppoctl.store.samples import StepRecords
-from ppoctl.tracking.mlflow_payloads import training_table
 from store.episodes_on_disk import episodes, run_of_episodes
 
 

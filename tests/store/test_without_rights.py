@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fakes.job import new_run_dir
-from ppoctl.errors import PpoctlError
+from ppoctl.core.errors import PpoctlError
 from ppoctl.store.disk import refused
 from ppoctl.store.recorded_run import RecordedRun
 

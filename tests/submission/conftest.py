@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import load
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"

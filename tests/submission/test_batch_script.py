@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.slurm.job_start import is_resumable
-from ppoctl.slurm.script import RESUMABLE_CODES, Work, batch_script
+from ppoctl.start.slurm.job_start import is_resumable
+from ppoctl.start.slurm.script import RESUMABLE_CODES, Work, batch_script
 from submission.conftest import Programs, recipe_with
 
 ODD = "a b'c\"d$e\\f\ng"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.loading.load import Loaded, load
+from ppoctl.recipe.loading.load import Loaded, load
 from ppoctl.recipe.parallel import nodes_of
-from ppoctl.slurm.script import Work, batch_script
+from ppoctl.start.slurm.script import Work, batch_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES = sorted((ROOT / "slurm").glob("*.toml"))

@@ -11,8 +11,8 @@ import pytest
 from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir
 
 from ppoctl.recipe.tracking import MlflowTracking
-from ppoctl.tracking.mirror import rebuild
-from ppoctl.tracking.mlflow_run import _client, address_of
+from ppoctl.show.tracking.mirror import rebuild
+from ppoctl.show.tracking.mlflow_run import _client, address_of
 
 
 def create(runs: Path, go: Event) -> None:

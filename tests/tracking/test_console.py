@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console as RichConsole
 
 from fakes.clock import Clock
-from ppoctl.activity import Activities, preparing, track_items
-from ppoctl.clock import WorkClock, duration
-from ppoctl.tracking.console import RunConsole
-from ppoctl.tracking.screen import Detail, LiveScreen, PlainScreen, Screen, open_screen, plain
-from ppoctl.tracking.view import Progress, RunView, number, sparkline
+from ppoctl.core.activity import Activities, preparing, track_items
+from ppoctl.core.clock import WorkClock, duration
+from ppoctl.show.tracking.console import RunConsole
+from ppoctl.show.tracking.screen import Detail, LiveScreen, PlainScreen, Screen, open_screen, plain
+from ppoctl.show.tracking.view import Progress, RunView, number, sparkline
 
 
 def actor_last(step: int) -> str:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ppoctl.recipe.schema import HealthRule, HealthTable
-from ppoctl.tracking.health import METRICS, HealthMonitor
+from ppoctl.show.tracking.health import METRICS, HealthMonitor
 
 EV = "value/explained_variance"
 

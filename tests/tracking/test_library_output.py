@@ -8,7 +8,7 @@ from textwrap import dedent
 BEGIN = """
     import os, subprocess, sys
     from pathlib import Path
-    from ppoctl.tracking.library_output import LIBRARY_OUTPUT
+    from ppoctl.show.tracking.library_output import LIBRARY_OUTPUT
 
     def library(word):
         print(word, "by Python")

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir, journaled_points, num_missing
 
-from ppoctl.errors import quoted
+from ppoctl.core.errors import quoted
 from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.show.tracking.forwarder import Forwarder
+from ppoctl.show.tracking.inputs import DataInput
+from ppoctl.show.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
+from ppoctl.show.tracking.mlflow_payloads import MOST_OF_TRAINING, Ending, JournalBatch, MetricPoint
+from ppoctl.show.tracking.mlflow_run import Address, Marker, MirrorTarget
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.tracking.forwarder import Forwarder
-from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
-from ppoctl.tracking.mlflow_payloads import MOST_OF_TRAINING, Ending, JournalBatch, MetricPoint
-from ppoctl.tracking.mlflow_run import Address, Marker, MirrorTarget
 
 QUICK = MirrorIntervals(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0
@@ -369,7 +369,7 @@ def test_kill_while_mirroring_loses_and_doubles_nothing(runs_dir: Path, capfd: p
 
 def test_tracking_import_loads_no_mlflow_or_torch() -> None:
     names = ("health", "view", "console", "mlflow_payloads", "forwarder", "mirror")
-    imports = "; ".join(f"import ppoctl.tracking.{name}" for name in names)
+    imports = "; ".join(f"import ppoctl.show.tracking.{name}" for name in names)
     heavy = "('mlflow', 'torch', 'sqlalchemy', 'numpy', 'vllm', 'transformers')"
     script = f"import sys; {imports}; sys.exit(str([m for m in {heavy} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -2,7 +2,7 @@
 
 import math
 
-from ppoctl.tracking.mlflow_payloads import (
+from ppoctl.show.tracking.mlflow_payloads import (
     MARKER,
     POINTS_PER_BATCH,
     Ending,

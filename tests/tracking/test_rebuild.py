@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from tracking_lab import RECIPE, SETTINGS, Mlflow, RunDir, journaled_points, num_missing, stage_lists
 
-from ppoctl.batch.sealed_json import sealed_line, unseal
-from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
+from ppoctl.core.batch.sealed_json import sealed_line, unseal
+from ppoctl.core.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.show.tracking.mirror import kept_by_mlflow, rebuild
+from ppoctl.show.tracking.mlflow_payloads import ROWS_PER_TABLE
+from ppoctl.show.tracking.mlflow_problems import fix, reason
+from ppoctl.show.tracking.mlflow_run import Address
 from ppoctl.store.recorded_run import STORIES
-from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
-from ppoctl.tracking.mlflow_payloads import ROWS_PER_TABLE
-from ppoctl.tracking.mlflow_problems import fix, reason
-from ppoctl.tracking.mlflow_run import Address
 
 TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
 
@@ -381,7 +381,7 @@ def kill_at(
 ) -> None:
     """Mirror a run for each of these transactions, until there are no more, and kill it there."""
     # At most two points per batch: several small transactions instead of one.
-    monkeypatch.setattr("ppoctl.tracking.mlflow_payloads.POINTS_PER_BATCH", 2)
+    monkeypatch.setattr("ppoctl.show.tracking.mlflow_payloads.POINTS_PER_BATCH", 2)
     kills = 0
     for number in numbers:
         run = RunDir(runs_dir, "k" * number)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.recipe.tracking import MlflowTracking
-from ppoctl.tracking.mlflow_run import address_of
+from ppoctl.show.tracking.mlflow_run import address_of
 
 NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")
 

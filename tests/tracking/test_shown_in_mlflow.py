@@ -14,19 +14,15 @@ from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir, journaled_points,
 
 from fakes.components import fake_components, fake_recipe
 from fakes.nvml import FakeNvml
-from ppoctl.batch.sealed_json import seal, unseal
+from ppoctl.core.batch.sealed_json import seal, unseal
+from ppoctl.core.machine.system_metrics import SystemMetrics
 from ppoctl.data.token_text import TokenText
-from ppoctl.machine.system_metrics import SystemMetrics
-from ppoctl.runs import new_run, session
-from ppoctl.runs.mlflow_extras import contract_of, gpus_here, trained_on
-from ppoctl.store.recorded_run import RecordedRun
-from ppoctl.store.resume_plan import plan_resume
-from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords
-from ppoctl.tracking.forwarder import Forwarder
-from ppoctl.tracking.inputs import DataInput, inputs
-from ppoctl.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
-from ppoctl.tracking.mlflow_payloads import (
+from ppoctl.run import new_run, session
+from ppoctl.run.mlflow_extras import contract_of, gpus_here, trained_on
+from ppoctl.show.tracking.forwarder import Forwarder
+from ppoctl.show.tracking.inputs import DataInput, inputs
+from ppoctl.show.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild
+from ppoctl.show.tracking.mlflow_payloads import (
     MOST_OF_TRAINING,
     MOST_TABLES,
     table,
@@ -34,7 +30,11 @@ from ppoctl.tracking.mlflow_payloads import (
     training_table_name,
     with_tables,
 )
-from ppoctl.tracking.mlflow_run import MlflowRun, address_of
+from ppoctl.show.tracking.mlflow_run import MlflowRun, address_of
+from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.samples import StepRecords
 
 MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 DATA = {

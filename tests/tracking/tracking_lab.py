@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed_json import seal, sealed_line
+from ppoctl.core.batch.sealed_json import seal, sealed_line
 from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.show.tracking.forwarder import Sent
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
 from ppoctl.store.recorded_run import STORIES
 from ppoctl.store.run_paths import FORMAT, RunPaths
-from ppoctl.tracking.forwarder import Sent
 
 _NAMES = ("rollout", "reward", "keep_groups", "actor_update")
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.batch.records import State
-from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of
-from ppoctl.errors import WeightSyncError
-from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource, meeting
-from ppoctl.weights.broadcast_groups import BroadcastWay
-from ppoctl.weights.bucket import NamedTensors, TensorSpec
-from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.engine_calls import CompletedReply, Reply
-from ppoctl.weights.receiving import ReceivingEngine
-from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import WeightSyncError
+from ppoctl.engines.weights.broadcast import BroadcastGroup, BroadcastSource, meeting
+from ppoctl.engines.weights.broadcast_groups import BroadcastWay
+from ppoctl.engines.weights.bucket import NamedTensors, TensorSpec
+from ppoctl.engines.weights.canary import Canary, CanaryScores
+from ppoctl.engines.weights.engine_calls import CompletedReply, Reply
+from ppoctl.engines.weights.receiving import ReceivingEngine
+from ppoctl.engines.weights.sending import NamedWeights, PipelineRankSender, SendReport
+from ppoctl.engines.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.models.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 
 STATE = State("actor", 1, 1, "lineage")
 STAGES: tuple[dict[str, Tensor], ...] = (

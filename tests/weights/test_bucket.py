@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ppoctl.convert.checksum import checksum_of
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.weights.bucket import bucket_of, flatten, in_buckets
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.engines.weights.bucket import bucket_of, flatten, in_buckets
+from ppoctl.models.convert.checksum import checksum_of
 
 TENSORS = [
     ("a", torch.arange(6, dtype=torch.float32).view(2, 3)),

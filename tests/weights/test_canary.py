@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from ppoctl.errors import WeightSyncError
-from ppoctl.weights.canary import GENERATED_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
+from ppoctl.core.errors import WeightSyncError
+from ppoctl.engines.weights.canary import GENERATED_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
 
 FLOAT32 = Canary.of("float32", 64, tolerance=None)
 BFLOAT16 = Canary.of("bfloat16", 64, tolerance=None)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppoctl.convert import checksum as module
-from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of, checksum_of_bytes, require_equal
-from ppoctl.errors import WeightSyncError
+from ppoctl.core.errors import WeightSyncError
+from ppoctl.models.convert import checksum as module
+from ppoctl.models.convert.checksum import LoadedWeight, SentChecksums, checksum_of, checksum_of_bytes, require_equal
 
 
 def data(num_bytes: int, seed: int = 0) -> torch.Tensor:

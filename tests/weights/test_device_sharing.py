@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
-from ppoctl.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.device_sharing import DeviceSharing
 
 EVERYONE = ("actor", "critic", "generator")
 

@@ -8,8 +8,8 @@ import psutil
 from torch.distributed import TCPStore, rendezvous
 
 from ppoctl.engines.vllm.environment import join_tensor_ranks
-from ppoctl.weights.broadcast import meeting
-from ppoctl.weights.loopback import open_store
+from ppoctl.engines.weights.broadcast import meeting
+from ppoctl.engines.weights.loopback import open_store
 
 SOON = timedelta(seconds=20)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.errors import WeightSyncError
-from ppoctl.weights.bucket import FlatTensors, TensorSpec
-from ppoctl.weights.sending import PARTS, Part, RankSource, SendingRank
-from ppoctl.weights.sharing import Shared
+from ppoctl.core.errors import WeightSyncError
+from ppoctl.engines.weights.bucket import FlatTensors, TensorSpec
+from ppoctl.engines.weights.sending import PARTS, Part, RankSource, SendingRank
+from ppoctl.engines.weights.sharing import Shared
 
 NODES = ["a", "b"]
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
-from ppoctl.weights.sharing import OpenFile, RetainedBuffers, Shared, SharedBuffers
+from ppoctl.core.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
+from ppoctl.engines.weights.sharing import OpenFile, RetainedBuffers, Shared, SharedBuffers
 
 CPU = torch.device("cpu")
 

@@ -18,25 +18,25 @@ from fakes.device import (
     CountingRewardRank,
 )
 from fakes.job import Stops, Witness, open_run
-from ppoctl.algorithm.role_model import reward_models
-from ppoctl.batch.prompts import Prompts
+from ppoctl.algorithms.role_model import reward_models
+from ppoctl.core.batch.prompts import Prompts
+from ppoctl.core.errors import PreemptedError
+from ppoctl.core.key_path import dotted
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
 from ppoctl.engines.megatron.trainer import trainer_side
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.errors import PreemptedError
-from ppoctl.key_path import dotted
-from ppoctl.loading.load import load
-from ppoctl.loop.run import run
+from ppoctl.engines.weights.canary import Canary
+from ppoctl.engines.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.sync import EngineSide, Sync
 from ppoctl.plan.memory.estimate import Memory, estimate_here
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import leaving
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.commands import evaluated
-from ppoctl.runs.eval_target import Checkpoint
+from ppoctl.run.commands import evaluated
+from ppoctl.run.eval_target import Checkpoint
+from ppoctl.run.loop.run import run
+from ppoctl.run.wire.components import Components
 from ppoctl.store import manifest as manifests
-from ppoctl.weights.canary import Canary
-from ppoctl.weights.device_sharing import DeviceSharing
-from ppoctl.weights.sync import EngineSide, Sync
-from ppoctl.wire.components import Components
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}

@@ -11,14 +11,14 @@ from typing import Any
 
 from fakes.components import EvenScorer, fake_recipe
 from for_each import for_each
-from ppoctl.algorithm.choose import step_function_at, trace_at
-from ppoctl.algorithm.evaluation import EVALUATION
-from ppoctl.algorithm.joint import JointUpdateSpec
-from ppoctl.algorithm.stage_spec import StageParts, StageSpec
-from ppoctl.estimators.kinds import ESTIMATORS
+from ppoctl.algorithms.choose import step_function_at, trace_at
+from ppoctl.algorithms.estimators.kinds import ESTIMATORS
+from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.joint import JointUpdateSpec
+from ppoctl.algorithms.stage_spec import StageParts, StageSpec
+from ppoctl.core.recipe_table import Effect
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Effect
 from stages.stub_models import Models
 from wiring.harness import BASE
 from wiring.test_step_keys import CASES, LEVELS, RATIO

@@ -8,20 +8,20 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint
-from ppoctl.batch.digest import flushed_digest
-from ppoctl.batch.sealed_json import sealed_line
-from ppoctl.convert.frozen_base import FrozenBase, write_frozen_base
-from ppoctl.errors import CorruptArtifactError, EnvironmentProblemError, RecipeError, StorageError
-from ppoctl.preflight.critic_state import require_kept
+from ppoctl.core.batch.digest import flushed_digest
+from ppoctl.core.batch.sealed_json import sealed_line
+from ppoctl.core.errors import CorruptArtifactError, EnvironmentProblemError, RecipeError, StorageError
+from ppoctl.models.convert.frozen_base import FrozenBase, write_frozen_base
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs import new_run
-from ppoctl.runs.changed_settings import require_same_run
-from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.run import new_run
+from ppoctl.run.changed_settings import require_same_run
+from ppoctl.run.run_recipe import as_recorded
+from ppoctl.run.wire.sources import COMPANIONS, companions_of, model_digests, require_same_sources
+from ppoctl.start.preflight.critic_state import require_kept
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import MANIFEST, RunPaths
-from ppoctl.wire.sources import COMPANIONS, companions_of, model_digests, require_same_sources
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from unittest.mock import Mock
 import pytest
 
 from fakes.components import EvenScorer, fake_components, fake_recipe
-from ppoctl.batch.scores import Score
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.errors import RewardError
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.ray.processes import RayProcesses
-from ppoctl.errors import RewardError
-from ppoctl.loading.load import load
 from ppoctl.plan.memory import driver
+from ppoctl.recipe.loading.load import load
 from ppoctl.rewards.probe import ProbeRow
-from ppoctl.wire import engines, processes
-from ppoctl.wire.engines import build_engines, encoder, place_roles
-from ppoctl.wire.prestart import cpu_threads, vllm_settings
+from ppoctl.run.wire import engines, processes
+from ppoctl.run.wire.engines import build_engines, encoder, place_roles
+from ppoctl.run.wire.prestart import cpu_threads, vllm_settings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

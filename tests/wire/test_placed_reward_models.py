@@ -9,15 +9,15 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint
 from fakes.job import new_run_dir
+from ppoctl.core.errors import RecipeError, StorageError
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
-from ppoctl.errors import RecipeError, StorageError
-from ppoctl.loading.load import load
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.runs.changed_settings import change
-from ppoctl.runs.run_recipe import as_recorded
+from ppoctl.run.changed_settings import change
+from ppoctl.run.run_recipe import as_recorded
+from ppoctl.run.wire.engines import place_roles
+from ppoctl.run.wire.sources import model_digests, require_same_sources, reward_digest
 from ppoctl.store.recorded_run import RecordedRun
-from ppoctl.wire.engines import place_roles
-from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
 from rewards.reward_models import QUICKSTART, reward_model
 
 QUICKSTART_RECIPE = QUICKSTART.parents[1] / "quickstart.toml"

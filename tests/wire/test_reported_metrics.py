@@ -11,10 +11,10 @@ import pytest
 
 from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import MEMORY, play
-from ppoctl.loading.rules.metrics import check_metrics_reported
-from ppoctl.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find
+from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find
+from ppoctl.core.step_metrics import reported
+from ppoctl.recipe.loading.rules.metrics import check_metrics_reported
 from ppoctl.recipe.schema import Recipe
-from ppoctl.step_metrics import reported
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

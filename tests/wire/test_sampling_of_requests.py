@@ -10,10 +10,10 @@ import pytest
 
 from fakes.components import fake_components, fake_recipe
 from fakes.job import BuiltStages, Witness, open_run
-from ppoctl.algorithm.choose import trace_at
-from ppoctl.algorithm.evaluation_table import EvalTable
-from ppoctl.algorithm.rollout_table import RolloutTable
-from ppoctl.ports import OutputRequest, SamplingParams
+from ppoctl.algorithms.choose import trace_at
+from ppoctl.algorithms.evaluation_table import EvalTable
+from ppoctl.algorithms.rollout_table import RolloutTable
+from ppoctl.core.ports import OutputRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from wire.test_chosen_stages import PARTS, STEPS, tables_of
 from wiring.harness import LoggedGenerator

@@ -8,28 +8,28 @@ import pytest
 
 from fakes.components import fake_components, fake_recipe
 from fakes.job import new_run_dir
-from ppoctl.algorithm import sizes
-from ppoctl.algorithm.role_model import model_of, own_models
-from ppoctl.algorithm.role_table import TrainedTable
+from ppoctl.algorithms import sizes
+from ppoctl.algorithms.role_model import model_of, own_models
+from ppoctl.algorithms.role_table import TrainedTable
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
-from ppoctl.errors import RecipeError
-from ppoctl.loading.load import examine, from_resolved, load
-from ppoctl.loading.rules.across_tables import violations
-from ppoctl.loading.write import recipe_as_toml
-from ppoctl.preflight import check as preflight
 from ppoctl.recipe.fingerprint import fingerprint, result_differences
+from ppoctl.recipe.loading.load import examine, from_resolved, load
+from ppoctl.recipe.loading.rules.across_tables import violations
+from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.parallel import layouts, processes, saved_layout
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.runs import staging
-from ppoctl.runs.changed_settings import change
-from ppoctl.runs.run_recipe import as_recorded, recipe_of
+from ppoctl.run import staging
+from ppoctl.run.changed_settings import change
+from ppoctl.run.run_recipe import as_recorded, recipe_of
+from ppoctl.run.wire.engines import build_engines, place_roles, source_digest
+from ppoctl.run.wire.sources import COMPANIONS, model_digests
+from ppoctl.start.preflight import check as preflight
 from ppoctl.store import run_dir
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.wire.engines import build_engines, place_roles, source_digest
-from ppoctl.wire.sources import COMPANIONS, model_digests
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 THREE = ("actor", "critic", "judge")

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
-from ppoctl.loading.load import load
-from ppoctl.model.shape_reader import read_shape
+from ppoctl.engines.weights.bucket import TensorSpec
+from ppoctl.engines.weights.sending import PARTS, Part, SendingRank
+from ppoctl.engines.weights.sharing import OpenFile, Shared
+from ppoctl.models.shape_reader import read_shape
 from ppoctl.plan.memory.estimate import estimate
+from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import is_one_process
-from ppoctl.weights.bucket import TensorSpec
-from ppoctl.weights.sending import PARTS, Part, SendingRank
-from ppoctl.weights.sharing import OpenFile, Shared
-from ppoctl.wire.engines import place_roles
+from ppoctl.run.wire.engines import place_roles
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -28,8 +28,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes.job import MEMORY, Witness
-from ppoctl.batch.records import Record
-from ppoctl.loop.run import run
+from ppoctl.core.batch.records import Record
+from ppoctl.run.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.run_paths import RunPaths

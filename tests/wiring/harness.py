@@ -18,9 +18,9 @@ from torch import Tensor
 from fakes.bigram import END, VOCABULARY, BigramTrainer, initial_table
 from fakes.components import BigramGenerator, FakeStream
 from fakes.job import MEMORY, BuiltStages, Witness, open_run
-from ppoctl.batch.grid import pack
-from ppoctl.batch.prompts import Prompt, Prompts
-from ppoctl.batch.records import (
+from ppoctl.core.batch.grid import pack
+from ppoctl.core.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.records import (
     Advantages,
     Carry,
     Correction,
@@ -34,12 +34,12 @@ from ppoctl.batch.records import (
     Update,
     Values,
 )
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.batch.selection import take
-from ppoctl.loop.run import RunContext
-from ppoctl.ports import Actor, SampleRequest, SamplingParams
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.batch.selection import take
+from ppoctl.core.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.components import Components
+from ppoctl.run.loop.run import RunContext
+from ppoctl.run.wire.components import Components
 from tolerance import STEP
 from wiring import textbook
 

@@ -9,15 +9,15 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import BuiltStages, Witness, open_run
-from ppoctl.batch.episodes import EnvironmentRow, Episode, EpisodeLimits, Observation, Past, ToolCall, Turn
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.episodes import EnvironmentRow, Episode, EpisodeLimits, Observation, Past, ToolCall, Turn
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.user_functions import digest_of
 from ppoctl.environments.pool import EnvironmentPool
-from ppoctl.errors import RecipeError
-from ppoctl.loop.run import RunContext
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.user_functions import digest_of
+from ppoctl.run.loop.run import RunContext
 from wiring.cases import holds
 
 USERS = Path(__file__).parents[1] / "environments"

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from fakes.job import BuiltStages
-from ppoctl.algorithm.evaluation import EVALUATION
-from ppoctl.algorithm.stage_spec import ScoringParts
-from ppoctl.batch.records import Evaluation
-from ppoctl.batch.scores import Score
-from ppoctl.errors import RewardError
-from ppoctl.ports import SamplingParams
+from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.stage_spec import ScoringParts
+from ppoctl.algorithms.stages.evaluate import ignore_message
+from ppoctl.core.batch.records import Evaluation
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.errors import RewardError
+from ppoctl.core.ports import SamplingParams
+from ppoctl.core.user_functions import digest_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.stages.evaluate import ignore_message
-from ppoctl.user_functions import digest_of
 from wiring import textbook
 from wiring.cases import each_key, holds
 from wiring.harness import Harness, open_harness, riddle, with_key, with_keys

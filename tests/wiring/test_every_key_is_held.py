@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from for_each import for_each
-from ppoctl.key_path import KeyPath
+from ppoctl.core.key_path import KeyPath
+from ppoctl.core.recipe_table import Effect
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Effect
 from wiring.cases import HELD
 
 for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):

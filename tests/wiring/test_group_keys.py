@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fakes.job import MEMORY
-from ppoctl.batch.scores import Score
-from ppoctl.errors import DataError
-from ppoctl.loop.run import run
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.errors import DataError
+from ppoctl.run.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record

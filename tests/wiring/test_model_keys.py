@@ -7,8 +7,8 @@ import torch
 
 from fakes.fingerprints import stages_that_read
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.model.lora import Lora
-from ppoctl.model.trainable import Trainable
+from ppoctl.models.lora import Lora
+from ppoctl.models.trainable import Trainable
 from ppoctl.recipe.schema import Recipe
 from wiring.cases import each_key
 from wiring.harness import with_keys

@@ -10,13 +10,13 @@ from typing import Any
 import datasets
 import pytest
 
-from ppoctl.batch.prompts import Prompts
+from ppoctl.core.batch.prompts import Prompts
+from ppoctl.core.errors import DataError
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
-from ppoctl.errors import DataError
-from ppoctl.loading.rules.rows import check_mix_weights
+from ppoctl.recipe.loading.rules.rows import check_mix_weights
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.engines import prompt_source
+from ppoctl.run.wire.engines import prompt_source
 from wiring.cases import each_key, holds
 from wiring.harness import BASE
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RewardError
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.user_functions import digest_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.table import ProcessScorer, no_models
-from ppoctl.user_functions import digest_of
 from rewards.asking import request
 from rewards.endpoint import ended, endpoint
 from rewards.scoring_service import serving

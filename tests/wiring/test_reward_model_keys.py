@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.ports import TokenOutputs
 from ppoctl.engines.megatron.factory import reward_settings
 from ppoctl.engines.megatron.microbatches import RankOutputs
 from ppoctl.engines.vllm.pooling import PoolingSettings
-from ppoctl.ports import TokenOutputs
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.reward_models import RewardModelsOf, settings_of
+from ppoctl.run.wire.reward_models import RewardModelsOf, settings_of
 from rewards.asking import request
 from rewards.reward_models import reward_model
 from wiring.cases import holds

@@ -8,7 +8,7 @@ import torch
 
 from fakes.bigram import END
 from fakes.job import BuiltStages
-from ppoctl.batch.records import TRUNCATED
+from ppoctl.core.batch.records import TRUNCATED
 from tolerance import STEP
 from wiring.cases import holds
 from wiring.harness import STEP_NUMBER, open_harness, with_keys

@@ -16,8 +16,8 @@ import torch
 from fakes.bigram import END
 from fakes.fingerprints import STAGES, stage_fingerprint
 from own_loss_page import written
-from ppoctl.batch.scores import Score
-from ppoctl.errors import RecipeError, RewardError
+from ppoctl.core.batch.scores import Score
+from ppoctl.core.errors import RecipeError, RewardError
 from ppoctl.recipe.schema import Recipe
 from wiring import harness, textbook
 from wiring.cases import each_key, holds

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppoctl.algorithm.joint import JOINT_CORRECTED
-from ppoctl.algorithm.trace import trace
+from ppoctl.algorithms.joint import JOINT_CORRECTED
+from ppoctl.algorithms.trace import trace
 from ppoctl.recipe.schema import Recipe
 from wiring import harness
 from wiring.cases import each_key, holds

@@ -16,9 +16,9 @@ from ppoctl.api.run import Run
 if TYPE_CHECKING:
     import pyarrow
 
-    from ppoctl.report.expectations import RunResult
-    from ppoctl.shutdown.signals import SignalGate
-    from ppoctl.tracking.screen import Screen
+    from ppoctl.run.shutdown.signals import SignalGate
+    from ppoctl.show.report.expectations import RunResult
+    from ppoctl.show.tracking.screen import Screen
 
 RUNS = "runs"
 """Default folder of run directories, relative to the working directory."""
@@ -44,13 +44,13 @@ def train(
 
     Raises ExpectationError if the run does not meet its recipe's expectations, and every error of `ppoctl train`.
     """
-    from ppoctl.runs.startable import Messages, startable
-    from ppoctl.wire.prestart import prestarted_engine
+    from ppoctl.run.startable import Messages, startable
+    from ppoctl.run.wire.prestart import prestarted_engine
 
     with _screen_and_gate("train") as (screen, gate):
         loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
         with prestarted_engine(loaded.recipe):
-            from ppoctl.runs import commands
+            from ppoctl.run import commands
 
             ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
     return _run_of(ended)
@@ -61,13 +61,13 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
 
     `train` with the same recipe continues from these responses. Raises every error of `ppoctl rollout`.
     """
-    from ppoctl.runs.startable import Messages, startable
-    from ppoctl.wire.prestart import prestarted_engine
+    from ppoctl.run.startable import Messages, startable
+    from ppoctl.run.wire.prestart import prestarted_engine
 
     with _screen_and_gate("rollout") as (screen, gate):
         loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
         with prestarted_engine(loaded.recipe):
-            from ppoctl.runs import commands
+            from ppoctl.run import commands
 
             ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
     return Run(ended.paths.root)
@@ -80,11 +80,11 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
 
     Raises StorageError if artifacts of the run are missing or corrupt, and every error of `ppoctl resume`.
     """
-    from ppoctl.runs.startable import Messages, resumable
-    from ppoctl.slurm.run_status import require_idle
+    from ppoctl.run.startable import Messages, resumable
+    from ppoctl.run.wire.prestart import prestarted_engine
+    from ppoctl.start.slurm.run_status import require_idle
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire.prestart import prestarted_engine
 
     paths = (run if isinstance(run, Run) else Run(run)).layout
     with _screen_and_gate("resume") as (screen, gate):
@@ -93,7 +93,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
         plan = plan_resume(recorded)
         plan.require_intact(paths)
         with prestarted_engine(resumable(recorded, _sets(keys), Messages(screen.line), force=force)):
-            from ppoctl.runs import commands
+            from ppoctl.run import commands
 
             ended = commands.resume(recorded, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
@@ -124,14 +124,14 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
 
     Raises RecipeError if `checkpoint` is none of these, and every error of `ppoctl eval`.
     """
-    from ppoctl.runs.eval_target import find_checkpoint
-    from ppoctl.wire.prestart import prestarted_engine
+    from ppoctl.run.eval_target import find_checkpoint
+    from ppoctl.run.wire.prestart import prestarted_engine
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
     with _screen_and_gate("eval") as (screen, _):
         target = find_checkpoint(path, _files(recipe), _sets(keys))
         with prestarted_engine(target.recipe):
-            from ppoctl.runs import commands
+            from ppoctl.run import commands
 
             evaluation = commands.evaluate(target, screen.line)
     return Evaluated(evaluation.stamp, evaluation.metrics(), evaluation.rows)
@@ -143,8 +143,8 @@ def _screen_and_gate(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
 
     Python delivers signals to the main thread only. In any other thread, a signal does not stop the work.
     """
-    from ppoctl.shutdown.signals import SignalGate, signal_gate
-    from ppoctl.tracking.screen import open_screen
+    from ppoctl.run.shutdown.signals import SignalGate, signal_gate
+    from ppoctl.show.tracking.screen import open_screen
 
     how_to_continue = f"call ppoctl.{command} again"
     with open_screen() as screen:
@@ -156,7 +156,7 @@ def _screen_and_gate(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
 
 
 def _run_of(ended: "RunResult") -> Run:
-    from ppoctl.report.expectations import require_met
+    from ppoctl.show.report.expectations import require_met
 
     require_met(ended.results)
     return Run(ended.paths.root)
@@ -167,6 +167,6 @@ def _files(recipe: RecipeArgument) -> list[Path]:
 
 
 def _sets(keys: Keys) -> list[str]:
-    from ppoctl.loading.explain import as_toml
+    from ppoctl.recipe.loading.explain import as_toml
 
     return [f"{key}={as_toml(value)}" for key, value in (keys or {}).items()]

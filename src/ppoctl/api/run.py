@@ -53,7 +53,7 @@ class Run:
 
         A value is null if the step does not have the metric. Step 0 is the evaluation before the first step.
         """
-        from ppoctl.report.expectations import history
+        from ppoctl.show.report.expectations import history
         from ppoctl.store.arrow_tables import as_table
 
         rows: dict[int, dict[str, float]] = {}
@@ -68,7 +68,7 @@ class Run:
 
     def ledger(self) -> "pyarrow.Table":
         """Return one row per sample and step: its prompt, its score, and the updates that used it."""
-        from ppoctl.batch.sealed_json import whole_lines
+        from ppoctl.core.batch.sealed_json import whole_lines
         from ppoctl.store.append import read_whole
         from ppoctl.store.arrow_tables import as_table
 
@@ -88,7 +88,7 @@ class Run:
         Values that the step has not computed are missing. Episodes have two more columns: `mask`, the tokens that the
         actor generated, and `episode`, its turns as JSON. Raises RecipeError if the step has no rollouts.
         """
-        from ppoctl.report.shown_sample import read_samples
+        from ppoctl.show.report.shown_sample import read_samples
         from ppoctl.store.arrow_tables import as_table
 
         if step is None:

@@ -46,7 +46,7 @@ from ppoctl.cli import (
 )
 from ppoctl.cli.help import Command, Commands, as_options, one_line
 from ppoctl.cli.options import found_run, is_run, takes_run
-from ppoctl.errors import RESUME_RUN, ExitCode, PpoctlError, quoted, without_secrets
+from ppoctl.core.errors import RESUME_RUN, ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
     name="ppoctl",

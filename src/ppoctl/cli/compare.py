@@ -10,7 +10,7 @@ import typer
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument, open_run, run_names, typed_run
 from ppoctl.cli.summary import key_figures
-from ppoctl.errors import ExitCode
+from ppoctl.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from ppoctl.store.compare import Comparison
@@ -121,9 +121,9 @@ def _differences(*runs: "RecordedRun") -> Differences:
 
     Raises RecipeError if a folder is not a run, and StorageError if the recipe or journal of a run is damaged.
     """
-    from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.fingerprint import differences as keys
-    from ppoctl.report.expectations import history
+    from ppoctl.recipe.loading.load import from_resolved
+    from ppoctl.show.report.expectations import history
 
     facts = [run.facts for run in runs]
     recipes = [from_resolved(run.recipe) for run in runs]
@@ -148,7 +148,7 @@ def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, ValuePa
 
 
 def _metric(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
-    from ppoctl.metric_registry import find
+    from ppoctl.core.metric_registry import find
 
     left, right = map(dict, series)
     step = max(left.keys() & right.keys(), default=None)
@@ -163,7 +163,7 @@ def _metric(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
 
 def _as_json(found: Differences) -> dict[str, Any]:
     """Return the differences as fields of a JSON object. Each difference is a pair (left, right)."""
-    from ppoctl.errors import without_secrets
+    from ppoctl.core.errors import without_secrets
 
     def safe(value: Any) -> Any:
         return without_secrets(value) if isinstance(value, str) else value
@@ -183,7 +183,7 @@ def _as_json(found: Differences) -> dict[str, Any]:
 
 def _print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
     """Print one table for each kind of difference, and one line that names the kinds without differences."""
-    from ppoctl.loading.explain import shown
+    from ppoctl.recipe.loading.explain import shown
 
     sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
     keys = {key: tuple(None if each is None else shown(each) for each in pair) for key, pair in found.keys.items()}

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, found_run, is_run, run_names
-from ppoctl.errors import RecipeError
+from ppoctl.core import units
+from ppoctl.core.errors import RecipeError
 
 
 def _found(source: str) -> str:
@@ -91,7 +91,7 @@ def convert_ckpt(
     from ppoctl.store.folders import require_new
 
     require_new(out, "folder")  # before the imports below, which take seconds
-    from ppoctl.runs.conversion.convert_ckpt import REPORT, ConvertRequest, convert
+    from ppoctl.run.conversion.convert_ckpt import REPORT, ConvertRequest, convert
 
     request = ConvertRequest(
         source=source,

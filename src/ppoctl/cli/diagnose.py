@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Any
 from ppoctl.cli import render
 from ppoctl.cli.findings import print_causes
 from ppoctl.cli.options import JsonOption, RunArgument, open_run
-from ppoctl.errors import ExitCode, RecipeError, quoted
+from ppoctl.core.errors import ExitCode, RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.diagnose.evidence import Evidence
-    from ppoctl.finding import Finding
+    from ppoctl.core.finding import Finding
+    from ppoctl.show.diagnose.evidence import Evidence
 
 
 def diagnose(run: RunArgument, json: JsonOption = False) -> int | None:
     """Find out why a run does not learn. Prints the most likely cause first: since which step, a sample that shows
     it, and the key to change. Exits with code 5 if the run has failed to learn, with 0 if it is healthy or has only
     warnings."""
-    from ppoctl.diagnose import examine
-    from ppoctl.diagnose.evidence import evidence
+    from ppoctl.show.diagnose import examine
+    from ppoctl.show.diagnose.evidence import evidence
 
     curves = examine.read(run)
     if not curves.series:

@@ -10,10 +10,10 @@ import typer
 from ppoctl.cli import render
 from ppoctl.cli.findings import print_findings
 from ppoctl.cli.options import JsonOption, Runs, Sets
-from ppoctl.errors import EnvironmentProblemError, ExitCode
+from ppoctl.core.errors import EnvironmentProblemError, ExitCode
 
 if TYPE_CHECKING:
-    from ppoctl.finding import Finding
+    from ppoctl.core.finding import Finding
 
 
 def doctor(
@@ -28,10 +28,10 @@ def doctor(
     """Check whether this machine can run ppoctl. Checks driver, packages, GPUs, limits and disks. Prints each
     problem with the command that fixes it, and the number of checks that passed. Changes nothing. Exits with code 3
     if a check fails."""
-    from ppoctl.doctor.examine import findings, of_machine, of_recipe
-    from ppoctl.finding import require_none, without_missing
-    from ppoctl.loading.load import examine
-    from ppoctl.machine.host_info import this_machine
+    from ppoctl.core.finding import require_none, without_missing
+    from ppoctl.core.machine.host_info import this_machine
+    from ppoctl.recipe.loading.load import examine
+    from ppoctl.start.doctor.examine import findings, of_machine, of_recipe
 
     loaded, found = examine(files, sets or ()) if files else (None, [])
     if files and loaded is None:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ppoctl.activity import loading
 from ppoctl.cli import render
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, found_run, run_names
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import RESUME_RUN, PpoctlError, RecipeError, as_typed, quoted
+from ppoctl.core.activity import loading
+from ppoctl.core.errors import RESUME_RUN, PpoctlError, RecipeError, as_typed, quoted
 
 _RUN_FILES = ("run.json", "manifest.json")
 _MODEL_FILE = "config.json"
@@ -102,12 +102,12 @@ def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> 
     typed = as_typed("eval", [checkpoint, *files], sets)
     with working(typed) as (_, gate), _named(typed):
         gate.at, gate.keeps = "", "an evaluation saves nothing before it is done"
-        from ppoctl.runs.eval_target import find_checkpoint
+        from ppoctl.run.eval_target import find_checkpoint
 
         found = find_checkpoint(checkpoint, files, sets)
         with engine_ahead(found.recipe):
             with loading("libraries"):
-                from ppoctl.runs import commands
+                from ppoctl.run import commands
 
             return commands.evaluate(found, lambda text: render.print_stderr(render.printable(text)))
 
@@ -124,13 +124,13 @@ def _named(command: str) -> Iterator[None]:
 
 
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:
-    from ppoctl.loading.load import load
-    from ppoctl.runs.run_recipe import loaded_of
-    from ppoctl.runs.submission import as_options
-    from ppoctl.slurm.script import Work
+    from ppoctl.recipe.loading.load import load
+    from ppoctl.run.run_recipe import loaded_of
+    from ppoctl.run.submission import as_options
+    from ppoctl.run.wire.sources import run_of
+    from ppoctl.start.slurm.script import Work
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
-    from ppoctl.wire.sources import run_of
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
     paths = RunPaths(root.absolute())

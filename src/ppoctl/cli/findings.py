@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
-    from ppoctl.finding import Finding
+    from ppoctl.core.finding import Finding
 
 
 def print_findings(findings: "Iterable[Finding]", *, with_where: bool = True) -> None:

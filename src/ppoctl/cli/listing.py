@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppoctl.slurm.run_state import RunFacts, RunState, SlurmSnapshot
+    from ppoctl.start.slurm.run_state import RunFacts, RunState, SlurmSnapshot
     from ppoctl.store.journal import JournalLine
 
 BROKEN = "broken"
@@ -77,9 +77,9 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
     """
     import time
 
-    from ppoctl.errors import PpoctlError
-    from ppoctl.slurm import run_status
-    from ppoctl.slurm.run_state import run_state
+    from ppoctl.core.errors import PpoctlError
+    from ppoctl.start.slurm import run_status
+    from ppoctl.start.slurm.run_state import run_state
     from ppoctl.store.disk import size_of
 
     results: list[tuple[Path, _Read | str]] = []
@@ -104,7 +104,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
 
 
 def _read(run: Path) -> _Read:
-    from ppoctl.slurm import run_status
+    from ppoctl.start.slurm import run_status
     from ppoctl.store.journal import read_newest
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
@@ -115,8 +115,8 @@ def _read(run: Path) -> _Read:
 
 
 def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -> Listed:
-    from ppoctl import metric_registry
-    from ppoctl.slurm.run_state import AT_WORK, DONE, WAITING
+    from ppoctl.core import metric_registry
+    from ppoctl.start.slurm.run_state import AT_WORK, DONE, WAITING
     from ppoctl.store.disk import size_of
     from ppoctl.store.outline import EVAL
 
@@ -149,7 +149,7 @@ def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -
 
 
 def _by_set(metrics: dict[str, float]) -> dict[str, float]:
-    from ppoctl.metric_registry import eval_set
+    from ppoctl.core.metric_registry import eval_set
 
     sets = dict.fromkeys(filter(None, map(eval_set, metrics)))
     names = {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument, open_run
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core import units
+from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.logs import Tail
@@ -131,8 +131,8 @@ def _is_over(paths: "RunPaths", events: list[LogLine], *, may_query: bool) -> bo
     Slurm is queried only if the journal does not decide it: a job that was cancelled or killed may have written
     nothing.
     """
-    from ppoctl.slurm.job_start import is_resumable
-    from ppoctl.slurm.run_status import has_open_job
+    from ppoctl.start.slurm.job_start import is_resumable
+    from ppoctl.start.slurm.run_status import has_open_job
     from ppoctl.store.jobs import jobs
     from ppoctl.store.liveness import attempts
 

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.shutdown.signals import SignalGate
-    from ppoctl.tracking.screen import Screen
+    from ppoctl.run.shutdown.signals import SignalGate
+    from ppoctl.show.tracking.screen import Screen
 
 
 def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
     """Return a context in which the vLLM engine starts while libraries are loaded and data is read."""
-    from ppoctl.wire import prestart
+    from ppoctl.run.wire import prestart
 
     return prestart.prestarted_engine(recipe)
 
@@ -24,8 +24,8 @@ def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
 @contextmanager
 def screen(*, verbose: bool = False, quiet: bool = False) -> "Iterator[Screen]":
     """Open a screen on stderr. The screen shows messages of `render`, but not the output of libraries."""
-    from ppoctl.tracking.library_output import LIBRARY_OUTPUT
-    from ppoctl.tracking.screen import open_screen
+    from ppoctl.show.tracking.library_output import LIBRARY_OUTPUT
+    from ppoctl.show.tracking.screen import open_screen
 
     with (
         LIBRARY_OUTPUT.kept_apart() as stream,
@@ -43,7 +43,7 @@ def working(
 
     `resume_command` is the command that a user types to continue later.
     """
-    from ppoctl.shutdown.signals import signal_gate
+    from ppoctl.run.shutdown.signals import signal_gate
 
     with screen(verbose=verbose, quiet=quiet) as opened, signal_gate(resume_command, opened.line) as gate:
         yield opened, gate

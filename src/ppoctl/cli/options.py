@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from ppoctl.cli.summary import RUNS
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.recorded_run import RecordedRun
@@ -81,7 +81,7 @@ Recipes = Annotated[
 
 def key_names(incomplete: str) -> list[str]:
     """Return the recipe keys and tables whose names begin with `incomplete`."""
-    from ppoctl.manual.keys import key_lines
+    from ppoctl.cli.manual.keys import key_lines
 
     keys = [line.key for line in key_lines()]
     tables = {key.rpartition(".")[0] for key in keys} - {""}
@@ -90,7 +90,7 @@ def key_names(incomplete: str) -> list[str]:
 
 def _settings(incomplete: str) -> list[str]:
     """Return shell completions for `--set`: `KEY=`, without the value."""
-    from ppoctl.manual.keys import key_lines
+    from ppoctl.cli.manual.keys import key_lines
 
     return sorted({f"{line.key}=" for line in key_lines() if line.key.startswith(incomplete)})
 

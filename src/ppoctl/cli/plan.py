@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import plan_fit, plan_summary, render, submission, summary
 from ppoctl.cli.options import Assets, FitGib, GpuGib, Gpus, Here, JsonOption, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
-from ppoctl.errors import RecipeError, as_typed, quoted
+from ppoctl.core import units
+from ppoctl.core.errors import RecipeError, as_typed, quoted
 
 if TYPE_CHECKING:
     from ppoctl.plan.run_plan import BatchPlan, CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
@@ -40,7 +40,7 @@ def plan(
     or --here, or if --fit finds no settings that fit."""
     from ppoctl.plan.memory.estimate import misfit
     from ppoctl.plan.run_plan import plan as plan_of
-    from ppoctl.runs.startable import examined
+    from ppoctl.run.startable import examined
 
     if gpus is not None and fit is None:
         raise RecipeError(
@@ -48,7 +48,7 @@ def plan(
             hint=f"{as_typed('plan', files, sets or ())} --fit 80 --gpus {gpus}",
         )
     if here and gpu_gib is None:
-        from ppoctl.preflight.resources import gpu_gib_here
+        from ppoctl.start.preflight.resources import gpu_gib_here
 
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None and fit is None else "gpu"

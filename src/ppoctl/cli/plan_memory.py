@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ppoctl import units
 from ppoctl.cli import render
+from ppoctl.core import units
 
 if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory

@@ -4,8 +4,8 @@ trains a part of its model, and an optimizer on the CPU, add a line."""
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ppoctl import units
 from ppoctl.cli import render
+from ppoctl.core import units
 
 if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory

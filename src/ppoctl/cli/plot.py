@@ -10,11 +10,11 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, SeveralRuns, open_run
-from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
+from ppoctl.core.errors import EnvironmentProblemError, RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.chart.drawing import Picture
-    from ppoctl.chart.panel import Panel, Point
+    from ppoctl.show.chart.drawing import Picture
+    from ppoctl.show.chart.panel import Panel, Point
     from ppoctl.store.journal import JournalEvent
 
 COLOURS = ("cyan", "bright_red", "green", "magenta", "yellow", "blue", "white", "bright_cyan")
@@ -74,7 +74,7 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
 
     Raises RecipeError if a run has no metrics.
     """
-    from ppoctl.report.expectations import history
+    from ppoctl.show.report.expectations import history
     from ppoctl.store.journal import events
 
     plotted: list[_Plotted] = []
@@ -97,7 +97,7 @@ def _chosen(runs: Sequence[_Plotted], requested: Sequence[str] | None) -> list[s
         return _default_metrics(recorded)
     from difflib import get_close_matches
 
-    from ppoctl.metric_registry import find, unknown
+    from ppoctl.core.metric_registry import find, unknown
 
     for name in requested:
         if name not in recorded:
@@ -113,7 +113,7 @@ def _chosen(runs: Sequence[_Plotted], requested: Sequence[str] | None) -> list[s
 
 def _default_metrics(recorded: set[str]) -> list[str]:
     """Return the metrics to plot if the user requests none: the default metrics that a run has recorded."""
-    from ppoctl import metric_registry
+    from ppoctl.core import metric_registry
 
     passed = sorted(name for name in recorded if metric_registry.find(name) is metric_registry.EVAL_PASS_AT_1)
     kinds = (
@@ -134,8 +134,8 @@ def _default_metrics(recorded: set[str]) -> list[str]:
 
 def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
     """Return all curves of a metric. Raises RecipeError if none of its values is finite."""
-    from ppoctl.chart.panel import Panel, curve
-    from ppoctl.metric_registry import find
+    from ppoctl.core.metric_registry import find
+    from ppoctl.show.chart.panel import Panel, curve
 
     curves = [curve(number, run.metrics.get(name, ()), smooth) for number, run in enumerate(runs)]
     with_points = tuple(each for each in curves if each.points)
@@ -150,12 +150,12 @@ def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
 
 
 def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
-    from ppoctl.chart.drawing import picture
+    from ppoctl.show.chart.drawing import picture
     from ppoctl.store.output_file import write_output
 
     image = picture(panels, names)
     if out.suffix == ".svg":
-        from ppoctl.chart.svg import svg
+        from ppoctl.show.chart.svg import svg
 
         data = svg(image, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
     else:
@@ -165,7 +165,7 @@ def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
 
 def _png(image: "Picture") -> bytes:
     try:
-        from ppoctl.chart.png import png
+        from ppoctl.show.chart.png import png
     except ModuleNotFoundError as error:  # an environment without vLLM has no Pillow
         message = "a PNG requires Pillow, which is not installed"
         raise EnvironmentProblemError(
@@ -175,8 +175,8 @@ def _png(image: "Picture") -> bytes:
 
 
 def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
-    from ppoctl.chart.panel import aligned
-    from ppoctl.chart.terminal import Style, chart, margin, mark
+    from ppoctl.show.chart.panel import aligned
+    from ppoctl.show.chart.terminal import Style, chart, margin, mark
 
     screen = shutil.get_terminal_size()
     width, height = PLAIN_WIDTH, PLAIN_HEIGHT

@@ -10,7 +10,7 @@ from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
-    from ppoctl.preflight.preview import Preview, PreviewedRow
+    from ppoctl.start.preflight.preview import Preview, PreviewedRow
 
 
 def preview(
@@ -26,8 +26,8 @@ def preview(
 ) -> None:
     """Show rows as the model receives them. Prints text, tokens and stop tokens, and how many rows are too long,
     truncated or repeated."""
-    from ppoctl.loading.load import load
-    from ppoctl.preflight.preview import preview as look
+    from ppoctl.recipe.loading.load import load
+    from ppoctl.start.preflight.preview import preview as look
 
     loaded = load(files, sets or ())
     try:

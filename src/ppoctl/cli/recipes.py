@@ -11,11 +11,11 @@ import typer
 from ppoctl.cli import render
 from ppoctl.cli.help import Command, Commands
 from ppoctl.cli.options import JsonOption, key_names
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.manual.features import Feature
-    from ppoctl.metric_registry import Metric
+    from ppoctl.cli.manual.features import Feature
+    from ppoctl.core.metric_registry import Metric
 
 app = typer.Typer(
     cls=Commands,
@@ -38,7 +38,7 @@ Name = Annotated[
 @app.command("list", cls=Command)
 def list_(json: JsonOption = False) -> None:
     """Print the name and purpose of each recipe."""
-    from ppoctl.manual.header import header_of
+    from ppoctl.cli.manual.header import header_of
 
     headers = {name: header_of(path.read_text("utf-8")) for name, path in shipped().items()}
     if json:
@@ -51,7 +51,7 @@ def list_(json: JsonOption = False) -> None:
 @app.command("table", cls=Command)
 def table() -> None:
     """Print the page of the shipped recipes (docs/recipes.md)."""
-    from ppoctl.manual.header import page
+    from ppoctl.cli.manual.header import page
 
     render.line(page(shipped()).rstrip("\n"))
 
@@ -130,13 +130,13 @@ def keys(
     docs/recipe.md."""
     from dataclasses import asdict
 
-    from ppoctl.loading.explain import similar
-    from ppoctl.manual.features import features
-    from ppoctl.manual.keys import key_lines
+    from ppoctl.cli.manual.features import features
+    from ppoctl.cli.manual.keys import key_lines
     from ppoctl.recipe import key_mappings
+    from ppoctl.recipe.loading.explain import similar
 
     if page:
-        from ppoctl.manual.reference_pages import recipe
+        from ppoctl.cli.manual.reference_pages import recipe
 
         _print_page(recipe(), json=json)
         return
@@ -172,12 +172,12 @@ def metrics(
     """Print every metric that `[expect]`, `[until]` and `checkpoint.best` may name. For a single metric, also prints
     how to read it, what to do when it is unhealthy, and the settings that affect it. --page prints
     docs/metrics.md."""
-    from ppoctl.manual.features import features
-    from ppoctl.manual.guides import guide
-    from ppoctl.metric_registry import METRICS, find, unknown
+    from ppoctl.cli.manual.features import features
+    from ppoctl.cli.manual.guides import guide
+    from ppoctl.core.metric_registry import METRICS, find, unknown
 
     if page:
-        from ppoctl.manual.reference_pages import metrics
+        from ppoctl.cli.manual.reference_pages import metrics
 
         _print_page(metrics(), json=json)
         return
@@ -209,7 +209,7 @@ def _print_page(text: str, *, json: bool) -> None:
 
 def _print_metric(metric: "Metric") -> None:
     """Print the description of one metric, and its guide."""
-    from ppoctl.manual.guides import guide
+    from ppoctl.cli.manual.guides import guide
 
     render.heading(metric.name)
     render.prose(f"  {metric.description} ({metric.unit})")
@@ -225,8 +225,8 @@ def _print_metric(metric: "Metric") -> None:
 def algorithms(json: JsonOption = False) -> None:
     """Print the page of algorithms (docs/algorithms.md). Every setting has a formula, the source of the formula, and
     the origin of the default."""
-    from ppoctl.manual.algorithm_pages import algorithms
-    from ppoctl.manual.features import features
+    from ppoctl.cli.manual.algorithm_pages import algorithms
+    from ppoctl.cli.manual.features import features
 
     if json:
         render.json({"parts": [_as_json(feature) for feature in features()]})
@@ -251,9 +251,9 @@ def coming_from(
     """Print which ppoctl keys replace the keys of other systems, with pitfalls (docs/coming-from.md)."""
     from dataclasses import asdict
 
-    from ppoctl.loading.explain import similar
-    from ppoctl.manual.algorithm_pages import coming_from, defaults_of
+    from ppoctl.cli.manual.algorithm_pages import coming_from, defaults_of
     from ppoctl.recipe.key_mappings import systems
+    from ppoctl.recipe.loading.explain import similar
 
     chosen = [each for each in systems() if system.lower() in ("", each.name.lower())]
     if not chosen:
@@ -278,7 +278,7 @@ def coming_from(
 
 def _print_features(chosen: Sequence["Feature"], prefix: str = "") -> None:
     """Print the sections of the algorithms page for these features, below the table of their keys."""
-    from ppoctl.manual.algorithm_pages import rendered_rows as lines_of
+    from ppoctl.cli.manual.algorithm_pages import rendered_rows as lines_of
 
     for feature in chosen:
         render.line()
@@ -296,7 +296,7 @@ def _as_json(feature: "Feature") -> dict[str, object]:
 
 def folder() -> Path:
     """Return the folder of the shipped recipes. Raises RecipeError if there is none."""
-    from ppoctl.model.bundled_configs import recipes_folder
+    from ppoctl.models.bundled_configs import recipes_folder
 
     if (found := recipes_folder()) is None:
         raise RecipeError("this installation has no recipes", hint="pip install --force-reinstall ppoctl")
@@ -317,7 +317,7 @@ def find(name: str) -> Path:
     known, wanted = shipped(), name.removesuffix(".toml")
     if wanted in known:
         return known[wanted]
-    from ppoctl.loading.explain import similar
+    from ppoctl.recipe.loading.explain import similar
 
     # Scripts of other systems have names such as `run_NAME.sh`, where NAME is the name of the recipe.
     bare = wanted.rpartition("/")[2].removeprefix("run_").removesuffix(".sh")

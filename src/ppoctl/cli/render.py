@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ppoctl.cli import columns
 
 if TYPE_CHECKING:
-    from ppoctl.runs.startable import Messages
+    from ppoctl.run.startable import Messages
 
 
 def line(text: str = "") -> None:
@@ -81,7 +81,7 @@ def passing(text: str = "") -> None:
 
 def messages() -> "Messages":
     """Return the two functions with which checks report to the user: `print_stderr` and `passing`."""
-    from ppoctl.runs.startable import Messages
+    from ppoctl.run.startable import Messages
 
     return Messages(print_stderr, passing)
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, SeveralRuns
+from ppoctl.core import units
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
     """Write an HTML report of one run, or a comparison of several runs. The file contains curves, time use, samples
     with their tokens, the recipe and the attempts, and requires no network. An existing file is overwritten only if
     it is a report."""
-    from ppoctl.report.write import write_report
+    from ppoctl.show.report.write import write_report
 
     written = write_report(runs, out, steps=steps)
     if json:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.activity import loading
 from ppoctl.cli import render, summary
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import (
@@ -21,13 +20,14 @@ from ppoctl.cli.options import (
     open_run,
 )
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import RecipeError, as_typed, quoted
+from ppoctl.core.activity import loading
+from ppoctl.core.errors import RecipeError, as_typed, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.report.expectations import RunResult
+    from ppoctl.show.report.expectations import RunResult
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import ResumePlan
     from ppoctl.store.run_paths import RunPaths
@@ -93,7 +93,7 @@ def resume(
             _print(recorded, table, to_stderr=True)
             with engine_ahead(_resumable(recorded, sets or (), force=force)):
                 with loading("libraries"):
-                    from ppoctl.runs import commands
+                    from ppoctl.run import commands
 
                 only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
                 ended = commands.resume(recorded, table, sets or (), gate, only=only, screen=screen)
@@ -103,7 +103,7 @@ def resume(
 
 
 def _resumable(run: "RecordedRun", sets: "Sequence[str]", *, force: bool) -> "Recipe":
-    from ppoctl.runs.startable import resumable
+    from ppoctl.run.startable import resumable
 
     return resumable(run, sets, render.messages(), force=force)
 
@@ -125,8 +125,8 @@ def _discard_before_job(run: "RecordedRun", back_to: int | None, *, allow_missin
 
 def _finished_job_code(paths: "RunPaths") -> int | None:
     """Return the exit code of a job that has nothing to do. None: there is something to do, or this is not a job."""
-    from ppoctl.slurm.allocation import allocation
-    from ppoctl.slurm.job_start import register_start
+    from ppoctl.start.slurm.allocation import allocation
+    from ppoctl.start.slurm.job_start import register_start
 
     job = allocation()
     code = None if job is None else register_start(paths, job)
@@ -136,7 +136,7 @@ def _finished_job_code(paths: "RunPaths") -> int | None:
 
 
 def _require_idle(paths: "RunPaths", *, take_over: bool = False) -> None:
-    from ppoctl.slurm.run_status import require_idle
+    from ppoctl.start.slurm.run_status import require_idle
 
     if not take_over:
         require_idle(paths)
@@ -147,8 +147,8 @@ def _result_if_done(run: "RecordedRun") -> "RunResult | None":
 
     Raises StorageError if artifacts of the run are missing or corrupt.
     """
-    from ppoctl.report.expectations import RunResult, check_expectations
-    from ppoctl.runs.run_recipe import is_edited, newest_recorded
+    from ppoctl.run.run_recipe import is_edited, newest_recorded
+    from ppoctl.show.report.expectations import RunResult, check_expectations
     from ppoctl.store.jobs import longer_command
     from ppoctl.store.liveness import EARLY_END, attempts
     from ppoctl.store.resume_plan import plan_resume
@@ -202,8 +202,8 @@ def _show_plan(run: "RecordedRun", sets: "Sequence[str]", *, allow_missing: bool
 
 def _print_plan(run: "RecordedRun", table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, including the recipe keys that it would change."""
-    from ppoctl.runs import changed_settings
-    from ppoctl.runs.run_recipe import recipe_of
+    from ppoctl.run import changed_settings
+    from ppoctl.run.run_recipe import recipe_of
 
     change = changed_settings.change(run, recipe_of(run, sets)) if sets else None
     to_come = _to_come(table, change.steps if change else changed_settings.last_step(run))
@@ -234,7 +234,7 @@ def _to_come(table: "ResumePlan", steps: int) -> range:
 
 
 def _reused(run: "RecordedRun", step: int, stage: str, number: int) -> str:
-    from ppoctl.runs.run_recipe import rows_of
+    from ppoctl.run.run_recipe import rows_of
 
     rows = rows_of(run, step, stage)
     return f"{number}{'' if rows is None else f' of {rows}'} samples of `{stage}` of step {step} reused"

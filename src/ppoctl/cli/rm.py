@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
 from ppoctl.cli.options import JsonOption, SeveralRuns, Wait, is_run, open_run
-from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
+from ppoctl.core import units
+from ppoctl.core.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def rm(
     if not yes and not _confirmed(rows, in_mlflow=any(settings)):
         render.print_stderr("nothing was deleted")
         return
-    from ppoctl.tracking.mirror import kept_by_mlflow
+    from ppoctl.show.tracking.mirror import kept_by_mlflow
 
     # All MLflow runs are looked up first: if MLflow does not answer, nothing is deleted.
     tracked = [
@@ -77,8 +77,8 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
 
 
 def _require_idle(row: Listed) -> None:
-    from ppoctl.slurm import run_status
-    from ppoctl.slurm.run_state import AT_WORK, WAITING
+    from ppoctl.start.slurm import run_status
+    from ppoctl.start.slurm.run_state import AT_WORK, WAITING
     from ppoctl.store.run_paths import RunPaths
 
     stop = f"ppoctl stop {quoted(row.run)}"
@@ -95,7 +95,7 @@ def _require_idle(row: Listed) -> None:
 
 def _tracking(run: Path) -> "MlflowTracking | None":
     """Return the MLflow settings of a run; None if it is not tracked. Raises StorageError if they cannot be read."""
-    from ppoctl.loading.load import from_resolved
+    from ppoctl.recipe.loading.load import from_resolved
     from ppoctl.recipe.tracking import MlflowTracking
 
     try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
 from ppoctl.cli.options import JsonOption, Wait, run_folders
 from ppoctl.cli.summary import RUNS
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core import units
+from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -78,7 +78,7 @@ def runs(
 
 
 def _print(folder: Path, rows: "Sequence[Listed]") -> None:
-    from ppoctl.clock import duration
+    from ppoctl.core.clock import duration
 
     cells = []
     for row in rows:
@@ -102,7 +102,7 @@ def _found(folder: Path) -> list[Path]:
 
 
 def _states(typed: str | None) -> "Collection[str]":
-    from ppoctl.slurm.run_state import WORDS
+    from ppoctl.start.slurm.run_state import WORDS
 
     wanted = {word.strip() for word in (typed or "").split(",")} - {""}
     if unknown := sorted(wanted - {*WORDS, BROKEN}):

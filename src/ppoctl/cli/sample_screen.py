@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from ppoctl.cli import render
-from ppoctl.errors import RecipeError
-from ppoctl.units import counted
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.units import counted
 
 if TYPE_CHECKING:
-    from ppoctl.report.episode_parts import EpisodePart
-    from ppoctl.report.shown_sample import ShownSample
+    from ppoctl.show.report.episode_parts import EpisodePart
+    from ppoctl.show.report.shown_sample import ShownSample
     from ppoctl.store.sample_list import Source
     from ppoctl.store.samples import SampleRow
 
@@ -27,7 +27,7 @@ LEGENDS: dict[TokenMetric, str] = {
 
 def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: bool) -> None:
     """Print a sample of a step, or of an evaluation. Raises RecipeError if there is no such sample."""
-    from ppoctl.report.shown_sample import read_samples, require_row
+    from ppoctl.show.report.shown_sample import read_samples, require_row
 
     if not source.evaluations:
         [sample] = read_samples(source.run, step, [row])
@@ -64,7 +64,7 @@ def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
             render.heading("response as scored")
             render.line(render.printable(found.response))
     else:
-        from ppoctl.report.episode_parts import recorded_parts
+        from ppoctl.show.report.episode_parts import recorded_parts
 
         parts = recorded_parts(found.episode, {"value": found.values, "advantage": found.advantages})
         print_conversation(parts, found.pieces, weights)
@@ -83,7 +83,7 @@ def print_evaluated(row: "SampleRow", found: dict[str, Any]) -> None:
         render.heading(name)
         render.line(render.printable(found[name] or ""))
     if "conversation" in found:
-        from ppoctl.report.episode_parts import evaluated_parts
+        from ppoctl.show.report.episode_parts import evaluated_parts
 
         print_conversation(evaluated_parts(found["conversation"]))
 

@@ -6,7 +6,7 @@ import typer
 
 from ppoctl.cli import pager, render, sample_list, sample_screen
 from ppoctl.cli.options import JsonOption, RunArgument, open_run
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.recorded_run import RecordedRun

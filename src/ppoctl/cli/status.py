@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument, Wait, open_run
 from ppoctl.cli.summary import EXPECTED, expected_row, key_figures
-from ppoctl.errors import quoted
+from ppoctl.core.errors import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
+    from ppoctl.start.slurm.run_state import RunFacts, SlurmSnapshot
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.time_use import AttemptTime
 
@@ -69,7 +69,7 @@ def _time_use(spent: "Sequence[dict[str, Any]]") -> tuple[list[tuple[object, ...
 
     If GPUs were used, the rows include GPU-hours.
     """
-    from ppoctl.clock import duration
+    from ppoctl.core.clock import duration
 
     total = {key: sum(times[key] for times in spent) for key in spent[0] if key != "attempt"}
     rows = [*spent[-SHOWN_ATTEMPTS:]] + ([{"attempt": "all", **total}] if len(spent) > 1 else [])
@@ -91,7 +91,7 @@ def _of_job(job: dict[str, Any]) -> str:
 
 
 def _print_next_command(run: Path, report: dict[str, Any]) -> None:
-    from ppoctl.slurm.run_state import AT_WORK, WAITING
+    from ppoctl.start.slurm.run_state import AT_WORK, WAITING
     from ppoctl.store.jobs import resume_command
 
     if report["state"] in ("unknown", "submitted") and report["slurm_silent"]:
@@ -110,9 +110,9 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
 
     `wait_s` is the timeout for Slurm in seconds; None means the default timeout.
     """
-    from ppoctl.slurm import run_status
-    from ppoctl.slurm.run_state import attempts_as_known, run_state
-    from ppoctl.step_metrics import of_step
+    from ppoctl.core.step_metrics import of_step
+    from ppoctl.start.slurm import run_status
+    from ppoctl.start.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store.time_use import attempt_times
 
     recorded = open_run(run)
@@ -161,7 +161,7 @@ def _expectation_results(run: "RecordedRun") -> list[dict[str, Any]]:
     if not expect:
         return []
     from ppoctl.recipe.schema import Expectation
-    from ppoctl.report.expectations import check_expectations
+    from ppoctl.show.report.expectations import check_expectations
 
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
     return [vars(result) for result in check_expectations(wanted, run.lines)]

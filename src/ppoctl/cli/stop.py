@@ -8,13 +8,13 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument, Wait, open_run
-from ppoctl.errors import SlurmError, quoted
+from ppoctl.core.errors import SlurmError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ppoctl.slurm.run_state import RunState
-    from ppoctl.slurm.stopping import Stopped
+    from ppoctl.start.slurm.run_state import RunState
+    from ppoctl.start.slurm.stopping import Stopped
 
 _WHEN = {
     "stage": "after the current stage",
@@ -36,8 +36,8 @@ def stop(
 ) -> None:
     """Stop a run gracefully, here or in a job. Finished work is kept, and `resume` continues from it. Pending jobs of
     the run are cancelled."""
-    from ppoctl.slurm import run_status, stopping
-    from ppoctl.slurm.run_state import run_state
+    from ppoctl.start.slurm import run_status, stopping
+    from ppoctl.start.slurm.run_state import run_state
 
     paths = open_run(run).paths
     done = stopping.stop(paths, after, run_status.slurm(wait))

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core import units
+from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.loading.load import Loaded
+    from ppoctl.recipe.loading.load import Loaded
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.runs.submission import Submitted
-    from ppoctl.slurm.script import Work
+    from ppoctl.run.submission import Submitted
+    from ppoctl.start.slurm.script import Work
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
 
@@ -32,10 +32,10 @@ class Submission:
         self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool = False
     ) -> None:
         """Submit a job that starts the run of a recipe."""
-        from ppoctl.runs.startable import submittable
+        from ppoctl.run.startable import submittable
 
         loaded = submittable(files, sets, runs, render.messages(), force=self.force)
-        from ppoctl.runs import submission
+        from ppoctl.run import submission
         from ppoctl.store.recorded_run import RecordedRun
         from ppoctl.store.run_paths import RunPaths
 
@@ -60,8 +60,8 @@ class Submission:
         self, run: "RecordedRun", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
         """Submit a job that resumes an existing run."""
-        from ppoctl.runs import submission
-        from ppoctl.runs.run_recipe import loaded_of
+        from ppoctl.run import submission
+        from ppoctl.run.run_recipe import loaded_of
 
         paths, loaded = run.paths, loaded_of(run, sets)
         options = self._options(rollout_only=rollout_only, save_only=save_only)
@@ -82,7 +82,7 @@ class Submission:
 
     def other(self, loaded: "Loaded", work: "Work") -> None:
         """Submit a job that does not write to a run, such as an evaluation."""
-        from ppoctl.runs import submission
+        from ppoctl.run import submission
 
         recipe = loaded.recipe
         submission.require_accepted(loaded, work, force=self.force)
@@ -99,7 +99,7 @@ class Submission:
         render.table([("follow:", f"tail -F {quoted(log)}"), ("stop:", f"scancel {id}")])
 
     def _test_only(self, recipe: "Recipe", work: "Work") -> None:
-        from ppoctl.runs import submission
+        from ppoctl.run import submission
 
         reply = submission.would_accept(recipe, work)
         if self.as_json:
@@ -148,7 +148,7 @@ class Reading:
 
 def print_script(recipe: "Recipe", runs: Path, train: str) -> None:
     """Print only the batch script that `train` (a command) would submit, and a note on how to submit it."""
-    from ppoctl.runs import submission
+    from ppoctl.run import submission
     from ppoctl.store.run_paths import RunPaths
 
     paths = RunPaths((runs / recipe.name).absolute())
@@ -161,9 +161,9 @@ def print_script(recipe: "Recipe", runs: Path, train: str) -> None:
 
 
 def _require_unchanged(run: "RecordedRun", recipe: "Recipe") -> None:
-    from ppoctl.loading.explain import as_toml
     from ppoctl.recipe.fingerprint import differences
-    from ppoctl.runs.run_recipe import newest_recorded
+    from ppoctl.recipe.loading.explain import as_toml
+    from ppoctl.run.run_recipe import newest_recorded
 
     root = run.paths.root
     if changed := differences(newest_recorded(run), recipe):

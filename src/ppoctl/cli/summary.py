@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
-from ppoctl.errors import quoted
+from ppoctl.core.errors import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ppoctl.report.expectations import RunResult
+    from ppoctl.show.report.expectations import RunResult
 
 RUNS = Path("runs")
 """Default folder of run directories."""
@@ -17,7 +17,7 @@ RUNS = Path("runs")
 
 def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
     """Return label -> metric name for the key metrics in `series`. Evaluations are last, labelled by their names."""
-    from ppoctl import metric_registry
+    from ppoctl.core import metric_registry
 
     shown = {
         "reward": metric_registry.REWARD_SCORE_MEAN.name,
@@ -38,7 +38,7 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
 
     Raises ExpectationError if the run does not meet the expectations of its recipe.
     """
-    from ppoctl.report.expectations import history, require_met
+    from ppoctl.show.report.expectations import history, require_met
     from ppoctl.store.jobs import longer_command
 
     series = history(ended.lines)

@@ -2,16 +2,16 @@
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument, Sets, open_run
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core.errors import RecipeError, quoted
 
 
 def track(run: RunArgument, sets: Sets = None, json: JsonOption = False) -> None:
     """Upload the parts of a run that MLflow does not have yet. A second call uploads only the files again. `--set`
     changes keys of `tracking` for this call."""
     from ppoctl.recipe.tracking import MlflowTracking
-    from ppoctl.runs.mlflow_extras import around
-    from ppoctl.runs.run_recipe import newest_recorded, recipe_of
-    from ppoctl.tracking.mirror import rebuild as send
+    from ppoctl.run.mlflow_extras import around
+    from ppoctl.run.run_recipe import newest_recorded, recipe_of
+    from ppoctl.show.tracking.mirror import rebuild as send
 
     recorded = open_run(run)
     tracking = (recipe_of(recorded, sets) if sets else newest_recorded(recorded)).tracking

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.activity import loading
 from ppoctl.cli import render, summary
 from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import (
@@ -24,10 +23,11 @@ from ppoctl.cli.options import (
     with_accepted,
 )
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import as_typed
+from ppoctl.core.activity import loading
+from ppoctl.core.errors import as_typed
 
 if TYPE_CHECKING:
-    from ppoctl.loading.load import Loaded
+    from ppoctl.recipe.loading.load import Loaded
 
 
 def train(
@@ -58,7 +58,7 @@ def train(
         _require_way(runs / loaded.recipe.name, or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
-                from ppoctl.runs import commands
+                from ppoctl.run import commands
 
             ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
@@ -88,21 +88,21 @@ def rollout(
         _require_way(runs / loaded.recipe.name, or_resume=True)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
-                from ppoctl.runs import commands
+                from ppoctl.run import commands
 
             ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)
 
 
 def _startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    from ppoctl.runs.startable import startable
+    from ppoctl.run.startable import startable
 
     return startable(files, sets, runs, render.messages(), force=force)
 
 
 def _require_way(run: Path, *, or_resume: bool) -> None:
     """Check before libraries are loaded, which takes long, that the command can begin or continue the run."""
-    from ppoctl.runs.new_run import require_way
+    from ppoctl.run.new_run import require_way
     from ppoctl.store.run_paths import RunPaths
 
     require_way(RunPaths(run), or_resume=or_resume)

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppoctl import units
 from ppoctl.cli import render, submission
 from ppoctl.cli.findings import print_findings
 from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Sets
+from ppoctl.core import units
 
 if TYPE_CHECKING:
-    from ppoctl.loading.load import Loaded
+    from ppoctl.recipe.loading.load import Loaded
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.runs.loss_trial import LossTrial
-    from ppoctl.runs.reward_trial import Report
-    from ppoctl.runs.staging import Asset
+    from ppoctl.run.loss_trial import LossTrial
+    from ppoctl.run.reward_trial import Report
+    from ppoctl.run.staging import Asset
 
 
 def tried_reward(recipe: "Recipe", rows: int) -> "list[Report]":
     """Try the reward on `rows` training rows, and return a report for each scorer."""
-    from ppoctl.runs.reward_trial import try_reward
+    from ppoctl.run.reward_trial import try_reward
 
     render.passing(f"trying the reward on {rows} rows")
     try:
@@ -33,7 +33,7 @@ def tried_reward(recipe: "Recipe", rows: int) -> "list[Report]":
 
 def tried_loss(recipe: "Recipe") -> "list[LossTrial]":
     """Try the loss, and the estimator if it is a function of the user."""
-    from ppoctl.runs.loss_trial import try_functions
+    from ppoctl.run.loss_trial import try_functions
 
     render.passing("trying the loss on random responses")
     try:
@@ -84,11 +84,11 @@ def are_right(trials: "Sequence[Report | LossTrial]") -> bool:
 def require_right(reports: "Sequence[Report]", losses: "Sequence[LossTrial]") -> None:
     """Raise RewardError or RecipeError if a finding has the level `error`."""
     if reports:
-        from ppoctl.runs.reward_trial import require_worth_training_on
+        from ppoctl.run.reward_trial import require_worth_training_on
 
         require_worth_training_on(reports)
     if losses:
-        from ppoctl.runs.loss_trial import require_right
+        from ppoctl.run.loss_trial import require_right
 
         require_right(losses)
 
@@ -119,7 +119,7 @@ def validate(
 ) -> None:
     """Check a recipe, and report all errors at once. Checks keys, values, rules between tables and every row of the
     data, and whether ppoctl can train the model."""
-    from ppoctl.runs.startable import examined
+    from ppoctl.run.startable import examined
 
     if stage:
         _fetch(files, sets or ())
@@ -161,8 +161,8 @@ def validate(
 
 def _require_memory(loaded: "Loaded", gpu_gib: float | None) -> None:
     """Raise OutOfMemoryError if a run does not fit on GPUs with this memory; None: those of this machine."""
-    from ppoctl.finding import require_none
-    from ppoctl.preflight import resources
+    from ppoctl.core.finding import require_none
+    from ppoctl.start.preflight import resources
 
     require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
 
@@ -176,9 +176,9 @@ def _print_assets(staged: "Sequence[Asset]") -> None:
 
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
     """Fetch the model and the data of the recipe that are not on this machine. Recipe errors are reported later."""
-    from ppoctl.loading.load import examine
-    from ppoctl.loading.rules.across_tables import violations
-    from ppoctl.runs import staging
+    from ppoctl.recipe.loading.load import examine
+    from ppoctl.recipe.loading.rules.across_tables import violations
+    from ppoctl.run import staging
 
     loaded, _ = examine(files, sets, judges=(violations,))
     if loaded is not None:
@@ -187,8 +187,8 @@ def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
 
 def _staged(loaded: "Loaded") -> "list[Asset]":
     """Return the assets that a job requires. Raises one error that lists all problems, including missing assets."""
-    from ppoctl.finding import require_none
-    from ppoctl.runs import staging
+    from ppoctl.core.finding import require_none
+    from ppoctl.run import staging
 
     require_none(staging.faults(loaded))
     staged = list(staging.assets(loaded.recipe, submission.Reading().notify))
@@ -197,9 +197,9 @@ def _staged(loaded: "Loaded") -> "list[Asset]":
 
 
 def _show(loaded: "Loaded") -> None:
-    from ppoctl.key_path import dotted
-    from ppoctl.loading.explain import shown
+    from ppoctl.core.key_path import dotted
     from ppoctl.recipe import schema_tree as tree
+    from ppoctl.recipe.loading.explain import shown
 
     rows = []
     for value in tree.values(loaded.recipe):

@@ -26,10 +26,10 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import EnvironmentProblemError, quoted
 from ppoctl.data.tokenizer import special_tokens
-from ppoctl.errors import EnvironmentProblemError, quoted
-from ppoctl.model.folder import NAMED_TEMPLATES, read_json_object
+from ppoctl.models.folder import NAMED_TEMPLATES, read_json_object
 
 _FILE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from ppoctl.batch.episodes import ControlTokensError
+from ppoctl.core.batch.episodes import ControlTokensError
 
 _HARMLESS = "x"
 """Content that contains no control token."""

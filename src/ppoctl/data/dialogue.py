@@ -19,8 +19,8 @@ of an observation are between blank lines, after the end of the turn.
 import json
 from collections.abc import Mapping, Sequence
 
-from ppoctl.batch.episodes import NO_ARGUMENTS, RejectedMessagesError
-from ppoctl.batch.prompts import Json, Message, Prompt
+from ppoctl.core.batch.episodes import NO_ARGUMENTS, RejectedMessagesError
+from ppoctl.core.batch.prompts import Json, Message, Prompt
 from ppoctl.data.control_text import ControlText
 from ppoctl.data.suffix_text import Frame, filled, prompt_frame, suffix_frame
 from ppoctl.data.template import BLANK_LINE, PromptTemplate

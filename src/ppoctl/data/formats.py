@@ -13,11 +13,11 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from ppoctl.batch.prompts import Json, Message
+from ppoctl.core.batch.prompts import Json, Message
+from ppoctl.core.errors import DataError
 from ppoctl.data.messages import message_of, require_characters, text_of
 from ppoctl.data.row_blocks import Place, columns_of, lookup
 from ppoctl.data.row_tables import ColumnRows, DialogueRows, Gsm8kRows, PythonRows, SingleTable, VerlRows
-from ppoctl.errors import DataError
 
 _GSM8K_MARK = "####"
 _TURN = re.compile(r"\n\n(Human|Assistant):")

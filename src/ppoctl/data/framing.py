@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import DataError, MissingFileError, RecipeError, quoted
 from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
-from ppoctl.errors import DataError, MissingFileError, RecipeError, quoted
 
 SLOT = "{question}"
 

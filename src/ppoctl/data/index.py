@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
+from ppoctl.core.errors import DataError
 from ppoctl.data.framing import Framing
 from ppoctl.data.loaders import code_digest
 from ppoctl.data.row_faults import RowFaults, joined
 from ppoctl.data.row_files import files_of
 from ppoctl.data.row_tables import AnyRows, DataTable, PythonRows, SingleTable, StoredRows
 from ppoctl.data.rows import Content, DatasetRow, id_begin, question_of, single_tables, stream_contents, tables_of
-from ppoctl.errors import DataError
 
 SPOOL_BYTES = 64 << 20
 """Maximum size of a spool in memory, in bytes. A larger spool is a file in the folder for temporary files."""

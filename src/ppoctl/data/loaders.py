@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ppoctl.core.errors import DataError, EnvironmentProblemError, MissingFileError, PpoctlError, RecipeError, quoted
+from ppoctl.core.user_functions import described, import_command, imported
 from ppoctl.data.row_blocks import BLOCK_ROWS, Block, blocks_of
 from ppoctl.data.row_tables import DatasetTable, PythonRows
-from ppoctl.errors import DataError, EnvironmentProblemError, MissingFileError, PpoctlError, RecipeError, quoted
-from ppoctl.user_functions import described, import_command, imported
 
 Reader = Callable[[int | None], Iterator[Block]]
 """Function that yields the first N rows; None: all rows."""

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppoctl.batch.prompts import Json, Message
+from ppoctl.core.batch.prompts import Json, Message
+from ppoctl.core.errors import DataError
 from ppoctl.data.row_blocks import Place
-from ppoctl.errors import DataError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of chat messages."""

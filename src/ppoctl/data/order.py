@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ppoctl.batch.seeds import derive_seed
+from ppoctl.core.batch.seeds import derive_seed
 from ppoctl.data.row_files import in_an_epoch
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import overload
 
-from ppoctl.batch.prompts import Prompt
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.errors import DataError
 from ppoctl.data.framing import Framing
 from ppoctl.data.index import RowSet
 from ppoctl.data.row_faults import RowFaults
@@ -22,7 +23,6 @@ from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import TemplateArguments
 from ppoctl.environments.table import EpisodeTable
-from ppoctl.errors import DataError
 
 _FEW = 10
 """The rows whose prompts are too long are considered few if they are at most 1 in this number of rows."""

@@ -13,12 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import EnvironmentProblemError, quoted
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.tokenizer import load_tokenizer
-from ppoctl.errors import EnvironmentProblemError, quoted
-from ppoctl.model.folder import read_config
+from ppoctl.models.folder import read_config
 
 Template = Literal["own", "text"]
 

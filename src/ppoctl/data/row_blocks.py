@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ppoctl.core.errors import DataError, EnvironmentProblemError, quoted
 from ppoctl.data.row_files import opened
-from ppoctl.errors import DataError, EnvironmentProblemError, quoted
 
 Place = str
 """Place of a row, as shown in messages: `file.jsonl` line 3."""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ppoctl.core.errors import DataError
 from ppoctl.data.row_blocks import Place
-from ppoctl.errors import DataError
 
 MOST_FAULTS = 20
 """Maximum number of different faults of a data set that are reported."""

@@ -6,9 +6,9 @@ import os
 from io import BufferedIOBase
 from pathlib import Path
 
+from ppoctl.core.errors import DataError, MissingFileError, RecipeError, quoted
 from ppoctl.data.row_tables import AnyRows, MixRows, SingleTable, StoredRows
-from ppoctl.errors import DataError, MissingFileError, RecipeError, quoted
-from ppoctl.model.folder import is_url
+from ppoctl.models.folder import is_url
 
 JSONL = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ppoctl.recipe_table import RESULTS, Array, AtLeastOne, OrAll, Positive, Table
+from ppoctl.core.recipe_table import RESULTS, Array, AtLeastOne, OrAll, Positive, Table
 
 Scalar = bool | int | float | str
 

@@ -12,14 +12,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.prompts import Json, Message, as_lists
+from ppoctl.core.batch.prompts import Json, Message, as_lists
+from ppoctl.core.errors import DataError, RecipeError
 from ppoctl.data import loaders
 from ppoctl.data.formats import Question, RowOrigin, columns_read, parse_row
 from ppoctl.data.row_blocks import Block, Place, read_jsonl, read_parquet
 from ppoctl.data.row_faults import RowFaults
 from ppoctl.data.row_files import PARQUET, files_of, in_an_epoch
 from ppoctl.data.row_tables import AnyRows, DataTable, Gsm8kRows, MixRows, PythonRows, SingleTable, sources_of
-from ppoctl.errors import DataError, RecipeError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.data.index import RowSet, digest_of, read_set
 from ppoctl.data.order import Order, SourceShare
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ppoctl.batch.episodes import RejectedMessagesError
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.episodes import RejectedMessagesError
+from ppoctl.core.batch.prompts import Message
 
 Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, object]], str]
 """Function that renders messages with the arguments of the template, up to the next generation prompt."""

@@ -14,12 +14,12 @@ from typing import Any
 
 import jinja2
 
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.errors import DataError, EnvironmentProblemError
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.framing import Framing
 from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
-from ppoctl.errors import DataError, EnvironmentProblemError
 
 BLANK_LINE = "\n\n"
 """Text between two messages if the model has no chat template."""

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ppoctl.batch.prompts import Json
+from ppoctl.core.batch.prompts import Json
+from ppoctl.core.errors import DataError, RecipeError
 from ppoctl.data.index import RowSet
 from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
-from ppoctl.errors import DataError, RecipeError
 
 EnvironmentOf = Callable[[str], EpisodeTable | None]
 """Function that returns the environment of a set, by its key below `data` (`train`, `eval.NAME`); None: its responses

@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.model.folder import local_folder, read_json_object
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.models.folder import local_folder, read_json_object
 
 FILE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"

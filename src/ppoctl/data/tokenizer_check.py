@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.model.folder import read_json_object
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.models.folder import read_json_object
 
 _SPACED = 160
 """Number of probed tokens that are evenly spaced over the vocabulary."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
-from ppoctl.batch.episode_metrics import TAKEN_NAMES
-from ppoctl.batch.episodes import Observation
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.episode_metrics import TAKEN_NAMES
+from ppoctl.core.batch.episodes import Observation
+from ppoctl.core.batch.prompts import Message
 from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.user_function import kind_of
 

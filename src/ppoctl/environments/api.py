@@ -17,8 +17,8 @@ function returns the reward of the last turn, or None for 0, and the episode end
 Processes of environments import this module, so it imports only the standard library.
 """
 
-from ppoctl.batch.episodes import EnvironmentRow as EnvironmentRow
-from ppoctl.batch.episodes import Observation as Observation
-from ppoctl.batch.episodes import ToolCall as ToolCall
-from ppoctl.batch.episodes import Turn as Turn
-from ppoctl.batch.prompts import Message as Message
+from ppoctl.core.batch.episodes import EnvironmentRow as EnvironmentRow
+from ppoctl.core.batch.episodes import Observation as Observation
+from ppoctl.core.batch.episodes import ToolCall as ToolCall
+from ppoctl.core.batch.episodes import Turn as Turn
+from ppoctl.core.batch.prompts import Message as Message

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field
 
-from ppoctl.batch.prompts import Json
+from ppoctl.core.batch.prompts import Json
+from ppoctl.core.errors import DataError
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.environments.python import PythonEnvironment
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
 from ppoctl.environments.tools import ToolsEnvironment
-from ppoctl.errors import DataError
-from ppoctl.recipe_table import RESULTS
 
 SINGLE: tuple[type[EnvironmentTable], ...] = (PythonEnvironment, ToolsEnvironment)
 """Tables that `[environment.cases.VALUE]` accepts."""

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from ppoctl.batch.episodes import EnvironmentFailure
+from ppoctl.core.batch.episodes import EnvironmentFailure
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.user_functions import digest_of
 from ppoctl.environments.process import EnvironmentProcess
-from ppoctl.errors import RecipeError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped
-from ppoctl.user_functions import digest_of
 
 
 def schemas_of(spec: ScorerSpec, functions: Sequence[str]) -> list[dict[str, Any]]:

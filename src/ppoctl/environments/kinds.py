@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Field
 
+from ppoctl.core.recipe_table import RESULTS, Table, joined
 from ppoctl.environments.choose import SINGLE, ChooseEnvironment
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
-from ppoctl.recipe_table import RESULTS, Table, joined
 
 
 class NoEnvironment(Table):

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
-from ppoctl.batch.episodes import Outcome, Past, Turn
+from ppoctl.core.batch.episodes import Outcome, Past, Turn
+from ppoctl.core.errors import PpoctlError
 from ppoctl.environments.process import EnvironmentProcess
 from ppoctl.environments.table import EnvironmentTable, EpisodeTable
-from ppoctl.errors import PpoctlError
 from ppoctl.rewards.scorer_output import Dropped
 
 Job = tuple[Future[Outcome] | None, Callable[[], Outcome | None]]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ppoctl.batch.episodes import EnvironmentFailure, Observation, Outcome, Past, Turn, as_plain, messages_from
-from ppoctl.errors import RecipeError
+from ppoctl.core.batch.episodes import EnvironmentFailure, Observation, Outcome, Past, Turn, as_plain, messages_from
+from ppoctl.core.errors import RecipeError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped
 from ppoctl.rewards.user_process import READY_LIMIT_S, NoReplyError, UserProcess

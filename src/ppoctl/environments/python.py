@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.recipe_table import RESULTS
+from ppoctl.core.user_functions import FUNCTION_PATTERN, import_command, require_function
 from ppoctl.environments.described import schemas_of
 from ppoctl.environments.table import EnvironmentTable
-from ppoctl.errors import RecipeError
-from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.user_functions import FUNCTION_PATTERN, import_command, require_function
 
 
 class PythonEnvironment(EnvironmentTable):

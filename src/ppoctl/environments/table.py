@@ -9,9 +9,9 @@ The recipe imports these tables, so slow imports happen only when an environment
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from ppoctl.batch.episodes import EpisodeLimits
-from ppoctl.batch.prompts import Json
-from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Positive, Table
+from ppoctl.core.batch.episodes import EpisodeLimits
+from ppoctl.core.batch.prompts import Json
+from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, Positive, Table
 from ppoctl.rewards.function import ScorerSpec
 
 CallFormat = Literal["hermes", "llama3_json", "mistral", "deepseek_v3"]

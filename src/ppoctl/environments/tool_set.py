@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ppoctl.batch.episodes import EnvironmentRow, Observation, ToolCall, Turn
-from ppoctl.batch.prompts import Message
+from ppoctl.core.batch.episodes import EnvironmentRow, Observation, ToolCall, Turn
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.user_functions import described, imported
 from ppoctl.environments.answers import InvalidAnswerError
 from ppoctl.environments.calculator import calculator
 from ppoctl.environments.tool_schema import WrongArgumentsError, arguments_for, schema_of
@@ -15,7 +16,6 @@ from ppoctl.rewards.message_loop import describe
 from ppoctl.rewards.sandbox.client import Sandbox, SandboxError
 from ppoctl.rewards.sandbox.job import Kind, Limits, Ran, SandboxJob
 from ppoctl.rewards.user_function import kind_of
-from ppoctl.user_functions import described, imported
 
 _PROGRAM = """
 import sys, traceback

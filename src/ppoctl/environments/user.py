@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ppoctl.batch.episodes import EnvironmentRow, Observation, Turn
+from ppoctl.core.batch.episodes import EnvironmentRow, Observation, Turn
+from ppoctl.core.user_functions import described, imported, require_accepts
 from ppoctl.environments.answers import InvalidAnswerError
 from ppoctl.rewards.user_function import kind_of
-from ppoctl.user_functions import described, imported, require_accepts
 
 
 class EventLoop:

@@ -15,8 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ppoctl import units
-from ppoctl.batch.episodes import EnvironmentRow, FailureReason, Observation, ToolCall, Turn, as_plain, messages_from
+from ppoctl.core import units
+from ppoctl.core.batch.episodes import (
+    EnvironmentRow,
+    FailureReason,
+    Observation,
+    ToolCall,
+    Turn,
+    as_plain,
+    messages_from,
+)
 from ppoctl.environments.answers import InvalidAnswerError, first_of, observation_of
 from ppoctl.rewards.message_loop import Handler, entry_of, serve
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from ppoctl.algorithm.roles import head_of
+from ppoctl.algorithms.roles import head_of
+from ppoctl.algorithms.stages.kl_table import NoKl
+from ppoctl.algorithms.stages.resample_table import NoResampling
+from ppoctl.core.recipe_table import Table
 from ppoctl.environments.table import EpisodeTable
-from ppoctl.model.head import Head
+from ppoctl.models.head import Head
 from ppoctl.recipe.bounds import bounds_text
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import Table
 from ppoctl.rewards.shaping import (
     LengthPenalty,
     OverlongPenalty,
@@ -18,8 +20,6 @@ from ppoctl.rewards.shaping import (
     ShapingTable,
     steps_of,
 )
-from ppoctl.stages.kl_table import NoKl
-from ppoctl.stages.resample_table import NoResampling
 
 TRUNCATED = {
     "terminal": "count as finished",

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
-from ppoctl.algorithm.role_model import model_in, model_of
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.model.cost import count_parameters
+from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithms.role_model import model_in, model_of
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.models.cost import count_parameters
 from ppoctl.plan.memory.driver import batch_of, records_of
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.plan.sizes import shapes_of

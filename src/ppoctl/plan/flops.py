@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
-from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.role_model import model_in
-from ppoctl.algorithm.roles import REFERENCE
-from ppoctl.algorithm.shared_reference import shared_layers
-from ppoctl.model.cost import forward_flops
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import OUTPUT_PARAMETER
+from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithms.kl_use import kl_use
+from ppoctl.algorithms.role_model import model_in
+from ppoctl.algorithms.roles import REFERENCE
+from ppoctl.algorithms.shared_reference import shared_layers
+from ppoctl.models.cost import forward_flops
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.trainable import OUTPUT_PARAMETER
 from ppoctl.plan.memory.driver import batch_of
 from ppoctl.plan.memory.parameters import (
     adapter_parameters,

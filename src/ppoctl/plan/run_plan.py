@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from ppoctl.algorithm import sizes
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at, traces
-from ppoctl.algorithm.learning_rate import learning_rate_of
-from ppoctl.algorithm.ppo_table import algorithm_name
-from ppoctl.algorithm.role_model import model_of, reward_model_of, reward_models
-from ppoctl.algorithm.role_table import TrainedTable
-from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithms import sizes
+from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at, traces
+from ppoctl.algorithms.learning_rate import learning_rate_of
+from ppoctl.algorithms.ppo_table import algorithm_name
+from ppoctl.algorithms.role_model import model_of, reward_model_of, reward_models
+from ppoctl.algorithms.role_table import TrainedTable
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.core.key_path import KeyPath, dotted
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.data.row_files import rows_of
-from ppoctl.key_path import KeyPath, dotted
-from ppoctl.model.cost import count_parameters
-from ppoctl.model.folder import local_folder
+from ppoctl.models.cost import count_parameters
+from ppoctl.models.folder import local_folder
 from ppoctl.plan.algorithm import algorithm, reward_steps
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
@@ -30,7 +31,6 @@ from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 from ppoctl.store.saved_by import SavedBy, saved_by
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from math import ceil
 
-from ppoctl.algorithm.role_model import model_of
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.algorithm.sizes import fewest_rounds, microbatch_limit, minibatch_seqs, sequences_per_step
-from ppoctl.algorithm.trace import Trace
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.role_model import model_of
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.sizes import fewest_rounds, microbatch_limit, minibatch_seqs, sequences_per_step
+from ppoctl.algorithms.trace import Trace
+from ppoctl.models.shape import ModelShape
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import PREVIOUS

@@ -6,9 +6,9 @@ FLOPs, seconds and the residency of roles are computed from it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ppoctl.algorithm.sizes import epochs
-from ppoctl.algorithm.stage_spec import ModelPass
-from ppoctl.algorithm.trace import Trace
+from ppoctl.algorithms.sizes import epochs
+from ppoctl.algorithms.stage_spec import ModelPass
+from ppoctl.algorithms.trace import Trace
 from ppoctl.plan.sizes import stage_rows
 from ppoctl.recipe.schema import Recipe
 

@@ -1,6 +1,6 @@
 """Steps after which a run evaluates and saves."""
 
-from ppoctl.algorithm.evaluation_table import EvalTable
+from ppoctl.algorithms.evaluation_table import EvalTable
 from ppoctl.recipe.schema import Recipe
 
 

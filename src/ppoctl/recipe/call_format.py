@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+from ppoctl.core.errors import RecipeError
 from ppoctl.environments.table import EpisodeTable
 from ppoctl.environments.tools import ToolsEnvironment
-from ppoctl.errors import RecipeError
-from ppoctl.model.families import FAMILIES
-from ppoctl.model.folder import read_config
+from ppoctl.models.families import FAMILIES
+from ppoctl.models.folder import read_config
 from ppoctl.recipe.schema import Recipe
 
 CALL_TOKENS: dict[str, str] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ppoctl.key_path import KeyPath, dotted
+from ppoctl.core.key_path import KeyPath, dotted
+from ppoctl.core.recipe_table import Effect, Table
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe_table import Effect, Table
 
 _KNOWN_AS = {"model.critic.path": "model.critic"}
 """Keys that keep an earlier name in fingerprints, so that runs from before the rename can still be resumed."""

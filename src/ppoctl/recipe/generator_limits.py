@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-from ppoctl.errors import RecipeError
+from ppoctl.core.errors import RecipeError
 
 HEAD_SIZES = {"cpu": (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)}
 """Head sizes that vLLM's attention supports, by device. On a GPU every usual size is supported, so none is rejected.

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ppoctl.key_path import KeyPath
+from ppoctl.core.key_path import KeyPath
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ppoctl.algorithm.role_model import reward_models
-from ppoctl.key_path import dotted
+from ppoctl.algorithms.role_model import reward_models
+from ppoctl.core.key_path import dotted
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 
 GPUS_PER_NODE = 8
 """Number of GPUs per node that `plan` assumes if the recipe does not specify it."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import MissingAssetError
-from ppoctl.key_path import KeyPath, dotted
-from ppoctl.model.folder import fetched, is_hub_id, is_url
+from ppoctl.core.errors import MissingAssetError
+from ppoctl.core.key_path import KeyPath, dotted
+from ppoctl.core.user_functions import digest_of, file_of
+from ppoctl.models.folder import fetched, is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.slurm import is_image_file
-from ppoctl.user_functions import digest_of, file_of
 
 _SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
 _ENVIRONMENTS = tuple(

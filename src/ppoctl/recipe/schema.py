@@ -9,20 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ppoctl.algorithm.evaluation_table import EvalTable
-from ppoctl.algorithm.ppo_table import PpoTable
-from ppoctl.algorithm.role_table import CriticTable, TrainedTable
-from ppoctl.algorithm.rollout_table import RolloutTable
-from ppoctl.data.row_tables import DataTable
-from ppoctl.environments.kinds import EnvironmentOf
-from ppoctl.environments.table import EpisodeTable
-from ppoctl.model.head import SharedValueHead
-from ppoctl.model.model_tables import ModelTable
-from ppoctl.model.trainable_tables import ValueHeadTable
-from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.slurm import SlurmTable
-from ppoctl.recipe.tracking import MlflowTracking, Tracking
-from ppoctl.recipe_table import (
+from ppoctl.algorithms.evaluation_table import EvalTable
+from ppoctl.algorithms.ppo_table import PpoTable
+from ppoctl.algorithms.role_table import CriticTable, TrainedTable
+from ppoctl.algorithms.rollout_table import RolloutTable
+from ppoctl.core.recipe_table import (
     REPORTING,
     RESULTS,
     SPEED,
@@ -34,6 +25,15 @@ from ppoctl.recipe_table import (
     Positive,
     Table,
 )
+from ppoctl.data.row_tables import DataTable
+from ppoctl.environments.kinds import EnvironmentOf
+from ppoctl.environments.table import EpisodeTable
+from ppoctl.models.head import SharedValueHead
+from ppoctl.models.model_tables import ModelTable
+from ppoctl.models.trainable_tables import ValueHeadTable
+from ppoctl.recipe.fingerprint import fingerprint
+from ppoctl.recipe.slurm import SlurmTable
+from ppoctl.recipe.tracking import MlflowTracking, Tracking
 from ppoctl.rewards.reward import Reward
 
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
-from ppoctl.key_path import KeyPath
+from ppoctl.core.key_path import KeyPath
+from ppoctl.core.recipe_table import Effect, KindOr, word_for_none
 from ppoctl.recipe.docstring_fields import DocstringFields, parse_docstring
-from ppoctl.recipe_table import Effect, KindOr, word_for_none
 
 ANY_NAME = "*"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.recipe_table import REPORTING, SPEED, Array, AtLeastOne, NotNegative, Table
+from ppoctl.core.recipe_table import REPORTING, SPEED, Array, AtLeastOne, NotNegative, Table
 
 
 class BareNodes(Table):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.recipe_table import REPORTING, Table
+from ppoctl.core.recipe_table import REPORTING, Table
 
 
 class MlflowTracking(Table):

@@ -8,7 +8,7 @@ therefore sorts the texts and removes duplicates, so that the order of the reque
 import time
 from concurrent.futures import Future
 
-from ppoctl.batch.scores import RewardModel, Score, ScoreRequest
+from ppoctl.core.batch.scores import RewardModel, Score, ScoreRequest
 
 
 class Collected(Future[Score]):

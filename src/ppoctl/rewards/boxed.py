@@ -15,7 +15,7 @@ ground truth of MATH, as 19.
 
 import re
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards.function import RewardValue, ending
 
 _BOX = re.compile(r"\\boxed(?:\s*\{|[ ])")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field
 
-from ppoctl.batch.prompts import Json
-from ppoctl.batch.scores import Score, Scorer, ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS
+from ppoctl.core.batch.prompts import Json
+from ppoctl.core.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.combined_scores import close_all, flush_all_scorers
 from ppoctl.rewards.kinds import SCORERS
 from ppoctl.rewards.table import RewardModels, RewardTable, ScorerTable, no_models

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ppoctl.batch.scores import Scorer, ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Positive
+from ppoctl.core.batch.scores import Scorer, ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, Positive
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScorerSpec
 from ppoctl.rewards.programs import Test, program_of, tests_of
 from ppoctl.rewards.sandbox.client import Sandbox, require

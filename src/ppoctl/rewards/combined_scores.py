@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from threading import Lock
 
-from ppoctl.batch.scores import BatchScorer, Score, Scorer
+from ppoctl.core.batch.scores import BatchScorer, Score, Scorer
 
 Scores = Mapping[str, Score]
 """Scores of the components, by name."""

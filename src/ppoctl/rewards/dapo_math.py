@@ -15,9 +15,9 @@ text. verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`) use exactly this rule.
 import re
 from typing import Annotated, ClassVar, Literal
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS, AtLeastOne
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
 from ppoctl.rewards.table import Candidates, ProcessScorer
 from ppoctl.rewards.verbatim import other_answer, verbatim_answer

@@ -5,9 +5,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from ppoctl.batch.prompts import Message
-from ppoctl.batch.scores import Score, Scorer, ScoreRequest
-from ppoctl.recipe_table import RESULTS
+from ppoctl.core.batch.prompts import Message
+from ppoctl.core.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
 

@@ -3,9 +3,9 @@ standard library and recipe tables."""
 
 from typing import Annotated, ClassVar, Literal
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import Candidates, ProcessScorer
 

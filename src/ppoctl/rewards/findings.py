@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from ppoctl.batch.scorer_metrics import require_own_names
-from ppoctl.errors import RewardError
-from ppoctl.finding import Finding, Level, note, ok, warning
+from ppoctl.core.batch.scorer_metrics import require_own_names
+from ppoctl.core.errors import RewardError
+from ppoctl.core.finding import Finding, Level, note, ok, warning
 from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.trial import ATTACKS, LENGTHS, PARTLY_RIGHT, TRIVIAL, Trial
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.recipe_table import RESULTS
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppoctl.batch.scores import Outcome, ScoreRequest
+from ppoctl.core.batch.scores import Outcome, ScoreRequest
 
 _FLOAT32_MAX = 3.4028234663852886e38
 

@@ -23,9 +23,9 @@ import re
 from decimal import Decimal
 from typing import Annotated, ClassVar, Literal
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS, AtLeastOne
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.boxed import MARK, marked_answer
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
 from ppoctl.rewards.table import Candidates, ProcessScorer

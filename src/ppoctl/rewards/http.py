@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from ppoctl.batch.scores import Scorer
-from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Positive
+from ppoctl.core.batch.scores import Scorer
+from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Positive
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
 
 
@@ -57,7 +57,7 @@ class HttpScorer(ScorerTable):
 
     def open(self, models: RewardModels = no_models) -> Scorer:  # noqa: ARG002 - no model
         """Return a client. The first requests start its threads."""
-        from ppoctl.http_client import Retries
+        from ppoctl.core.http_client import Retries
         from ppoctl.rewards.http_scorer import ServiceScorer
 
         retries = Retries(**{key.name: getattr(self, key.name) for key in fields(Retries)})

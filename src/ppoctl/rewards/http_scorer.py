@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import MissingAssetError, quoted
-from ppoctl.http_client import HttpClient, HttpLimits, HttpResponse, NoAnswerError, Retries
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import MissingAssetError, quoted
+from ppoctl.core.http_client import HttpClient, HttpLimits, HttpResponse, NoAnswerError, Retries
 from ppoctl.rewards.pool import WorkerPool
 
 _ANSWER_BYTES = 1 << 20

@@ -3,7 +3,7 @@ several scorers."""
 
 from typing import Any
 
-from ppoctl.recipe_table import Table, joined
+from ppoctl.core.recipe_table import Table, joined
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.dapo_math import DapoMathScorer
 from ppoctl.rewards.environment import EnvironmentScorer

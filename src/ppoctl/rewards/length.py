@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.recipe_table import RESULTS, AtLeastOne, NotNegative
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.recipe_table import RESULTS, AtLeastOne, NotNegative
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
 

@@ -17,8 +17,8 @@ A ground truth must be read to its end. The rules of math-verify also read numbe
 
 from typing import Annotated, ClassVar, Literal
 
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS, AtLeastOne
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.boxed import stated
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import Candidates, ProcessScorer

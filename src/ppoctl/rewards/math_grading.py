@@ -14,7 +14,7 @@ from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards.boxed import last_boxed, stated
 from ppoctl.rewards.function import RewardValue, ending
 from ppoctl.rewards.written_numbers import in_ascii, require_numbers

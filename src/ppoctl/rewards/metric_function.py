@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ppoctl.batch.scores import ScoreRequest
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS, SPEED, Positive, Table
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS, SPEED, Positive, Table
+from ppoctl.core.user_functions import FUNCTION_PATTERN, import_command, require_function
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.user_functions import FUNCTION_PATTERN, import_command, require_function
 
 _KEY = "eval.metrics"
 

@@ -3,14 +3,14 @@ logits. The model is never trained.
 
     prompt, response --its own template--> text --its own tokenizer--> ids --its head, at the last id--> score
 
-The recipe imports this module, so this module must not open the model: `ppoctl.wire` opens it when it assigns
+The recipe imports this module, so this module must not open the model: `ppoctl.run.wire` opens it when it assigns
 devices.
 """
 
 from typing import Annotated, Literal
 
-from ppoctl.batch.scores import Scorer
-from ppoctl.recipe_table import RESULTS, AtLeastOne, ParallelTable
+from ppoctl.core.batch.scores import Scorer
+from ppoctl.core.recipe_table import RESULTS, AtLeastOne, ParallelTable
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
 
 USUAL_TOKENS = 4096

@@ -16,8 +16,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import ClassVar
 
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import NonFiniteError, RewardError
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import NonFiniteError, RewardError
 from ppoctl.rewards.function import ScorerSpec, is_trainable
 from ppoctl.rewards.scorer_output import Dropped
 from ppoctl.rewards.scorer_process import ScorerProcess

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 
-from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
-from ppoctl.errors import NonFiniteError, RewardError, ServiceLostError
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.batch.scores import Finish, Score, Scorer, ScoreRequest
+from ppoctl.core.errors import NonFiniteError, RewardError, ServiceLostError
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.rows import ADD_TRUTH

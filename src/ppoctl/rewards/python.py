@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ppoctl.batch.scores import Scorer
-from ppoctl.errors import RewardError
-from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne
+from ppoctl.core.batch.scores import Scorer
+from ppoctl.core.errors import RewardError
+from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne
+from ppoctl.core.user_functions import FUNCTION_PATTERN, file_of, require_function
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import ProcessScorer, RewardModels, no_models
-from ppoctl.user_functions import FUNCTION_PATTERN, file_of, require_function
 
 
 class PythonScorer(ProcessScorer):

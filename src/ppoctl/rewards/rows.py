@@ -4,8 +4,8 @@ ground truth that this scorer reads to its end."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ppoctl.batch.prompts import Json
-from ppoctl.errors import RewardError
+from ppoctl.core.batch.prompts import Json
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards.table import ScorerTable
 
 _SHOWN_ROWS = 5

@@ -15,7 +15,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScoringFunction
 from ppoctl.rewards.message_loop import Handler, describe, entry_of, on_one_line, serve
 

@@ -6,7 +6,7 @@ import select
 from contextlib import suppress
 from threading import Lock
 
-from ppoctl import units
+from ppoctl.core import units
 
 KEPT_BYTES = 1 << 16
 """Maximum number of bytes per call that are copied."""

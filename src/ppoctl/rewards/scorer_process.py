@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RewardError
+from ppoctl.core.batch.scores import Score, ScoreRequest
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped
 from ppoctl.rewards.user_process import NoReplyError, UserProcess

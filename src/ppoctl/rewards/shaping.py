@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.recipe_table import RESULTS, Array, AtLeastOne, Fraction, NotNegative, Positive, Table
+from ppoctl.core.recipe_table import RESULTS, Array, AtLeastOne, Fraction, NotNegative, Positive, Table
 
 
 class RewardScale(Table):

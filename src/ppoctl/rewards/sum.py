@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field
 
-from ppoctl.batch.scores import Score, Scorer, ScoreRequest
-from ppoctl.recipe_table import RESULTS
+from ppoctl.core.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.combined_scores import Scores, close_all, combined, flush_all_scorers
 from ppoctl.rewards.kinds import PARTS
 from ppoctl.rewards.model import ModelScorer

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ppoctl.batch.prompts import Json
-from ppoctl.batch.scores import RewardModel, Scorer
-from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Fraction, Positive, Table
+from ppoctl.core.batch.prompts import Json
+from ppoctl.core.batch.scores import RewardModel, Scorer
+from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, Fraction, Positive, Table
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.shaping import RewardShaping
 

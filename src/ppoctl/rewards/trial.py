@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
-from ppoctl.errors import RewardError
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.batch.scores import Finish, Score, Scorer, ScoreRequest
+from ppoctl.core.errors import RewardError
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.environment import EnvironmentScorer
 from ppoctl.rewards.probe import Encode, probed_rows, result_of

@@ -10,9 +10,9 @@ from functools import partial
 from numbers import Real
 from typing import Any, NoReturn
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.user_functions import described, imported, require_accepts
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue
-from ppoctl.user_functions import described, imported, require_accepts
 
 _LIMIT_FRAC = 0.95
 """Fraction of the deadline after which an `async` call is cancelled, so that the other scores of the batch still

@@ -20,8 +20,8 @@ from threading import Lock
 from typing import Any, ClassVar, Literal
 
 import ppoctl
-from ppoctl import units
-from ppoctl.errors import PpoctlError
+from ppoctl.core import units
+from ppoctl.core.errors import PpoctlError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped, Output
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed_json import intact_lines, repair_hint
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.core.batch.sealed_json import intact_lines, repair_hint
+from ppoctl.core.errors import CorruptArtifactError
 from ppoctl.store.disk import storage_error
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppoctl.batch.digest import FileDigest, flush, flushed_digest
-from ppoctl.errors import StorageError, quoted
+from ppoctl.core.batch.digest import FileDigest, flush, flushed_digest
+from ppoctl.core.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
 from ppoctl.store.manifest import Manifest

@@ -25,8 +25,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.batch.digest import flush
-from ppoctl.errors import StorageError, SupersededError, quoted
+from ppoctl.core.batch.digest import flush
+from ppoctl.core.errors import StorageError, SupersededError, quoted
 from ppoctl.store.disk import storage_error
 from ppoctl.store.run_paths import RunPaths
 

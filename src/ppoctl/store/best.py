@@ -6,13 +6,13 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.core.errors import CorruptArtifactError
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 
 if TYPE_CHECKING:
-    from ppoctl.batch.records import State
+    from ppoctl.core.batch.records import State
 
 
 @dataclass(frozen=True)

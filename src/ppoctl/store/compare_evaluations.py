@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist, fmean, stdev
 
-from ppoctl.errors import RecipeError
+from ppoctl.core.errors import RecipeError
 from ppoctl.store.eval_samples import SampleDict
 
 _FLIPS = 10_000

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed_json import repair_hint, sealed_line
-from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
+from ppoctl.core.batch.sealed_json import repair_hint, sealed_line
+from ppoctl.core.errors import CorruptArtifactError, RecipeError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import intact
 from ppoctl.store.attempt import Attempt, claim

@@ -6,9 +6,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from ppoctl.errors import StorageError, quoted
+from ppoctl.core.errors import StorageError, quoted
+from ppoctl.core.units import size
 from ppoctl.store.run_paths import FORMAT
-from ppoctl.units import size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = "the file system is read-only"

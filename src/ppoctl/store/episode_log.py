@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.batch.sealed_json import sealed_line
-from ppoctl.ports import EpisodeEntry, SampleSetKey
+from ppoctl.core.batch.sealed_json import sealed_line
+from ppoctl.core.ports import EpisodeEntry, SampleSetKey
 from ppoctl.store.append import intact, opened
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.run_paths import RunPaths

@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
+from ppoctl.core.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.outline import EVAL
 from ppoctl.store.output_file import write_output

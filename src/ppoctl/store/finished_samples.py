@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from ppoctl.batch import codec
-from ppoctl.ports import Sample, SampleSetKey
+from ppoctl.core.batch import codec
+from ppoctl.core.ports import Sample, SampleSetKey
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.run_paths import RunPaths
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.core.errors import RecipeError, StorageError, quoted
 from ppoctl.store.disk import existing
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ppoctl.batch.sealed_json import seal, unseal
-from ppoctl.errors import CorruptArtifactError, quoted
+from ppoctl.core.batch.sealed_json import seal, unseal
+from ppoctl.core.errors import CorruptArtifactError, quoted
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.disk import storage_error
 from ppoctl.store.run_paths import RunPaths

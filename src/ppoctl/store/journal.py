@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed_json import is_as_sealed, sealed_line, unseal, whole_lines
+from ppoctl.core.batch.sealed_json import is_as_sealed, sealed_line, unseal, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.manifest import Manifest

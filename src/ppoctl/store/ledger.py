@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
-from ppoctl.batch.sealed_json import sealed_line, whole_lines
+from ppoctl.core.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
+from ppoctl.core.batch.sealed_json import sealed_line, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 
 if TYPE_CHECKING:
-    from ppoctl.batch.records import Rewards, Rollouts
+    from ppoctl.core.batch.records import Rewards, Rollouts
 
 
 class Ledger:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from ppoctl.errors import RunAliveError, quoted
+from ppoctl.core.errors import RunAliveError, quoted
 from ppoctl.store.append import intact
 from ppoctl.store.run_paths import RunPaths
 

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppoctl.batch.digest import FileDigest, file_digest
-from ppoctl.batch.sealed_json import ChecksumMismatchError, repair_hint, seal, unseal
-from ppoctl.errors import CorruptArtifactError, quoted
+from ppoctl.core.batch.digest import FileDigest, file_digest
+from ppoctl.core.batch.sealed_json import ChecksumMismatchError, repair_hint, seal, unseal
+from ppoctl.core.errors import CorruptArtifactError, quoted
 from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.run_paths import FORMAT, MANIFEST
 
 if TYPE_CHECKING:
-    from ppoctl.batch.records import State
+    from ppoctl.core.batch.records import State
 
 DIGEST_THREADS = 8
 """Number of files that are read in parallel."""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ppoctl.errors import StorageError, quoted
+from ppoctl.core.errors import StorageError, quoted
 
 
 def write_output(path: Path, data: bytes) -> None:

@@ -7,10 +7,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.batch import record_header
-from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.fields import FIELDS
-from ppoctl.errors import StorageError, quoted
+from ppoctl.core.batch import record_header
+from ppoctl.core.batch.digest import FileDigest
+from ppoctl.core.batch.fields import FIELDS
+from ppoctl.core.errors import StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import RECORD, RunPaths

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from ppoctl.batch.sealed_json import unseal
-from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
+from ppoctl.core.batch.sealed_json import unseal
+from ppoctl.core.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.journal import JournalLine, read_lines

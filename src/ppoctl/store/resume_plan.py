@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.batch.record_header import record_metadata
-from ppoctl.batch.sealed_json import repair_hint
-from ppoctl.errors import CorruptArtifactError, StorageError, quoted
+from ppoctl.core.batch.record_header import record_metadata
+from ppoctl.core.batch.sealed_json import repair_hint
+from ppoctl.core.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import REPAIRED
 from ppoctl.store.ledger import end_of_blocks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.core.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.outline import Outlines

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.core.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.outline import Outline, OutlineEntry
 from ppoctl.store.run_paths import RunPaths, folders

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed_json import seal
-from ppoctl.errors import RunExistsError, quoted
+from ppoctl.core.batch.sealed_json import seal
+from ppoctl.core.errors import RunExistsError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
 from ppoctl.store.recorded_run import RecordedRun

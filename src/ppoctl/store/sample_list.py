@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from statistics import fmean
 from typing import Literal
 
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core.errors import RecipeError, quoted
 from ppoctl.store import samples
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.samples import SampleRow, StepRecords

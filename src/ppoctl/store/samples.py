@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.batch.episodes import EndReason
-from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
-from ppoctl.errors import RecipeError, quoted
+from ppoctl.core.batch.episodes import EndReason
+from ppoctl.core.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
+from ppoctl.core.errors import RecipeError, quoted
+from ppoctl.core.units import counted
 from ppoctl.store import record_file
 from ppoctl.store.outline import EVAL
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.sample_join import REWARD, JoinedRecords, StepJoin
-from ppoctl.units import counted
 
 ADVANTAGES = "advantages"
 """Stage after which all columns of a list of samples are known."""

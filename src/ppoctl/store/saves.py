@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ppoctl.activity import ACTIVITIES
-from ppoctl.ports import Gate, Saving, Trainer
+from ppoctl.core.activity import ACTIVITIES
+from ppoctl.core.ports import Gate, Saving, Trainer
 from ppoctl.store.artifact import Draft
 from ppoctl.store.manifest import Manifest
 

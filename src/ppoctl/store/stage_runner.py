@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ppoctl.batch import records
-from ppoctl.batch.records import Record
-from ppoctl.clock import WORK
-from ppoctl.errors import StorageError, quoted
-from ppoctl.ports import Gate
+from ppoctl.core.batch import records
+from ppoctl.core.batch.records import Record
+from ppoctl.core.clock import WORK
+from ppoctl.core.errors import StorageError, quoted
+from ppoctl.core.ports import Gate
 from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt

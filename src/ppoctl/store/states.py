@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ppoctl.activity import preparing
-from ppoctl.batch.records import Carry, State, Update
-from ppoctl.errors import CorruptArtifactError, StorageError, quoted
-from ppoctl.ports import Actor, Critic, Trainer
+from ppoctl.core.activity import preparing
+from ppoctl.core.batch.records import Carry, State, Update
+from ppoctl.core.errors import CorruptArtifactError, StorageError, quoted
+from ppoctl.core.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import Draft

@@ -6,7 +6,7 @@ Imports no torch.
 import time
 from typing import Literal, get_args
 
-from ppoctl.batch.sealed_json import seal, unseal
+from ppoctl.core.batch.sealed_json import seal, unseal
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.run_paths import RunPaths
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from leftover import all_gone
+from ppoctl.core.errors import ProcessLostError
 from ppoctl.engines.child.process import ChildFactory, ChildProcess, prestarted, taken
-from ppoctl.errors import ProcessLostError
 
 HERE = str(Path(__file__).parent)
 COUNTER = ChildFactory("child_target:Counter", (40,), 3)

@@ -14,7 +14,7 @@ from layout_lab import Model, Steps, settings_of, started, steps_of
 from rank_pool import RankPool
 
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.model.trainable import Trainable
+from ppoctl.models.trainable import Trainable
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,8 +8,8 @@ from layout_lab import LAYOUTS, SHARDED
 from lora_lab import ATTENTION, LATENT, adapted
 
 from covering import covering
-from ppoctl.model.trainable import Trainable
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.trainable import Trainable
 
 DENSE, EXPERTS, LATENTS = "qwen2-deep", "qwen3-moe", "deepseek-v3-low-rank"
 FAMILY = ("TP2", "TP2 sequence", "PP2", "TP2 PP2", "CP2 TP2")

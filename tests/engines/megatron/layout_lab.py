@@ -16,14 +16,14 @@ from megatron.core.dist_checkpointing.mapping import apply_factories, is_main_re
 from rank_pool import RankPool
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.stages.objective import Terms
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import checkpoint
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.stages.objective import Terms
 
 SHARDED = " sharded"
 LAYOUTS = {

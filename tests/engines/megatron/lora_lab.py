@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.convert.adapters import adapters
-from ppoctl.convert.tensors import Placement
-from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.algorithms.role_table import BySequences
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
-from ppoctl.model.lora import Lora
-from ppoctl.model.trainable import Trainable
+from ppoctl.models.convert.adapters import adapters
+from ppoctl.models.convert.tensors import Placement
+from ppoctl.models.convert.torch_dist import TorchDist
+from ppoctl.models.lora import Lora
+from ppoctl.models.trainable import Trainable
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -32,19 +32,19 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.batch.sequences import Sequences
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.stages.actor_update import Surrogate
+from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
-from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.stages.actor_update import Surrogate
-from ppoctl.stages.objective import LossInputs, Term, Terms
-from ppoctl.weights.bucket import tensors_of
+from ppoctl.engines.weights.bucket import tensors_of
 from tolerance import Level
 
 VOCABULARY = 101

@@ -15,15 +15,15 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
+from ppoctl.core.ports import Minibatch, OutputRequest, TokenOutputs, Totals
 from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.adapters import Adapters
 from ppoctl.engines.megatron.host_optimizer import HostAdamW
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.ports import Minibatch, OutputRequest, TokenOutputs, Totals
-from ppoctl.stages.objective import LossInputs, Term, Terms
-from ppoctl.weights.sending import SenderRanks
+from ppoctl.engines.weights.sending import SenderRanks
 
 
 def storages(tensors: Sequence[Tensor]) -> dict[int, int]:

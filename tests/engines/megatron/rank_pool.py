@@ -22,16 +22,16 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from receivers import Awaited
 from torch import Tensor
 
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.weights.bucket import tensors_of
-from ppoctl.weights.loopback import environment
-from ppoctl.weights.sending import RankSource
+from ppoctl.engines.weights.bucket import tensors_of
+from ppoctl.engines.weights.loopback import environment
+from ppoctl.engines.weights.sending import RankSource
 
 TIMEOUT_S = 120.0
 BUCKET_BYTES = 20_000

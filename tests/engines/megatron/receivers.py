@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.convert.checksum import LoadedWeight, checksum_of
-from ppoctl.errors import ProcessLostError
-from ppoctl.weights.bucket import Bucket, NamedTensors
-from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.receiving import ReceivingEngine
+from ppoctl.core.errors import ProcessLostError
+from ppoctl.engines.weights.bucket import Bucket, NamedTensors
+from ppoctl.engines.weights.canary import CanaryScores
+from ppoctl.engines.weights.receiving import ReceivingEngine
+from ppoctl.models.convert.checksum import LoadedWeight, checksum_of
 
 TIMEOUT_S = 120.0
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup
 
-from ppoctl.batch.grid import pack
+from ppoctl.core.batch.grid import pack
 from ppoctl.engines.megatron.attention import sees
 from ppoctl.engines.megatron.context_parallel import Piece, gathered_rows, pieces_of, places_of
 from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input

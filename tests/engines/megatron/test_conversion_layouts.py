@@ -6,7 +6,7 @@ import pytest
 import torch
 from layout_lab import objective_of, parallel_of, settings, started, weights_of
 
-from ppoctl.runs.conversion.convert_ckpt import ConvertRequest, convert
+from ppoctl.run.conversion.convert_ckpt import ConvertRequest, convert
 
 DENSE = ("alone", "TP2 sequence", "PP2 uneven", "PP2 interleaved", "TP2 PP2")
 MIXED = ("EP2", "TP2 EP2", "TP2, experts split", "PP2 EP2")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.process_group import ensure_process_group
-from ppoctl.recipe_table import ParallelTable
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="inert with CUDA")
 

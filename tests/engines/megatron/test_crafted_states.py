@@ -15,9 +15,9 @@ from layout_lab import settings
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
+from ppoctl.core.errors import StorageError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.errors import StorageError
-from ppoctl.recipe_table import ParallelTable
 
 WEIGHT = "decoder.final_layernorm.weight"
 CHUNKS = "__0_0.distcp"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ppoctl.errors import EnvironmentProblemError, RecipeError
-from ppoctl.model.cost import token_cost
-from ppoctl.model.rope import Rope, YarnScaling
-from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.ports import OptimizerStep
+from ppoctl.core.errors import EnvironmentProblemError, RecipeError
+from ppoctl.core.ports import OptimizerStep
+from ppoctl.models.cost import token_cost
+from ppoctl.models.rope import Rope, YarnScaling
+from ppoctl.models.shape import ExpertShape, LatentShape, SigmoidRouting
+from ppoctl.models.shape_reader import read_shape
 from tolerance import EXACT
 
 BIAS = "e_score_correction_bias"

@@ -14,9 +14,9 @@ from export_lab import check_export, vllm_settings
 from safetensors.torch import load_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import Engine, GenerationRequest
-from ppoctl.errors import RecipeError
-from ppoctl.ports import SamplingParams
 
 KINDS = {
     # The channel sizes of DeepSeek-V3 and Moonlight.

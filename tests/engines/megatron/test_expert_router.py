@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
-from ppoctl.model.shape import SigmoidRouting
+from ppoctl.models.shape import SigmoidRouting
 from tolerance import EXACT, FLOAT32
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.batch.grid import pack
-from ppoctl.batch.sequences import Sequences
+from ppoctl.core.batch.grid import pack
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.filters import thresholds
 from ppoctl.engines.megatron.logprobs import (
@@ -19,7 +20,6 @@ from ppoctl.engines.megatron.logprobs import (
     token_logprobs,
 )
 from ppoctl.engines.megatron.packed_input import ReadSettings, packed_input
-from ppoctl.ports import OutputRequest
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
 FILTERS = {

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from test_value_head import joint_objective
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.algorithms.stages.objective import Terms
+from ppoctl.core.ports import Minibatch, OutputRequest
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
-from ppoctl.model.head import SharedValueHead
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import Minibatch, OutputRequest
-from ppoctl.stages.objective import Terms
+from ppoctl.models.head import SharedValueHead
+from ppoctl.models.trainable import Trainable
 from tolerance import BFLOAT16, EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines

@@ -11,15 +11,15 @@ import torch
 from layout_lab import CHANGE_GAP, STEP, policy_objective, resumes_under_layout, settings_of, started
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.convert.frozen_base import read_frozen_base
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.errors import StorageError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.optimizer import gradient_buffers, held_tensors
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.errors import StorageError
-from ppoctl.model.trainable import Trainable
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.convert.frozen_base import read_frozen_base
+from ppoctl.models.trainable import Trainable
 
 TOP = Trainable(top_layers=1)
 

@@ -10,9 +10,9 @@ from layout_lab import GRADIENT_GAP, LAYOUTS, STEP, actor_of, gap, settings, sta
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import OutputRequest
-from ppoctl.stages.objective import LossInputs, Term, Terms
 
 pytestmark = pytest.mark.engines
 

@@ -16,18 +16,18 @@ from layout_lab import GRADIENT_GAP, gap, settings
 from rank_pool import RankPool
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.batch.records import Carry, Logprobs, Rewards, Rollouts, State
+from ppoctl.algorithms.estimators.grpo import GrpoAdvantages
+from ppoctl.algorithms.formulas.aggregation import TokenMean
+from ppoctl.algorithms.formulas.learning_rate import LearningRate
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.algorithms.stages.actor_update import ActorUpdateStage
+from ppoctl.algorithms.stages.advantages import AdvantagesStage
+from ppoctl.algorithms.stages.updates import MinibatchPlan, OptimizerSchedule
+from ppoctl.core.batch.records import Carry, Logprobs, Rewards, Rollouts, State
+from ppoctl.core.ports import OutputRequest
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.estimators.grpo import GrpoAdvantages
-from ppoctl.ports import OutputRequest
-from ppoctl.ppo.aggregation import TokenMean
-from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.stages.actor_update import ActorUpdateStage
-from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from stages import stub_models
 from tolerance import EXACT, FLOAT32
 

@@ -11,13 +11,13 @@ from rank_pool import RankPool
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ppoctl.core.errors import OutOfMemoryError
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.offload import HostOffload, side_by_side
 from ppoctl.engines.megatron.pinned_memory import PinnedMemory, PinnedStaging
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
-from ppoctl.errors import OutOfMemoryError
-from ppoctl.ports import OutputRequest
 from tolerance import EXACT
 
 LAYOUTS = ("alone", "DP2 sharded", "TP2 PP2 interleaved")

@@ -14,15 +14,15 @@ from rank_pool import RankPool
 from test_host_memory import Cudart, device_bytes
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.batch.digest import file_digest
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.batch.digest import file_digest
+from ppoctl.core.errors import NonFiniteError, OutOfMemoryError
+from ppoctl.core.ports import OptimizerStep
 from ppoctl.engines.megatron.host_optimizer import PIECE, HostAdamW
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
-from ppoctl.errors import NonFiniteError, OutOfMemoryError
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import OptimizerStep
+from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32
 
 CPU = torch.device("cpu")

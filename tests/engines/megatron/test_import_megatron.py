@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.megatron.import_megatron import import_megatron
-from ppoctl.errors import EnvironmentProblemError
 
 LOOK = """
 import ppoctl.engines.megatron

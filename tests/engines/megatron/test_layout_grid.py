@@ -53,14 +53,14 @@ from rank_pool import RankPool
 from torch import Tensor
 
 from covering import pairs_of
-from ppoctl.convert.frozen_base import read_frozen_base
-from ppoctl.convert.tensors import weight_names
-from ppoctl.convert.torch_dist import read_metadata
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import OutputRequest
+from ppoctl.models.convert.frozen_base import read_frozen_base
+from ppoctl.models.convert.tensors import weight_names
+from ppoctl.models.convert.torch_dist import read_metadata
+from ppoctl.models.trainable import Trainable
 from ppoctl.recipe.schema import Recipe
 from tolerance import EXACT
 

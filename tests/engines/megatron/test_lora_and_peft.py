@@ -15,11 +15,11 @@ from lora_lab import ATTENTION, LATENT, adapted, parameters_of, peft_model, set_
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from ppoctl.algorithms.stages.objective import Terms
+from ppoctl.core.ports import OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.weights import parts_of
-from ppoctl.model.lora import Lora
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import OutputRequest, TokenOutputs
-from ppoctl.stages.objective import Terms
+from ppoctl.models.lora import Lora
+from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines

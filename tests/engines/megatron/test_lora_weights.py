@@ -13,11 +13,11 @@ from layout_lab import STEP, settings_of, weights_of
 from layout_lab import started as started_under
 from lora_lab import ALL, ATTENTION, LATENT, adapted, started, started_actor
 
-from ppoctl.convert.adapters import adapters, merged
-from ppoctl.convert.frozen_base import read_frozen_base
-from ppoctl.convert.torch_dist import read_metadata
-from ppoctl.errors import StorageError
-from ppoctl.model.trainable import Trainable
+from ppoctl.core.errors import StorageError
+from ppoctl.models.convert.adapters import adapters, merged
+from ppoctl.models.convert.frozen_base import read_frozen_base
+from ppoctl.models.convert.torch_dist import read_metadata
+from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines

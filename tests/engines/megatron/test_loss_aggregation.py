@@ -9,15 +9,15 @@ import pytest
 import torch
 from layout_lab import GRADIENT_GAP, STEP, gap, set_microbatches, settings_of, started, started_actor
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.ports import Minibatch, OutputRequest
-from ppoctl.ppo.aggregation import AggregationKind, aggregation
-from ppoctl.ppo.policy_loss import Cispo, Gspo, Reinforce
-from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
-from ppoctl.stages.logprobs import KlPenalty
-from ppoctl.stages.objective import Term, Terms
-from ppoctl.stages.python_loss import PythonLoss
-from ppoctl.user_functions import TrainingFunction, digest_of
+from ppoctl.algorithms.formulas.aggregation import AggregationKind, aggregation
+from ppoctl.algorithms.formulas.policy_loss import Cispo, Gspo, Reinforce
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
+from ppoctl.algorithms.stages.logprobs import KlPenalty
+from ppoctl.algorithms.stages.objective import Term, Terms
+from ppoctl.algorithms.stages.python_loss import PythonLoss
+from ppoctl.core.ports import Minibatch, OutputRequest
+from ppoctl.core.user_functions import TrainingFunction, digest_of
 
 KIND, LAYOUTS = "qwen2-deep", ("alone", "DP2", "TP2", "CP2")
 ROWS = torch.tensor([3, 0, 4, 1])

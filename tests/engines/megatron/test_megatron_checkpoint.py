@@ -14,11 +14,11 @@ import torch
 from layout_lab import settings
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from ppoctl.batch.digest import file_digest
+from ppoctl.core.batch.digest import file_digest
+from ppoctl.core.errors import StorageError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import checkpoint
 from ppoctl.engines.megatron.trainer import LOOK_EVERY_S
-from ppoctl.errors import StorageError
-from ppoctl.recipe_table import ParallelTable
 from tolerance import EXACT
 
 READ = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]

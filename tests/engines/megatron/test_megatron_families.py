@@ -7,14 +7,14 @@ import megatron_lab as lab
 import pytest
 import torch
 
+from ppoctl.core.errors import EnvironmentProblemError, RecipeError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.config import transformer_config
-from ppoctl.errors import EnvironmentProblemError, RecipeError
-from ppoctl.model.families import FAMILIES
-from ppoctl.model.folder import model_folder
-from ppoctl.model.rope import Llama3Scaling, Rope
-from ppoctl.model.shape import ExpertShape
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.families import FAMILIES
+from ppoctl.models.folder import model_folder
+from ppoctl.models.rope import Llama3Scaling, Rope
+from ppoctl.models.shape import ExpertShape
+from ppoctl.models.shape_reader import read_shape
 
 PUBLISHED = Path(__file__).parents[3] / "recipes/models"
 LLAMA3 = Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))

@@ -19,14 +19,14 @@ from layout_lab import (
     weights_of,
 )
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.batch.digest import file_digest
-from ppoctl.convert.tensors import weight_names
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.batch.digest import file_digest
+from ppoctl.core.errors import NonFiniteError, StorageError
+from ppoctl.core.ports import OutputRequest
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.errors import NonFiniteError, StorageError
-from ppoctl.ports import OutputRequest
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.convert.tensors import weight_names
 
 DENSE = "qwen2-deep"
 ONE_BY_ONE = BySequences(microbatch_seqs=1, logits_chunk_tokens=5)

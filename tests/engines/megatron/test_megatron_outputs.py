@@ -18,10 +18,10 @@ from layout_lab import set_microbatches
 from megatron.core.transformer.transformer_config import TransformerConfig
 from safetensors.torch import load_file, save_file
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import OutputRequest
 from tolerance import EXACT, FLOAT32
 
 

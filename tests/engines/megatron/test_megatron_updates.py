@@ -12,11 +12,11 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
-from ppoctl.ports import OptimizerStep, OutputRequest
-from ppoctl.ppo.aggregation import SequenceMean
-from ppoctl.stages.objective import LossInputs, Term, Terms
+from ppoctl.algorithms.formulas.aggregation import SequenceMean
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
+from ppoctl.core.errors import NonFiniteError, OutOfMemoryError, RecipeError
+from ppoctl.core.ports import OptimizerStep, OutputRequest
 from tolerance import EXACT, FLOAT32
 
 CUTS = [

@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.batch.records import State
-from ppoctl.convert.transformer_engine import transformer_engine_name
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.weights.bucket import tensors_of
-from ppoctl.weights.sending import PARTS
+from ppoctl.engines.weights.bucket import tensors_of
+from ppoctl.engines.weights.sending import PARTS
+from ppoctl.models.convert.transformer_engine import transformer_engine_name
 from tolerance import EXACT, FLOAT32
 
 STATE = State(role="actor", step=0, updates=0, lineage="0" * 64)

@@ -12,21 +12,21 @@ import torch
 from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ppoctl.algorithm.optimizer_table import OptimizerPlace
-from ppoctl.algorithm.role_table import ByTokens, Recompute
-from ppoctl.algorithm.roles import head_of
+from ppoctl.algorithms.optimizer_table import OptimizerPlace
+from ppoctl.algorithms.role_table import ByTokens, Recompute
+from ppoctl.algorithms.roles import head_of
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import host_optimizer, logprobs
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.model.head import SharedValueHead
-from ppoctl.model.lora import Lora
-from ppoctl.model.model import Model
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import EVERYTHING, Trainable
+from ppoctl.models.head import SharedValueHead
+from ppoctl.models.lora import Lora
+from ppoctl.models.model import Model
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import EVERYTHING, Trainable
 from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
-from ppoctl.recipe_table import ParallelTable
 
 WITHIN = 0.1
 KEPT_WITHIN = 0.05

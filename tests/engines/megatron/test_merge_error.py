@@ -13,9 +13,9 @@ from lora_lab import ALL, LATENT, adapted
 from safetensors.torch import load_file
 
 import tolerance
-from ppoctl.convert.adapters import adapters
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import merge_error
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.convert.adapters import adapters
 
 pytestmark = pytest.mark.engines
 

@@ -4,12 +4,12 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.batch.grid import input_lengths
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.core.batch.grid import input_lengths
+from ppoctl.core.ports import TokenOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows, merge
 from ppoctl.engines.megatron.packed_input import ReadSettings
-from ppoctl.model.cost import TokenCost
-from ppoctl.ports import TokenOutputs
+from ppoctl.models.cost import TokenCost
 
 ROWS = torch.tensor([4, 0, 3, 1, 2])
 COST = TokenCost(1.0, 0.0)

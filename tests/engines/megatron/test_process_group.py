@@ -9,13 +9,13 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import random
 
-from ppoctl.algorithm.role_table import BySequences
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, ensure_process_group, join
 from ppoctl.engines.megatron.ranks import OpenRank
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe_table import ParallelTable
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fakes.components import fake_recipe
-from ppoctl.algorithm.role_table import BySequences, Recompute
+from ppoctl.algorithms.role_table import BySequences, Recompute
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
-from ppoctl.model.cost import token_cost
-from ppoctl.ports import OutputRequest
+from ppoctl.models.cost import token_cost
 
 TOKENS = 38
 """Input tokens of all rows of the rollouts: 6 + 11 + 2 + 10 + 9."""

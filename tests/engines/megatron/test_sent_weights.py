@@ -17,20 +17,20 @@ from receivers import Defect, ReceiverHost, dies, first_done, flips_a_bit
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ppoctl.batch.records import State
-from ppoctl.convert.tensors import weight_names
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import ProcessLostError, WeightSyncError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.errors import ProcessLostError, WeightSyncError
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import SamplingParams
-from ppoctl.weights import broadcast
-from ppoctl.weights.broadcast_groups import BroadcastWay
-from ppoctl.weights.canary import Canary
-from ppoctl.weights.sending import PARTS, SenderRanks
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.engines.weights import broadcast
+from ppoctl.engines.weights.broadcast_groups import BroadcastWay
+from ppoctl.engines.weights.canary import Canary
+from ppoctl.engines.weights.sending import PARTS, SenderRanks
+from ppoctl.engines.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.models.convert.tensors import weight_names
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import Trainable
 
 STATE = State("actor", 1, 1, "lineage")
 NAMES = ("TP2 sequence", "PP2", "TP2 PP2", "EP2", "DP2")
@@ -230,7 +230,7 @@ def test_repeatedly_dying_engines_end_the_run(pool, model, engines, monkeypatch)
 
 def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
     """Plant a defect: this rank dies when this many buckets have been gathered."""
-    from ppoctl.weights import sending as module
+    from ppoctl.engines.weights import sending as module
 
     cut, count = module.in_buckets, iter(range(1000))
 

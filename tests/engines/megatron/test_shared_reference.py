@@ -15,13 +15,13 @@ from layout_lab import STEP, settings_of, started_actor
 from rank_pool import RankPool
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ppoctl.algorithm.role_table import BySequences
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import OutputRequest
+from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
-from ppoctl.ports import OutputRequest
 from tolerance import BFLOAT16, FLOAT32
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57

@@ -17,20 +17,20 @@ from layout_lab import LAYOUTS, MOMENT, actor_of, gap, settings, settings_of, st
 from lora_lab import saved
 from torch import Tensor
 
-from ppoctl.convert.fused_views import part_of
-from ppoctl.convert.hugging_face import Spec
-from ppoctl.convert.parameters import MegatronWeights, Parameter, assembled, parameters
-from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.algorithms.stages.critic_update import ClippedErrors
+from ppoctl.algorithms.stages.objective import Term, Terms
+from ppoctl.core.errors import StorageError
+from ppoctl.core.ports import Minibatch, OutputRequest, TokenOutputs
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.errors import StorageError
-from ppoctl.model.head import SharedValueHead
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import Minibatch, OutputRequest, TokenOutputs
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.stages.critic_update import ClippedErrors
-from ppoctl.stages.objective import Term, Terms
+from ppoctl.models.convert.fused_views import part_of
+from ppoctl.models.convert.hugging_face import Spec
+from ppoctl.models.convert.parameters import MegatronWeights, Parameter, assembled, parameters
+from ppoctl.models.convert.torch_dist import TorchDist
+from ppoctl.models.head import SharedValueHead
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32
 
 pytestmark = pytest.mark.engines

@@ -11,8 +11,8 @@ from types import FrameType
 import pytest
 import ray
 
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.ray.cluster import _keeping_signal_handler, join
-from ppoctl.errors import EnvironmentProblemError
 
 
 def test_join_times_out_if_ray_does_not_answer() -> None:

@@ -7,17 +7,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ppoctl.batch.records import State
+from ppoctl.core.batch.records import State
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.loading.load import load
-from ppoctl.ports import SamplingParams
-from ppoctl.weights.canary import Canary
-from ppoctl.weights.sync import EngineSide, Sync
-from ppoctl.wire.processes import Placed, place
+from ppoctl.engines.weights.canary import Canary
+from ppoctl.engines.weights.sync import EngineSide, Sync
+from ppoctl.recipe.loading.load import load
+from ppoctl.run.wire.processes import Placed, place
 
 ROOT = Path(__file__).parents[3]
 CHANGES = [

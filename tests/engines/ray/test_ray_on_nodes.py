@@ -18,12 +18,12 @@ import psutil
 import pytest
 import ray
 
+from ppoctl.core.errors import EnvironmentProblemError, ProcessLostError
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.node import NodeOrder, lost_daemon
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.srun import JobNodes, NodeSteps
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 SRUN = r"""#!/bin/bash

@@ -24,18 +24,18 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
 from leftover import all_gone
-from ppoctl.activity import ACTIVITIES, track_items
-from ppoctl.batch.sequences import one_sequence
-from ppoctl.convert.checksum import TensorChecksum, checksum_of
+from ppoctl.core.activity import ACTIVITIES, track_items
+from ppoctl.core.batch.sequences import one_sequence
+from ppoctl.core.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import Deadline, GroupSettings, PendingCall, RayProcesses, first_done
-from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
+from ppoctl.engines.weights.bucket import Bucket, bucket_of, flatten
+from ppoctl.engines.weights.sharing import Shared, SharedBuffers
+from ppoctl.models.convert.checksum import TensorChecksum, checksum_of
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
-from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.sharing import Shared, SharedBuffers
 
 
 def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small methods

@@ -8,10 +8,10 @@ from typing import Any
 import psutil
 import pytest
 
+from ppoctl.core.errors import ProcessLostError
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
-from ppoctl.errors import ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.batch.records import State
-from ppoctl.convert.checksum import LoadedWeight, SentChecksums, checksum_of
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import PpoctlError, ProcessLostError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
-from ppoctl.errors import PpoctlError, ProcessLostError
-from ppoctl.ports import SamplingParams
-from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
-from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.device_sharing import DeviceSharing
-from ppoctl.weights.sending import NamedWeights, Part
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.engines.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
+from ppoctl.engines.weights.canary import Canary, CanaryScores
+from ppoctl.engines.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.sending import NamedWeights, Part
+from ppoctl.engines.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.models.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 
 CANARY = Canary.of("float32", max_model_len=64, tolerance=None)
 STATE = State("actor", 1, 1, "lineage")

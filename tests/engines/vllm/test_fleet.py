@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, fleet_of, generate_all, requests, run
 
-from ppoctl.batch.records import State
-from ppoctl.convert.checksum import SentChecksums
-from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
-from ppoctl.weights.bucket import Bucket, bucket_of
-from ppoctl.weights.device_sharing import DeviceSharing
-from ppoctl.weights.engine_calls import EngineHandle
-from ppoctl.weights.sending import NamedWeights, Part
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
+from ppoctl.engines.weights.bucket import Bucket, bucket_of
+from ppoctl.engines.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.engine_calls import EngineHandle
+from ppoctl.engines.weights.sending import NamedWeights, Part
+from ppoctl.models.convert.checksum import SentChecksums
 
 
 def test_requests_are_split_evenly_between_engines():

@@ -9,11 +9,11 @@ import torch
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, requests, run
 from torch import Tensor
 
-from ppoctl.batch.records import State
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
-from ppoctl.weights.bucket import Bucket
-from ppoctl.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.bucket import Bucket
+from ppoctl.engines.weights.device_sharing import DeviceSharing
 
 WAYS = pytest.mark.parametrize("in_place", [True, False], ids=["buckets", "export"])
 

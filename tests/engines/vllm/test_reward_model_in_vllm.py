@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from ppoctl.batch.scores import ScoreRequest
+from ppoctl.core.batch.scores import ScoreRequest
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.vllm.pooling import PoolingEngine, PoolingSettings
-from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.engines import place_roles
-from ppoctl.wire.reward_models import RewardModelsOf, settings_of
+from ppoctl.run.wire.engines import place_roles
+from ppoctl.run.wire.reward_models import RewardModelsOf, settings_of
 from rewards.asking import request
 from rewards.reward_models import reward_model
 from wiring.harness import with_keys

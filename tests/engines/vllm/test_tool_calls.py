@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from vllm_bench import Bench, prompts
 
-from ppoctl.batch.episodes import ToolCall
+from ppoctl.core.batch.episodes import ToolCall
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.tool_calls import MOST_CALLS, ParsedCalls, VllmToolCalls, parsed_calls
-from ppoctl.errors import RecipeError
-from ppoctl.ports import SamplingParams
 from ppoctl.recipe.call_format import CALL_TOKENS
 
 pytestmark = pytest.mark.engines

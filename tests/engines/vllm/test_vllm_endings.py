@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from vllm_bench import END, FOLDER_EOS, WINDOW, Bench, prompts
 
-from ppoctl.errors import DataError, RecipeError
-from ppoctl.ports import OutputRequest, SamplingParams
+from ppoctl.core.errors import DataError, RecipeError
+from ppoctl.core.ports import OutputRequest, SamplingParams
 
 pytestmark = pytest.mark.engines
 

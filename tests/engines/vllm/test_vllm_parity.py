@@ -3,7 +3,7 @@
 import pytest
 from vllm_bench import Bench, prompts
 
-from ppoctl.ports import OutputRequest, SamplingParams
+from ppoctl.core.ports import OutputRequest, SamplingParams
 
 pytestmark = pytest.mark.engines
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from vllm_bench import Bench, prompts, settings_for
 
+from ppoctl.core.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import _start_error, generation_error
 from ppoctl.engines.vllm.generator import VllmGenerator
-from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
-from ppoctl.ports import SamplingParams
-from ppoctl.weights.sync import EngineSide
+from ppoctl.engines.weights.sync import EngineSide
 from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from vllm_bench import Bench, prompts
 
+from ppoctl.core.errors import PpoctlError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, GenerationOutput
-from ppoctl.errors import PpoctlError
-from ppoctl.ports import SamplingParams
 from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines

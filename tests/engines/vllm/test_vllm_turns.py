@@ -9,12 +9,12 @@ import pytest
 from fleet_bench import PARAMS, STATE, CountingHost, bench_of
 from vllm_bench import END, WINDOW, Bench, prompts
 
-from ppoctl.batch.episodes import ToolCall
+from ppoctl.core.batch.episodes import ToolCall
+from ppoctl.core.errors import DataError
+from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.engines.vllm.engine import MOST_STEPS, GenerationOutput
 from ppoctl.engines.vllm.generator import VllmStream
 from ppoctl.engines.vllm.tool_calls import ParsedCalls, VllmToolCalls
-from ppoctl.errors import DataError
-from ppoctl.ports import Sample, SampleRequest, SamplingParams
 
 pytestmark = pytest.mark.engines
 

@@ -16,18 +16,18 @@ import pytest
 import torch
 from vllm_bench import WINDOW, Bench, prompts, settings_for
 
-from ppoctl.batch.records import State
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import WeightSyncError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm import weights as weights_module
 from ppoctl.engines.vllm.engine import Engine, GenerationOutput
 from ppoctl.engines.vllm.generator import VllmGenerator
-from ppoctl.errors import WeightSyncError
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import SamplingParams
-from ppoctl.weights.bucket import NamedTensors
-from ppoctl.weights.canary import Canary, CanaryScores
-from ppoctl.weights.engine_calls import call_engines
-from ppoctl.weights.sending import PARTS, NamedWeights
-from ppoctl.weights.sync import EngineSide
+from ppoctl.engines.weights.bucket import NamedTensors
+from ppoctl.engines.weights.canary import Canary, CanaryScores
+from ppoctl.engines.weights.engine_calls import call_engines
+from ppoctl.engines.weights.sending import PARTS, NamedWeights
+from ppoctl.engines.weights.sync import EngineSide
+from ppoctl.models.trainable import Trainable
 from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines

@@ -7,21 +7,21 @@ from typing import Any, Literal
 
 import torch
 
-from ppoctl.batch.records import State
-from ppoctl.convert.adapters import constant_names
-from ppoctl.convert.checksum import SentChecksums, checksum_of
+from ppoctl.algorithms.stages.generation import stream_samples
+from ppoctl.core.batch.records import State
+from ppoctl.core.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.model.model import Model
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable import Trainable
-from ppoctl.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
+from ppoctl.engines.weights.bucket import Bucket, bucket_of
+from ppoctl.engines.weights.sending import NamedWeights, Part
+from ppoctl.engines.weights.sync import EngineSide, TrainerSide
+from ppoctl.models.convert.adapters import constant_names
+from ppoctl.models.convert.checksum import SentChecksums, checksum_of
+from ppoctl.models.model import Model
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable import Trainable
 from ppoctl.recipe.schema import GeneratorTable
-from ppoctl.stages.generation import stream_samples
-from ppoctl.weights.bucket import Bucket, bucket_of
-from ppoctl.weights.sending import NamedWeights, Part
-from ppoctl.weights.sync import EngineSide, TrainerSide
 from vllm_in_process import Here, engines_are_guests
 from vllm_prepared_once import prepare_once
 

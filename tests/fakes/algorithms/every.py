@@ -9,7 +9,7 @@ from typing import Any
 from fakes import dynamic_sampling
 from fakes.algorithms import one_step_off, two_critics
 from fakes.components import FEW_ROWS, fake_recipe
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at
+from ppoctl.algorithms.choose import StepFunctionAt, step_function_at
 from ppoctl.recipe.schema import Recipe
 
 

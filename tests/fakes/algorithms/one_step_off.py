@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fakes.components import FEW_ROWS, fake_recipe
-from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import LOGPROBS
-from ppoctl.algorithm.generation import REWARD, ROLLOUT, RolloutSpec
-from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithm.updates import ACTOR_UPDATE
-from ppoctl.batch.records import Rollouts
+from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.forward import LOGPROBS
+from ppoctl.algorithms.generation import REWARD, ROLLOUT, RolloutSpec
+from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithms.updates import ACTOR_UPDATE
+from ppoctl.core.batch.records import Rollouts
 from ppoctl.recipe.schema import Recipe
 
 NEXT_ROLLOUT = RolloutSpec("next_rollout")

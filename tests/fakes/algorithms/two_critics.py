@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fakes.components import FEW_ROWS, fake_recipe
-from ppoctl.algorithm.advantages import ADVANTAGES
-from ppoctl.algorithm.forward import LOGPROBS, VALUES, ValuesSpec
-from ppoctl.algorithm.generation import REWARD, ROLLOUT
-from ppoctl.algorithm.role_table import TrainedTable
-from ppoctl.algorithm.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithm.updates import ACTOR_UPDATE, CRITIC_UPDATE, ValueUpdateSpec
+from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.forward import LOGPROBS, VALUES, ValuesSpec
+from ppoctl.algorithms.generation import REWARD, ROLLOUT
+from ppoctl.algorithms.role_table import TrainedTable
+from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
+from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE, ValueUpdateSpec
 from ppoctl.recipe.schema import Recipe
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import ppoctl
-from ppoctl.activity import preparing
-from ppoctl.errors import ProcessLostError
+from ppoctl.core.activity import preparing
+from ppoctl.core.errors import ProcessLostError
 
 START = 0
 """Number of the reply that reports whether the object was created."""

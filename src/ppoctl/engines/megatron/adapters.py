@@ -32,12 +32,12 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from ppoctl.batch.seeds import derive_seed
-from ppoctl.convert import adapters as placed
-from ppoctl.convert.tensor_mapping import FusedPart
-from ppoctl.convert.tensors import Placement
-from ppoctl.model.lora import A, B, adapted_parameter, is_adapter
-from ppoctl.model.shape import ModelShape
+from ppoctl.core.batch.seeds import derive_seed
+from ppoctl.models.convert import adapters as placed
+from ppoctl.models.convert.tensor_mapping import FusedPart
+from ppoctl.models.convert.tensors import Placement
+from ppoctl.models.lora import A, B, adapted_parameter, is_adapter
+from ppoctl.models.shape import ModelShape
 
 _QKV = (FusedPart.QUERY, FusedPart.KEY, FusedPart.VALUE)
 _MLP = (FusedPart.GATE, FusedPart.UP)

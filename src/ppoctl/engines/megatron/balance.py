@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ppoctl.model.cost import TokenCost
+from ppoctl.models.cost import TokenCost
 
 RankRows = list[tuple[float, int]]
 """(cost, row) pairs of one rank, in ascending order."""

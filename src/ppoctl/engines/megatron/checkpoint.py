@@ -26,18 +26,18 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ppoctl.batch.digest import FileDigest
-from ppoctl.convert.safe_pickle import why
-from ppoctl.convert.torch_dist import read_metadata
+from ppoctl.core.batch.digest import FileDigest
+from ppoctl.core.errors import StorageError, quoted
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts, restore_empty_fields, sharded_state
 from ppoctl.engines.megatron.pinned_memory import PinnedStaging
 from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
-from ppoctl.errors import StorageError, quoted
-from ppoctl.model.trainable import Trainable, trainable_from
+from ppoctl.models.convert.safe_pickle import why
+from ppoctl.models.convert.torch_dist import read_metadata
+from ppoctl.models.trainable import Trainable, trainable_from
 from ppoctl.recipe.parallel import what_differs
-from ppoctl.recipe_table import ParallelTable
 
 _ALWAYS_THERE = (*COMMON_FILES, ".metadata")
 _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError, UnpicklingError)

@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences
-from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.transformers_model import round_parameters
+from ppoctl.algorithms.role_table import BySequences
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.machine.device import this_device
+from ppoctl.core.ports import OutputRequest, TokenOutputs
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
 from ppoctl.engines.megatron.model import MODELS, ModelSettings, build_stages
@@ -16,13 +18,11 @@ from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.schedule import run_forward, share_of
 from ppoctl.engines.megatron.state_reader import load_torch_dist
-from ppoctl.machine.device import this_device
-from ppoctl.model.cost import token_cost
-from ppoctl.model.head import Head
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.ports import OutputRequest, TokenOutputs
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.convert.transformers_model import round_parameters
+from ppoctl.models.cost import token_cost
+from ppoctl.models.head import Head
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 
 _CHUNK_TOKENS = 256
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from ppoctl.algorithm.role_table import Recompute
-from ppoctl.errors import RecipeError
-from ppoctl.machine.device import on_gpu
-from ppoctl.model.shape import ExpertShape, ModelShape
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.algorithms.role_table import Recompute
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.shape import ExpertShape, ModelShape
 
 _ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ppoctl.machine.device import on_gpu
+from ppoctl.core.machine.device import on_gpu
 
 
 class _CpuInsteadOfCuda(TorchFunctionMode):

@@ -2,18 +2,18 @@
 
 import torch
 
-from ppoctl.algorithm.role_model import model_of, reward_models, trainable_of
-from ppoctl.algorithm.role_table import ByTokens
-from ppoctl.algorithm.roles import POLICY, REFERENCE
-from ppoctl.algorithm.sizes import reward_tokens
+from ppoctl.algorithms.role_model import model_of, reward_models, trainable_of
+from ppoctl.algorithms.role_table import ByTokens
+from ppoctl.algorithms.roles import POLICY, REFERENCE
+from ppoctl.algorithms.sizes import reward_tokens
+from ppoctl.core.key_path import KeyPath, dotted
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.key_path import KeyPath, dotted
-from ppoctl.model.folder import model_folder
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.model.trainable_tables import AdaptersTable
+from ppoctl.models.folder import model_folder
+from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.trainable_tables import AdaptersTable
 from ppoctl.recipe.parallel import layouts, saved_layout
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.ports import OutputRequest
+from ppoctl.core.ports import OutputRequest
 
 RankGroup = torch.distributed.ProcessGroup | None
 """The ranks that hold the other ids. None: this rank holds all ids."""

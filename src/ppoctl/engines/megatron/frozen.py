@@ -15,11 +15,11 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, checkpoint
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor
 
-from ppoctl.convert.adapters import trunk_layers
-from ppoctl.convert.checksum import TensorChecksum, checksum_of
-from ppoctl.convert.tensors import frozen_names
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.weights import names_in_whole_model, sent_parts
+from ppoctl.models.convert.adapters import trunk_layers
+from ppoctl.models.convert.checksum import TensorChecksum, checksum_of
+from ppoctl.models.convert.tensors import frozen_names
 
 
 def trained_names(stage: PackedModel) -> set[str]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from ppoctl.activity import track_items
+from ppoctl.core.activity import track_items
 from ppoctl.engines.megatron.offload import side_by_side
 from ppoctl.engines.megatron.pinned_memory import PinnedMemory, wait_for_submitted
 

@@ -4,8 +4,8 @@ packages."""
 import sys
 import warnings
 
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.machine.device import on_gpu
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.core.machine.device import on_gpu
 
 _REPLACING_PACKAGES = ("transformer_engine", "apex")
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from ppoctl.engines.megatron.adapters import Adaptable
 from ppoctl.engines.megatron.attention import apply_rope
 from ppoctl.engines.megatron.packed_input import PackedInput
-from ppoctl.model.shape import LatentShape
+from ppoctl.models.shape import LatentShape
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
 from ppoctl.engines.megatron.modules import ColumnLinear, NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
-from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
+from ppoctl.models.shape import ExpertShape, LatentShape, ModelShape
 
 
 def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
-from ppoctl.ports import OutputRequest
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 BAND_ELEMENTS = 2**22

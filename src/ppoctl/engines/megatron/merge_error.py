@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.convert.adapters import merged
 from ppoctl.engines.megatron.adapters import adapters_in
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.weights import sent_parts
+from ppoctl.models.convert.adapters import merged
 
 NUMBERS_AT_ONCE = 2**22
 """Largest number of elements whose float64 products are in memory at the same time."""

@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.algorithm.sizes import microbatch_limit
-from ppoctl.batch.grid import Packed, input_lengths, pack
-from ppoctl.batch.sequences import Sequences
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.sizes import microbatch_limit
+from ppoctl.core.batch.grid import Packed, input_lengths, pack
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.errors import RecipeError
+from ppoctl.core.ports import TokenOutputs, concatenate_outputs
 from ppoctl.engines.megatron.balance import balance, sequence_costs
 from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input
 from ppoctl.engines.megatron.packing import by_sequences, by_tokens
-from ppoctl.errors import RecipeError
-from ppoctl.model.cost import TokenCost
-from ppoctl.ports import TokenOutputs, concatenate_outputs
+from ppoctl.models.cost import TokenCost
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from ppoctl.algorithm.role_table import Recompute
-from ppoctl.convert.inv_freq import inv_freq
+from ppoctl.algorithms.role_table import Recompute
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.layer_spec import layer_spec
@@ -35,10 +35,10 @@ from ppoctl.engines.megatron.logprobs import (
 from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import PolicyValueHead
-from ppoctl.model.head import Head
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.convert.inv_freq import inv_freq
+from ppoctl.models.head import Head
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 
 
 class ModelSettings(NamedTuple):

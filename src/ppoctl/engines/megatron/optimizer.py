@@ -14,11 +14,11 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
+from ppoctl.core.ports import OptimizerStep
 from ppoctl.engines.megatron.host_optimizer import HostAdamW, accepting_device_gradients, to_host
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.schedule import reduce_gradients
-from ppoctl.ports import OptimizerStep
 
 
 def with_gradient_buffers(

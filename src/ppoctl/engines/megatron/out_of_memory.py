@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens
-from ppoctl.algorithm.sizes import microbatch_limit
-from ppoctl.errors import OutOfMemoryError
+from ppoctl.algorithms.role_table import BySequences, ByTokens
+from ppoctl.algorithms.sizes import microbatch_limit
+from ppoctl.core.errors import OutOfMemoryError
 
 
 @contextmanager

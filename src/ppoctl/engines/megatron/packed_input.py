@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from ppoctl.batch.grid import Packed
+from ppoctl.core.batch.grid import Packed
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
 from ppoctl.engines.megatron.logprobs import ExcludedTokens, FrozenOutputs
-from ppoctl.ports import OutputRequest
 
 
 class RopeTables(NamedTuple):

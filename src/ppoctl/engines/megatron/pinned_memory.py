@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl import units
-from ppoctl.activity import ACTIVITIES
-from ppoctl.errors import OutOfMemoryError
+from ppoctl.core import units
+from ppoctl.core.activity import ACTIVITIES
+from ppoctl.core.errors import OutOfMemoryError
 
 
 class PinnedMemory:

@@ -12,11 +12,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import random
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not re-exported
 
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.machine.device import on_gpu
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.weights.loopback import gloo_on_loopback, is_loopback, open_store
+from ppoctl.engines.weights.loopback import gloo_on_loopback, is_loopback, open_store
 
 COLLECTIVE_S = 600.0
 """Default timeout of a collective in seconds."""

@@ -21,11 +21,12 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from ppoctl.activity import track_items
-from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.checksum import TensorChecksum
-from ppoctl.convert.peft_folder import PeftFolder, require_fits
+from ppoctl.core.activity import track_items
+from ppoctl.core.batch.digest import FileDigest
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.errors import EnvironmentProblemError, NonFiniteError
+from ppoctl.core.machine.device import this_device
+from ppoctl.core.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
@@ -56,17 +57,16 @@ from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, specs_in, start_adapters
-from ppoctl.errors import EnvironmentProblemError, NonFiniteError
-from ppoctl.machine.device import this_device
-from ppoctl.model.cost import token_cost
-from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.folder import model_folder
-from ppoctl.model.labels import label_number
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
-from ppoctl.weights.bucket import TensorSpec
-from ppoctl.weights.sending import PARTS, Part, SendingRank
+from ppoctl.engines.weights.bucket import TensorSpec
+from ppoctl.engines.weights.sending import PARTS, Part, SendingRank
+from ppoctl.models.convert.checksum import TensorChecksum
+from ppoctl.models.convert.peft_folder import PeftFolder, require_fits
+from ppoctl.models.cost import token_cost
+from ppoctl.models.end_tokens import end_token_ids
+from ppoctl.models.folder import model_folder
+from ppoctl.models.labels import label_number
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from ppoctl.core.machine.cuda_memory import use_expandable_segments
+from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, join
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.machine.cuda_memory import use_expandable_segments
-from ppoctl.machine.device import on_gpu
-from ppoctl.recipe_table import ParallelTable
-from ppoctl.weights.device_sharing import DeviceSharing
-from ppoctl.weights.engine_calls import CompletedReply, Executor, Reply
-from ppoctl.weights.sending import RankSource
+from ppoctl.engines.weights.device_sharing import DeviceSharing
+from ppoctl.engines.weights.engine_calls import CompletedReply, Executor, Reply
+from ppoctl.engines.weights.sending import RankSource
 
 
 @runtime_checkable

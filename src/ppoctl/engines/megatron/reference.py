@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ppoctl.convert.adapters import trunk_layers
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.adapters import adapters_off
 from ppoctl.engines.megatron.frozen import trained_names
 from ppoctl.engines.megatron.layer_input import captured_input
@@ -25,8 +25,8 @@ from ppoctl.engines.megatron.microbatches import Microbatch
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput
 from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, with_reference
-from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.ports import OutputRequest
+from ppoctl.models.convert.adapters import trunk_layers
+from ppoctl.models.head import VALUE_HEAD_PREFIX
 
 
 @dataclass(frozen=True)

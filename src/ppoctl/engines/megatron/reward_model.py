@@ -6,10 +6,10 @@ from itertools import chain
 
 import torch
 
-from ppoctl.batch.sequences import Sequences
+from ppoctl.core.batch.sequences import Sequences
+from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.ranks import Ranks
-from ppoctl.ports import OutputRequest
 
 
 class MegatronRewardModel:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from ppoctl.model.shape import SigmoidRouting
+from ppoctl.models.shape import SigmoidRouting
 
 
 class SoftmaxRouter(TopKRouter):

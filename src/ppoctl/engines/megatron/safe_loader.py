@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load_state_dict
 
-from ppoctl.convert.safe_pickle import load_plain, why
+from ppoctl.models.convert.safe_pickle import load_plain, why
 
 COMMON = "common.pt"
 

@@ -5,14 +5,14 @@ from typing import Literal
 
 import torch
 
-from ppoctl.algorithm.role_table import BySequences, ByTokens, Recompute
-from ppoctl.algorithm.roles import head_of
+from ppoctl.algorithms.role_table import BySequences, ByTokens, Recompute
+from ppoctl.algorithms.roles import head_of
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S
-from ppoctl.model.head import Head, SharedValueHead
-from ppoctl.model.model import Model, ReferenceKind, reference_kind
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import Trainable
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.models.head import Head, SharedValueHead
+from ppoctl.models.model import Model, ReferenceKind, reference_kind
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.trainable import Trainable
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.weights import load_weights
-from ppoctl.model.folder import model_folder
-from ppoctl.model.labels import labels_of
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import read_shape
+from ppoctl.models.convert.torch_dist import is_torch_dist
+from ppoctl.models.folder import model_folder
+from ppoctl.models.labels import labels_of
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_reader import read_shape
 
 
 class ModelSources:

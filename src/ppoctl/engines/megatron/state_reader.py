@@ -17,17 +17,17 @@ from megatron.core.dist_checkpointing.mapping import apply_factories
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ppoctl.convert.checksum import TensorChecksum
-from ppoctl.convert.megatron_folder import checksums_of, open_megatron
-from ppoctl.convert.parameters import MegatronWeights, layers_alike
-from ppoctl.convert.safe_pickle import why
+from ppoctl.core.errors import StorageError, quoted
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.safe_loader import DataOnly, causes
 from ppoctl.engines.megatron.weights import parts_of
-from ppoctl.errors import StorageError, quoted
-from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.lora import is_adapter
-from ppoctl.model.shape import ModelShape
+from ppoctl.models.convert.checksum import TensorChecksum
+from ppoctl.models.convert.megatron_folder import checksums_of, open_megatron
+from ppoctl.models.convert.parameters import MegatronWeights, layers_alike
+from ppoctl.models.convert.safe_pickle import why
+from ppoctl.models.head import VALUE_HEAD_PREFIX
+from ppoctl.models.lora import is_adapter
+from ppoctl.models.shape import ModelShape
 
 
 @torch.no_grad()

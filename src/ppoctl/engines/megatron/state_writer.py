@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from ppoctl.batch.digest import DigestingFile, FileDigest, flushed_digest
+from ppoctl.core.batch.digest import DigestingFile, FileDigest, flushed_digest
 
 COMMON_FILES = ("metadata.json", "common.pt")
 """Files that Megatron-Core's first rank writes in addition to the tensor files and their `.metadata`."""

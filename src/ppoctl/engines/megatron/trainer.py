@@ -10,29 +10,29 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.batch.digest import FileDigest, flushed_digest
-from ppoctl.batch.records import State
-from ppoctl.batch.sequences import Sequences, one_sequence
-from ppoctl.convert.adapters import constant_names
-from ppoctl.convert.checksum import SentChecksums
-from ppoctl.convert.destination import flush_all
-from ppoctl.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
-from ppoctl.convert.frozen_digest import frozen_digest
-from ppoctl.convert.hugging_face import Spec
-from ppoctl.convert.model_files import Companions
-from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.tensors import placements, weight_names
+from ppoctl.core.batch.digest import FileDigest, flushed_digest
+from ppoctl.core.batch.records import State
+from ppoctl.core.batch.sequences import Sequences, one_sequence
+from ppoctl.core.errors import StorageError, quoted
+from ppoctl.core.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.errors import StorageError, quoted
-from ppoctl.model.folder import model_folder
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.shape_reader import read_shape
-from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
-from ppoctl.weights.sending import NamedWeights
-from ppoctl.weights.sync import TrainerAt, TrainerSide
+from ppoctl.engines.weights.sending import NamedWeights
+from ppoctl.engines.weights.sync import TrainerAt, TrainerSide
+from ppoctl.models.convert.adapters import constant_names
+from ppoctl.models.convert.checksum import SentChecksums
+from ppoctl.models.convert.destination import flush_all
+from ppoctl.models.convert.frozen_base import FrozenBase, read_frozen_base, write_frozen_base
+from ppoctl.models.convert.frozen_digest import frozen_digest
+from ppoctl.models.convert.hugging_face import Spec
+from ppoctl.models.convert.model_files import Companions
+from ppoctl.models.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
+from ppoctl.models.convert.tensors import placements, weight_names
+from ppoctl.models.folder import model_folder
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_reader import read_shape
 
 LOOK_EVERY_S = 0.2
 """Minimum interval between two calls that check whether ranks have written a state."""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.packed_input import PackedInput
-from ppoctl.model.head import SharedValueHead
-from ppoctl.model.shape import ModelShape
+from ppoctl.models.head import SharedValueHead
+from ppoctl.models.shape import ModelShape
 
 _SEED = 20171
 """Seed of the initial weights of an mlp. They are a part of no recipe, so a change of this number would change the

@@ -16,26 +16,26 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from ppoctl.convert.accounted_tensors import Accounted
-from ppoctl.convert.adapters import constant_names, merged
-from ppoctl.convert.fused_views import part_of
-from ppoctl.convert.hugging_face import open_weights
-from ppoctl.convert.peft_folder import PeftFolder
-from ppoctl.convert.tensors import (
+from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, names_of_adapters, random_a
+from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.weights.bucket import TensorSpec
+from ppoctl.engines.weights.sending import Part
+from ppoctl.models.convert.accounted_tensors import Accounted
+from ppoctl.models.convert.adapters import constant_names, merged
+from ppoctl.models.convert.fused_views import part_of
+from ppoctl.models.convert.hugging_face import open_weights
+from ppoctl.models.convert.peft_folder import PeftFolder
+from ppoctl.models.convert.tensors import (
     EMBEDDING,
     VALUE_HEAD,
     Placement,
     placements,
     tied_copy,
 )
-from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.engines.megatron.adapters import ProjectionAdapter, adapters_in, names_of_adapters, random_a
-from ppoctl.engines.megatron.model import PackedModel
-from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.lora import is_adapter
-from ppoctl.model.trainable import EMBEDDING_PARAMETER
-from ppoctl.weights.bucket import TensorSpec
-from ppoctl.weights.sending import Part
+from ppoctl.models.convert.transformer_engine import transformer_engine_name
+from ppoctl.models.head import VALUE_HEAD_PREFIX
+from ppoctl.models.lora import is_adapter
+from ppoctl.models.trainable import EMBEDDING_PARAMETER
 
 
 @dataclass(frozen=True)

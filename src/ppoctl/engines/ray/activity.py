@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from ppoctl.activity import ACTIVITIES, Activity
+from ppoctl.core.activity import ACTIVITIES, Activity
 
 ANSWER_S = 0.2
 """Seconds within which a responsive process reports its activity."""

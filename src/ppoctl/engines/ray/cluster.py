@@ -15,12 +15,12 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ppoctl.core.errors import EnvironmentProblemError, ProcessLostError, quoted
 from ppoctl.engines.ray import shared_memory
 from ppoctl.engines.ray.answering import CONNECT_DEADLINE_S, require_answer
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep, write_token
 from ppoctl.engines.ray.srun import JobNodes, NodeSteps
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 LOOPBACK = "127.0.0.1"
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from ppoctl.activity import Activity, preparing
-from ppoctl.clock import WORK
+from ppoctl.core.activity import Activity, preparing
+from ppoctl.core.clock import WORK
+from ppoctl.core.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 from ppoctl.engines.ray import shared_memory
 from ppoctl.engines.ray.activity import RemoteActivity
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
-from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
 END_DEADLINE_S = 10.0

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.ray.node import MARK, NodeOrder, NodeStarted
-from ppoctl.errors import EnvironmentProblemError
 
 SAY_EVERY_S = 5.0
 LOOK_EVERY_S = 0.2

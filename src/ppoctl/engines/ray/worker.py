@@ -14,11 +14,11 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
-from ppoctl.activity import ACTIVITIES, Activity
+from ppoctl.core.activity import ACTIVITIES, Activity
+from ppoctl.core.errors import EnvironmentProblemError, SenderLostError
 from ppoctl.engines.child.output import write_into
 from ppoctl.engines.ray import shared_memory
-from ppoctl.errors import EnvironmentProblemError, SenderLostError
-from ppoctl.weights.bucket import Bucket, BucketLocation, FlatTensors
+from ppoctl.engines.weights.bucket import Bucket, BucketLocation, FlatTensors
 
 MakeTarget = Callable[[int, int, str], Any]
 """Creates the object whose methods are called in a process, given its rank, the number of ranks, and the `host:port`

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from ppoctl.core.machine.device import on_gpu
 from ppoctl.engines.vllm.environment import compiles
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.machine.device import on_gpu
 
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per engine step on a CPU."""

@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from ppoctl.convert.checksum import LoadedWeight
+from ppoctl.core.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
+from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.ports import SamplingParams
 from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import log_location, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tool_calls import NO_CALLS, ParsedCalls, VllmToolCalls, parsed_calls
-from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
-from ppoctl.machine.device import on_gpu
-from ppoctl.ports import SamplingParams
+from ppoctl.engines.weights.bucket import NamedTensors
+from ppoctl.engines.weights.canary import CanaryScores
+from ppoctl.engines.weights.receiving import ReceivingEngine
+from ppoctl.models.convert.checksum import LoadedWeight
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
-from ppoctl.weights.bucket import NamedTensors
-from ppoctl.weights.canary import CanaryScores
-from ppoctl.weights.receiving import ReceivingEngine
 
 FEWEST_STEPS, MOST_STEPS = 16, 64
 """Minimum and maximum number of engine steps of one `advance`. Between the two, `advance` returns when

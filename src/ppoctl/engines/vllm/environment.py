@@ -12,12 +12,12 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.core.machine.device import VISIBLE, hides_all, on_gpu
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import EnvironmentProblemError
-from ppoctl.machine.device import VISIBLE, hides_all, on_gpu
+from ppoctl.engines.weights.loopback import open_store
+from ppoctl.engines.weights.sharing import this_machine
 from ppoctl.recipe.schema import GeneratorTable
-from ppoctl.weights.loopback import open_store
-from ppoctl.weights.sharing import this_machine
 
 MEET_S = 600.0
 """Seconds that tensor ranks wait for each other. The caller of the ranks has a shorter timeout."""

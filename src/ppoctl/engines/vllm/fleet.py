@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, TypeVar
 
-from ppoctl.batch.records import State
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import HangError, PpoctlError, ProcessLostError
+from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
-from ppoctl.errors import HangError, PpoctlError, ProcessLostError
-from ppoctl.ports import SamplingParams
-from ppoctl.weights.engine_calls import EngineHandle, EngineLostError, call_engines
-from ppoctl.weights.sync import GENERATOR, EngineSide, Published, Sync
+from ppoctl.engines.weights.engine_calls import EngineHandle, EngineLostError, call_engines
+from ppoctl.engines.weights.sync import GENERATOR, EngineSide, Published, Sync
 
 Result = TypeVar("Result")
 

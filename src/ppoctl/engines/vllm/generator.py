@@ -3,16 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 
-from ppoctl.batch.records import State
+from ppoctl.core.batch.records import State
+from ppoctl.core.errors import DataError, NonFiniteError, PpoctlError, RecipeError
+from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
-from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.engines.weights.canary import Canary
+from ppoctl.engines.weights.sync import EngineSide, Sync, TrainerAt
 from ppoctl.recipe.generator_limits import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
-from ppoctl.weights.canary import Canary
-from ppoctl.weights.sync import EngineSide, Sync, TrainerAt
 
 
 class VllmGenerator:

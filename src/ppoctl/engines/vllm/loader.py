@@ -15,8 +15,8 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from ppoctl.convert.checksum import LoadedWeight, checksum_of
-from ppoctl.convert.headers import SAFETENSORS, weight_files
+from ppoctl.models.convert.checksum import LoadedWeight, checksum_of
+from ppoctl.models.convert.headers import SAFETENSORS, weight_files
 
 FOLDER = "ppoctl_folder"
 """Name of `FolderLoader` in vLLM."""

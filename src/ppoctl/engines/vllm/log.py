@@ -4,9 +4,9 @@ import logging
 import os
 from logging.handlers import MemoryHandler
 
+from ppoctl.core.errors import quoted
 from ppoctl.engines.child.output import write_into
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import quoted
 
 _MOST_KEPT = 10_000
 """Maximum number of lines that `keep_log` keeps."""

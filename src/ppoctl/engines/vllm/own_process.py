@@ -4,9 +4,9 @@ process can be started before the driver's slow imports."""
 from dataclasses import replace
 from typing import Any
 
+from ppoctl.core.errors import PpoctlError
 from ppoctl.engines.child.process import ChildFactory, ChildProcess, ChildReply, taken
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import PpoctlError
 
 
 def engine_process(settings: VllmSettings, threads: int, folder: str | None = None) -> ChildProcess:

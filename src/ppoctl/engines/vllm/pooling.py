@@ -6,12 +6,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.vllm.engine import end, generation_error, started_from_folder
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.machine.device import on_gpu
-from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

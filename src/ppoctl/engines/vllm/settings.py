@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ppoctl.algorithm.roles import POLICY
+from ppoctl.algorithms.roles import POLICY
 from ppoctl.recipe.schema import GeneratorTable
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ppoctl.batch.episodes import ToolCall
-from ppoctl.errors import RecipeError
+from ppoctl.core.batch.episodes import ToolCall
+from ppoctl.core.errors import RecipeError
 
 MOST_CALLS = 64
 """Maximum number of calls in a turn of a format with `_Format.marks`. The regular expression of such a parser takes

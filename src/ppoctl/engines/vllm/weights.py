@@ -35,7 +35,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from ppoctl.convert.checksum import LoadedWeight, checksum_of
+from ppoctl.models.convert.checksum import LoadedWeight, checksum_of
 
 BACKEND = "ppoctl_host"
 """Name of `HostTransfer` in vLLM."""

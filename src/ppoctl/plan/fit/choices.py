@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal
 
-from ppoctl.algorithm.role_model import reward_models
-from ppoctl.algorithm.role_table import BySequences, ByTokens, Recompute, TrainedTable
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.key_path import KeyPath
-from ppoctl.model.trainable_tables import AdaptersTable, TopLayersTable
+from ppoctl.algorithms.role_model import reward_models
+from ppoctl.algorithms.role_table import BySequences, ByTokens, Recompute, TrainedTable
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.core.key_path import KeyPath
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.trainable_tables import AdaptersTable, TopLayersTable
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe_table import ParallelTable
 
 TrainedPartTable = TopLayersTable | AdaptersTable | None
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ppoctl.algorithm.role_model import model_of
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.algorithm.sizes import generator_window
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.role_model import model_of
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.algorithms.sizes import generator_window
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, candidate_of, choice_of, settled
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import estimate, training_of
@@ -22,7 +23,6 @@ from ppoctl.plan.memory.shard import Precision
 from ppoctl.plan.memory.trainer import role_bytes
 from ppoctl.recipe.parallel import processes
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe_table import ParallelTable
 from ppoctl.store.outline import EVAL
 
 StageVector = tuple[int, ...]

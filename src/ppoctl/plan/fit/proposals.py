@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from ppoctl.key_path import KeyPath
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable_tables import AdaptersTable, LoraTable, TopLayersTable
+from ppoctl.core.key_path import KeyPath
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.trainable_tables import AdaptersTable, LoraTable, TopLayersTable
 from ppoctl.plan.fit.choices import FitCandidate, TrainedPartTable, candidate_of, changes, settled
 from ppoctl.plan.fit.search import FitSearch, Found, IsValid, TrainedParts
 from ppoctl.plan.fit.seconds import StepSeconds, sequences_at_once

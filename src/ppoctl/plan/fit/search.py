@@ -15,11 +15,12 @@ from math import ceil
 from operator import add, le
 from typing import Literal
 
-from ppoctl.algorithm.role_model import reward_models
-from ppoctl.algorithm.role_table import BySequences, ByTokens, Recompute
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.algorithm.sizes import longest_sequence, minibatch_seqs
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.role_model import reward_models
+from ppoctl.algorithms.role_table import BySequences, ByTokens, Recompute
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.algorithms.sizes import longest_sequence, minibatch_seqs
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.fit.choices import (
     FitCandidate,
     RoleChoice,
@@ -34,7 +35,6 @@ from ppoctl.plan.fit.seconds import StepSeconds, StepTimes, offload_seconds
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.recipe.parallel import devices, layouts
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe_table import ParallelTable
 
 MARGIN_GIB = 1.5
 """GPU memory that a proposed recipe leaves free, because the estimate contains assumed sizes."""

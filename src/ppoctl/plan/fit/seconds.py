@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import ceil
 
-from ppoctl.algorithm import sizes
-from ppoctl.algorithm.choose import trace_at
-from ppoctl.algorithm.role_model import model_of
-from ppoctl.algorithm.roles import POLICY, head_of
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms import sizes
+from ppoctl.algorithms.choose import trace_at
+from ppoctl.algorithms.role_model import model_of
+from ppoctl.algorithms.roles import POLICY, head_of
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, TrainedPartTable, candidate_of, settled
 from ppoctl.plan.flops import pass_flops, row_work
 from ppoctl.plan.memory.driver import StepBatch, batch_of
@@ -31,7 +32,6 @@ from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.recipe_table import ParallelTable
 
 GPU_FLOPS = 989e12
 """FLOP/s of an H200 in bfloat16, dense (data sheet)."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.roles import head_of
-from ppoctl.algorithm.sizes import response_tokens, trained_sequences
-from ppoctl.algorithm.trace import Trace
-from ppoctl.batch.fields import RecordField
-from ppoctl.model.head import Head
+from ppoctl.algorithms.kl_use import kl_use
+from ppoctl.algorithms.roles import head_of
+from ppoctl.algorithms.sizes import response_tokens, trained_sequences
+from ppoctl.algorithms.trace import Trace
+from ppoctl.core.batch.fields import RecordField
+from ppoctl.models.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.plan.sizes import stage_rows
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES

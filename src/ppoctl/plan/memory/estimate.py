@@ -5,16 +5,16 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil, isqrt
 from typing import Any, NamedTuple
 
-from ppoctl.algorithm.choose import StepFunctionAt, step_function_at, trace_at
-from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.role_model import model_in, model_of, reward_model_of, reward_models
-from ppoctl.algorithm.roles import POLICY, head_of
-from ppoctl.algorithm.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
-from ppoctl.errors import OutOfMemoryError
-from ppoctl.key_path import dotted
-from ppoctl.machine import memory as machine_memory
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at
+from ppoctl.algorithms.kl_use import kl_use
+from ppoctl.algorithms.role_model import model_in, model_of, reward_model_of, reward_models
+from ppoctl.algorithms.roles import POLICY, head_of
+from ppoctl.algorithms.sizes import generator_window, longest_sequence, minibatch_seqs, sequences_per_round
+from ppoctl.core.errors import OutOfMemoryError
+from ppoctl.core.key_path import dotted
+from ppoctl.core.machine import memory as machine_memory
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.attention import pair_bytes
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of

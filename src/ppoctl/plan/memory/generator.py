@@ -7,14 +7,14 @@ reads the bucket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.convert.tensors import tensor_sizes
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.convert.tensors import tensor_sizes
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.parameters import rank_parameters
 from ppoctl.plan.memory.pipeline import PipelineStage, stages_of, whole_model
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable
-from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

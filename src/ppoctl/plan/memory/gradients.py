@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from ppoctl.convert.adapters import Adapter, adapters
-from ppoctl.convert.tensor_mapping import FusedPart
-from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.model import Model
+from ppoctl.models.convert.adapters import Adapter, adapters
+from ppoctl.models.convert.tensor_mapping import FusedPart
+from ppoctl.models.head import VALUE_HEAD_PREFIX
+from ppoctl.models.model import Model
 
 
 @lru_cache(maxsize=64)

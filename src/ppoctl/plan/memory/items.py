@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ppoctl.algorithm.role_model import reward_models
-from ppoctl.algorithm.roles import POLICY, head_of
-from ppoctl.algorithm.sizes import environment_processes, longest_sequence, microbatch_limit
-from ppoctl.key_path import dotted
+from ppoctl.algorithms.role_model import reward_models
+from ppoctl.algorithms.roles import POLICY, head_of
+from ppoctl.algorithms.sizes import environment_processes, longest_sequence, microbatch_limit
+from ppoctl.core.key_path import dotted
 from ppoctl.plan.memory.assumptions import (
     COMMUNICATOR_BYTES,
     COMMUNICATORS,

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ppoctl.convert.adapters import adapters
-from ppoctl.convert.family_mappings import layer_rows
-from ppoctl.convert.tensors import ROUTER_BIAS, sizes
-from ppoctl.model.head import VALUE_HEAD_PREFIX
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, EVERYTHING, OUTPUT_PARAMETER, Trainable
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.convert.adapters import adapters
+from ppoctl.models.convert.family_mappings import layer_rows
+from ppoctl.models.convert.tensors import ROUTER_BIAS, sizes
+from ppoctl.models.head import VALUE_HEAD_PREFIX
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
+from ppoctl.models.trainable import EMBEDDING_PARAMETER, EVERYTHING, OUTPUT_PARAMETER, Trainable
 from ppoctl.plan.memory.pipeline import PipelineStage
-from ppoctl.recipe_table import ParallelTable
 
 FINAL_NORM = "decoder.final_layernorm.weight"
 VALUE_HEAD_NORM = f"{VALUE_HEAD_PREFIX}final_layernorm.weight"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ppoctl.model.shape import ModelShape
-from ppoctl.recipe_table import ParallelTable
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.shape import ModelShape
 
 
 @dataclass(frozen=True)

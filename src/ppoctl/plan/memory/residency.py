@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ppoctl.algorithm.evaluation import EVALUATION
-from ppoctl.algorithm.kl_use import kl_use
-from ppoctl.algorithm.role_model import reward_models
-from ppoctl.algorithm.roles import POLICY
-from ppoctl.algorithm.stage_spec import ModelPass
-from ppoctl.algorithm.trace import Trace
+from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.kl_use import kl_use
+from ppoctl.algorithms.role_model import reward_models
+from ppoctl.algorithms.roles import POLICY
+from ppoctl.algorithms.stage_spec import ModelPass
+from ppoctl.algorithms.trace import Trace
 from ppoctl.plan.step_work import step_work
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import EVAL

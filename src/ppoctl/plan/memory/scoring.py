@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ppoctl.algorithm.role_model import reward_model_of, reward_models
-from ppoctl.algorithm.sizes import reward_tokens
-from ppoctl.key_path import KeyPath
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.role_model import reward_model_of, reward_models
+from ppoctl.algorithms.sizes import reward_tokens
+from ppoctl.core.key_path import KeyPath
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe_table import ParallelTable
 
 VLLM_TEXTS = 64
 """Maximum number of texts that vLLM reads in one engine step."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppoctl.algorithm.role_table import Recompute
-from ppoctl.model.model import Model
-from ppoctl.model.shape import ModelShape
+from ppoctl.algorithms.role_table import Recompute
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.model import Model
+from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.gradients import LayerGradients, gradients_of
 from ppoctl.plan.memory.pipeline import PipelineStage
-from ppoctl.recipe_table import ParallelTable
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from ppoctl.algorithm.optimizer_table import OptimizerPlace
-from ppoctl.algorithm.role_table import Recompute
-from ppoctl.model.model import Model
-from ppoctl.model.trainable import EMBEDDING_PARAMETER, EVERYTHING
+from ppoctl.algorithms.optimizer_table import OptimizerPlace
+from ppoctl.algorithms.role_table import Recompute
+from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.models.model import Model
+from ppoctl.models.trainable import EMBEDDING_PARAMETER, EVERYTHING
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.parameters import (
@@ -35,7 +36,6 @@ from ppoctl.plan.memory.parameters import (
 )
 from ppoctl.plan.memory.pipeline import PipelineStage, runs_of, stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
-from ppoctl.recipe_table import ParallelTable
 
 FLOAT32 = 4
 

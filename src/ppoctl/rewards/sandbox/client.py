@@ -13,7 +13,7 @@ from select import select
 from typing import Any
 
 import ppoctl
-from ppoctl.errors import MissingAssetError
+from ppoctl.core.errors import MissingAssetError
 from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Kind, Limits, Ran, SandboxJob
 
 _READ_BYTES = 1 << 16

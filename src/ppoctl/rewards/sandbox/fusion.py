@@ -4,8 +4,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from ppoctl.errors import ServiceLostError
-from ppoctl.http_client import HttpClient, HttpLimits, NoAnswerError, Retries
+from ppoctl.core.errors import ServiceLostError
+from ppoctl.core.http_client import HttpClient, HttpLimits, NoAnswerError, Retries
 from ppoctl.rewards.sandbox.job import ExitKind, Limits, Ran, SandboxJob, UnreachableError
 
 _LETTER_BYTES = 6

@@ -1,0 +1,75 @@
+"""The recipe table of a trained role: optimizer, trained part, microbatches and parallel layout."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from ppoctl.algorithms.optimizer_table import OptimizerTable
+from ppoctl.core.recipe_table import RESULTS, SPEED, Array, AtLeastOne, ParallelTable, Table
+from ppoctl.models.trainable_tables import BY_ON, PatternsOrOne, Train, ValueHeadTable
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class BySequences(Table):
+    """Microbatches of a fixed number of sequences."""
+
+    microbatch_seqs: Annotated[int, SPEED, AtLeastOne]
+    """Sequences in one forward and backward pass (Megatron-Core's `micro_batch_size`)."""
+    forward_microbatch_seqs: Annotated[int | None, SPEED, AtLeastOne] = None
+    """Sequences in one forward pass without gradient (log-probs of actor and reference, values); absent:
+    `microbatch_seqs`."""
+    logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
+    """Number of tokens whose logits are in memory at the same time."""
+
+
+class ByTokens(Table):
+    """Microbatches by a token budget: each contains as many complete sequences as fit."""
+
+    max_tokens_per_microbatch: Annotated[int, SPEED, AtLeastOne]
+    """Maximum number of packed tokens in one forward and backward pass; if a sequence is longer, the run does not
+    start."""
+    forward_max_tokens_per_microbatch: Annotated[int | None, SPEED, AtLeastOne] = None
+    """Maximum number of packed tokens in one forward pass without gradient (log-probs of actor and reference,
+    values); absent: `max_tokens_per_microbatch`."""
+    logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
+    """Number of tokens whose logits are in memory at the same time."""
+
+
+def _batching_kind(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", None)
+    return None if keys is None else "sequences" if _TOKEN_KEYS.isdisjoint(keys) else "tokens"
+
+
+_TOKEN_KEYS = frozenset(ByTokens.model_fields) - frozenset(BySequences.model_fields)
+
+
+Batching = Annotated[
+    Annotated[BySequences, Tag("sequences")] | Annotated[ByTokens, Tag("tokens")], Discriminator(_batching_kind)
+]
+
+
+class TrainedTable(Table):
+    """One trained role, such as the actor or the critic."""
+
+    optimizer: OptimizerTable
+    """Optimizer of the role and its learning-rate schedule."""
+    train: Train = None
+    """What trains: the last layers (`top_layers`) or adapters (`lora`); absent or "all": every layer. Frozen weights
+    have no gradient, no main weights and no moments, and a reference shares them with the actor."""
+    freeze: Annotated[tuple[str, ...], RESULTS, Array, PatternsOrOne] = ()
+    """Glob patterns over Megatron's parameter names, such as `decoder.layers.*.mlp.router.weight`. Parameters with a
+    matching name are frozen in addition to those that `train` leaves out. A pattern must match at least one name.
+    Default of: NeMo-RL freezes routers (`freeze_moe_router`); all other systems freeze nothing.
+    """
+    batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
+    """Split of the role's sequences into microbatches that fit into memory. The split never changes a gradient."""
+    recompute: Annotated[Recompute, SPEED] = "none"
+    """Activations that are not kept in memory, but recomputed in the backward pass (Megatron-Core's
+    `recompute_granularity`). selective: the activations inside the MLP; full: all activations except the input of
+    each layer (one third more computation)."""
+    parallel: ParallelTable | None = None
+    """Parallel layout of the role; absent: one process for the actor, and the actor's layout for the critic."""
+
+
+CriticTable = Annotated[Annotated[TrainedTable, Tag("own model")] | Annotated[ValueHeadTable, Tag("actor")], BY_ON]

@@ -1,0 +1,63 @@
+"""Scoring in parallel with generation: each response is submitted to the scorer when it finishes.
+
+The reward stage then receives the scores that were started earlier. The committed record is the same as without
+overlap, because the score of a response does not depend on the order.
+
+    10-rollout --each finished sample, loaded ones too--> start  --> the scorer starts at once
+    20-reward  --the same request-----------------------> submit --> the future that was started
+"""
+
+from concurrent.futures import Future
+
+from ppoctl.core.batch.prompts import Prompt
+from ppoctl.core.batch.scores import BatchScorer, Finish, Score, Scorer, ScoreRequest
+from ppoctl.core.ports import Sample
+
+_Key = tuple[str, str, str, tuple[int, ...]]
+
+
+class OverlappedScorer:
+    """Scorer that can start to score a response before the reward stage submits the request."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._started: dict[_Key, list[tuple[ScoreRequest, Future[Score]]]] = {}
+
+    def start(self, prompt: Prompt, sample: Sample) -> None:
+        """Start to score a finished response. A response whose environment failed is not scored."""
+        if sample.episode is not None and sample.episode.is_failed:
+            return
+        request = request_about(prompt, sample)
+        self._started.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        """Return the score whose computation was started, or start to compute it now. Equal responses have separate
+        scores."""
+        started = self._started.get(_key(request), [])
+        for number, (known, future) in enumerate(started):
+            if known == request:
+                del started[number]
+                return future
+        return self._scorer.submit(request)
+
+    def flush(self) -> None:
+        """Score all submitted requests, and cancel the requests that were started but not submitted."""
+        for started in self._started.values():
+            for _, future in started:
+                future.cancel()
+        self._started.clear()
+        if isinstance(self._scorer, BatchScorer):
+            self._scorer.flush()
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+def request_about(prompt: Prompt, sample: Sample) -> ScoreRequest:
+    """Return the request to score a sample, equal to the request that the reward stage builds from the rollouts."""
+    finish: Finish = "terminated" if sample.terminated else "truncated"
+    return ScoreRequest.about(prompt, sample.text, finish, sample.tokens, sample.episode)
+
+
+def _key(request: ScoreRequest) -> _Key:
+    return request.prompt_id, request.response, request.finish, request.token_ids

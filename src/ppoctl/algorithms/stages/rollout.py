@@ -1,0 +1,116 @@
+"""10-rollout: generate responses with the actor."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ppoctl.algorithms.stages.generation import OnSample, RequestBatch, SampleGeneration, ignore_sample
+from ppoctl.core.batch.episodes import EpisodeSettings
+from ppoctl.core.batch.prompts import Prompt, Prompts
+from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts, State
+from ppoctl.core.batch.seeds import derive_seed
+from ppoctl.core.ports import Models, Sample, SampleRequest, SampleSetKey, SamplingParams
+
+
+@dataclass(frozen=True)
+class RolloutStage:
+    """Stage that generates `samples_per_prompt` responses per prompt. Finished samples survive a crash of the
+    stage."""
+
+    models: Models
+    generation: SampleGeneration
+    params: SamplingParams
+    samples_per_prompt: int
+    seed: int
+    fingerprint: str
+    episodes: EpisodeSettings | None = None
+    """Environment and limits of the responses; None: a response has one turn."""
+    on_sample: Callable[[Prompt, Sample], None] | None = None
+    """Called with each finished response; None: not called."""
+    name: str = "rollout"
+
+    def run(self, actor: State, prompts: Prompts) -> Rollouts:
+        requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
+        key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
+        sample_set = SampleSetKey(prompts.step, self.name, key)
+        on_sample = self._sample_callback(prompts, requests)
+        batches = [RequestBatch(self.params, requests, episodes=self.episodes)]
+        with self.generation.run(batches, sample_set, lambda: self.models.stamped(actor), on_sample) as generated:
+            record = assemble(
+                prompts, requests, generated.samples, samples=self.samples_per_prompt, stamp=actor.stamp
+            )
+            idle_s = None if self.episodes is None else generated.idle_s
+            return replace(record, drawing=(generated.tokens, generated.seconds), idle_s=idle_s)
+
+    def _sample_callback(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
+        if (on_sample := self.on_sample) is None:
+            return ignore_sample
+        owners = (prompt for prompt in prompts.rows for _ in range(self.samples_per_prompt))
+        prompt_of = {request.key: owner for request, owner in zip(requests, owners, strict=True)}
+        return lambda sample: on_sample(prompt_of[sample.key], sample)
+
+
+def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
+    """Return one request per sample, prompt-major.
+
+    Each request has its own seed: equal prompts and two rounds of a step (`rollout.2`) must not give equal samples.
+    """
+    return requests_of(prompts, samples, (seed, prompts.step, stage))
+
+
+def requests_of(prompts: Prompts, samples: int, seed: Sequence[object], prefix: str = "") -> list[SampleRequest]:
+    """Return one request per sample, prompt-major, with a seed derived from `seed`, the prompt and the sample
+    number."""
+    return [
+        SampleRequest(
+            key=f"{prefix}{prompt.id}#{index}",
+            prompt_tokens=prompt.token_ids,
+            seed=derive_seed(*seed, prompt.id, index),
+            prompt=prompt,
+        )
+        for prompt in prompts.rows
+        for index in range(samples)
+    ]
+
+
+def assemble(
+    prompts: Prompts, requests: list[SampleRequest], done: Mapping[str, Sample], *, samples: int, stamp: str = ""
+) -> Rollouts:
+    """Return the record in request order, independent of the order in which samples finished. `stamp` is that of an
+    episode without a turn, for which the actor generated nothing."""
+    in_order = [done[request.key] for request in requests]
+    owners = [prompt for prompt in prompts.rows for _ in range(samples)]
+    prompt_ids = [sample.prompt_tokens or owner.token_ids for sample, owner in zip(in_order, owners, strict=True)]
+    lengths = torch.tensor([len(sample.tokens) for sample in in_order])
+    shape = (len(in_order), int(lengths.max()))
+    tokens = torch.zeros(shape, dtype=torch.int32)
+    logprobs = torch.zeros(shape, dtype=torch.float32)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for row, sample in enumerate(in_order):
+        tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
+        logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
+        for start, end in [(0, len(sample.tokens))] if sample.episode is None else sample.episode.spans():
+            mask[row, start:end] = True
+    episodes = [sample.episode.as_json() for sample in in_order if sample.episode is not None]
+    return Rollouts(
+        prompt_tokens=torch.tensor([token for ids in prompt_ids for token in ids], dtype=torch.int32),
+        prompt_lengths=torch.tensor([len(ids) for ids in prompt_ids]),
+        tokens=tokens,
+        lengths=lengths,
+        mask=mask,
+        sampler_logprobs=logprobs,
+        finish=torch.tensor([TERMINATED if sample.terminated else TRUNCATED for sample in in_order]),
+        seeds=torch.tensor([request.seed for request in requests]),
+        prompt_ids=[owner.id for owner in owners],
+        sample_indices=[index for _ in prompts.rows for index in range(samples)],
+        texts=[sample.text for sample in in_order],
+        stamps=[stamp if _has_no_turn(sample) else sample.stamp for sample in in_order],
+        sends=[sample.sends for sample in in_order],
+        episodes=episodes or None,
+    )
+
+
+def _has_no_turn(sample: Sample) -> bool:
+    return sample.episode is not None and not sample.episode.turns
