@@ -166,6 +166,20 @@ def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(paths: Run
                     replace(attempt, paths=Stale(paths.root, (attempt.number,))).require_newest()
 
 
+def test_attempt_whose_folder_a_newer_attempt_is_closing_is_superseded(paths: RunPaths) -> None:
+    class Listed(RunPaths):
+        """A newer attempt begins after the first listing."""
+
+        def attempts(self) -> list[int]:
+            return next(listings)
+
+    old = claim(paths)
+    listings = iter(([old.number], [old.number, old.number + 1]))
+    old.close()  # what the newer attempt does before it creates the file in place of the folder
+    with pytest.raises(SupersededError, match="superseded by a newer one"):
+        replace(old, paths=Listed(paths.root)).require_newest()
+
+
 def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:
     paths = new_run_dir(tmp_path / "run", sources={"model": "m"})
     attempt = claim(paths)

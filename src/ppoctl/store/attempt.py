@@ -80,7 +80,8 @@ class Attempt:
             raise self._closed() from error
 
     def _closed(self) -> StorageError:
-        if self.paths.drafts(self.number).is_file():
+        # Between the removal of the folder and the creation of the file, only the list shows the newer attempt.
+        if self.paths.drafts(self.number).is_file() or self.paths.newest_attempt > self.number:
             return SupersededError(
                 f"attempt {self.number} of `{self.paths.root}` was superseded by a newer one; "
                 "this attempt stops without publishing",

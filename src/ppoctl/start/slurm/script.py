@@ -136,6 +136,6 @@ class _Template(string.Template):
 
 @cache
 def _template() -> _Template:
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     files = (package / "_slurm" / "batch.sh", package.parents[1] / "slurm" / "batch.sh")
     return _Template(next(file for file in files if file.is_file()).read_text("utf-8"))
