@@ -1,4 +1,4 @@
-"""Speed of `ppoctl.algorithms.formulas.advantages.gae` compared with a loop over time, at [2048, 8192] with holes.
+"""Speed of `gae` of `algorithms/formulas` compared with a loop over time, at [2048, 8192] with holes.
 
     python benchmarks/gae.py
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ppoctl.algorithms.formulas.advantages import gae
+from ppoctl.algorithms.formulas.generalized_advantages import gae
 
 NUM_ROWS, NUM_COLUMNS = 2048, 8192
 NUM_ROUNDS = 5

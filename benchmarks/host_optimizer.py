@@ -22,8 +22,8 @@ from ppoctl.algorithms.role_table import ByTokens
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import Minibatch
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
-from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 
 

@@ -53,10 +53,10 @@ def files_in(folder: str) -> Iterator[str]:
 
 FILES = (
     *files_in("algorithms/stages"),
-    "algorithms/updates.py",
+    "algorithms/update_specs.py",
     "run/wire/run_context.py",
     *files_in("algorithms/estimators"),
-    "rewards/shaping.py",
+    "rewards/shaping_tables.py",
     "core/batch/records.py",
     "core/batch/carry.py",
     *files_in("algorithms/formulas"),
@@ -228,8 +228,8 @@ def write_table(lines: Sequence[str], share: int) -> tuple[str, bool]:
 
 
 def is_drawn(found: Found, share: int) -> bool:
-    """Return whether a mutant is selected, by a hash of its words. For `formulas`, which has its own tests, a third as
-    many are selected."""
+    """Return whether a mutant is selected, by a hash of its words. For `formulas`, which has its own tests, a
+    third as many are selected."""
     share *= 3 if share > 1 and found.file.startswith("algorithms/formulas/") else 1
     return int(sha256(found.words.encode()).hexdigest(), 16) % share == 0
 

@@ -22,14 +22,14 @@ from machinery import RECIPE
 from ppoctl.core.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.bucket import Bucket
 from ppoctl.engines.weights.canary import Canary
 from ppoctl.engines.weights.engine_calls import call_engines
 from ppoctl.engines.weights.sync import Sync
 from ppoctl.models.trainable import Trainable
 from ppoctl.recipe.loading.load import load
-from ppoctl.run.wire.processes import place
+from ppoctl.run.wire.placed_processes import place
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
 

@@ -26,8 +26,8 @@ from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs, Totals
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
-from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)

@@ -12,7 +12,7 @@ from contextlib import closing
 from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.scorer_pool import ScorerPool
 
 SAMPLES, ROUNDS = 256, 20
 REQUEST = ScoreRequest("train/0", "", (), "so it is\n#### 42", "#### 42", {}, "terminated")

@@ -44,8 +44,8 @@ from ppoctl.plan.memory.driver import (
     sequences_bytes,
     update_input_bytes,
 )
-from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
-from ppoctl.plan.memory.trainer import state_bytes
+from ppoctl.plan.memory.generator_memory import bucket_bytes, generator_bytes
+from ppoctl.plan.memory.trainer_memory import state_bytes
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schema import Recipe

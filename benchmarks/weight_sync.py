@@ -33,15 +33,15 @@ from machinery import RECIPE
 from ppoctl.core.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
-from ppoctl.engines.ray.worker import InStore
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.ray.ray_worker import InStore
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.engines.weights.canary import Canary
 from ppoctl.engines.weights.engine_calls import call_engines
 from ppoctl.engines.weights.sending import PARTS, SenderRanks
 from ppoctl.engines.weights.sync import BroadcastWay, Sync, hand_over
 from ppoctl.recipe.loading.load import load
-from ppoctl.run.wire.processes import Placed, place
+from ppoctl.run.wire.placed_processes import Placed, place
 
 STATE = State("actor", 0, 0, "benchmark")
 

@@ -20,7 +20,7 @@ import torch.distributed
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm import pooling as pooling_module
 from ppoctl.engines.vllm.engine import Engine
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.engine_calls import CompletedReply
 
 

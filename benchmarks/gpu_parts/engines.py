@@ -14,7 +14,7 @@ from gpu_parts.models import QUICKSTART
 from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import Engine, GenerationRequest
 from ppoctl.engines.vllm.log import write_log
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
 
 WINDOW = 256

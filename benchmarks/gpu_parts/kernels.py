@@ -150,7 +150,7 @@ def logprobs():
     """Report log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one
     product."""
     from ppoctl.core.ports import OutputRequest
-    from ppoctl.engines.megatron import logprobs as ours
+    from ppoctl.engines.megatron import output_logprobs as ours
 
     n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
     hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)

@@ -86,7 +86,7 @@ def open_rank(kind, role="actor", *, most=16384, chunk=1024, **settings):
     that of logits at a time."""
     from ppoctl.algorithms.role_table import ByTokens
     from ppoctl.engines.megatron.rank import MegatronRank
-    from ppoctl.engines.megatron.settings import TrainerSettings
+    from ppoctl.engines.megatron.rank_settings import TrainerSettings
 
     batching = ByTokens(max_tokens_per_microbatch=64 if TINY else most, logits_chunk_tokens=chunk)
     rank = MegatronRank(TrainerSettings(role, str(folder(kind)), BF16, batching, **settings))

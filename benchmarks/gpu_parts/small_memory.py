@@ -68,7 +68,7 @@ def _compare_with_plan(part, peak, trainable=None, **settings):
     from ppoctl.models.shape_reader import read_shape
     from ppoctl.models.trainable import Trainable
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
-    from ppoctl.plan.memory.trainer import Training, ranks_of
+    from ppoctl.plan.memory.trainer_memory import Training, ranks_of
 
     tokens = 16382 if not TINY else 48
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)

@@ -10,8 +10,8 @@ from gpu_parts.models import QUICKSTART, minibatch_of, objective_of
 from ppoctl.algorithms.role_table import ByTokens
 from ppoctl.core.batch.records import State
 from ppoctl.engines.megatron.factory import DTYPES
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import OpenRank, ThisProcess
-from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.own_process import OwnProcess

@@ -58,7 +58,7 @@ def rank():
     from ppoctl.core.recipe_table import ParallelTable
     from ppoctl.models.shape_reader import read_shape
     from ppoctl.plan.memory.shard import MicrobatchShape, Precision
-    from ppoctl.plan.memory.trainer import Training, ranks_of
+    from ppoctl.plan.memory.trainer_memory import Training, ranks_of
 
     one = open_rank("1.5b")
     sequences = sequences_of("1.5b", 16, 8192, 8192)
@@ -158,10 +158,9 @@ def variants():
     fix_varlen()
     from megatron.core.tensor_parallel import layers
 
-    from ppoctl.engines.megatron import logprobs as ours
-    from ppoctl.engines.megatron import model
+    from ppoctl.engines.megatron import megatron_model, output_logprobs
 
-    original = model.transformer_config
+    original = megatron_model.transformer_config
 
     def config(**changes):
         def made(*arguments):
@@ -170,7 +169,7 @@ def variants():
                 setattr(found, name, value)
             return found
 
-        return patch.object(model, "transformer_config", made)
+        return patch.object(megatron_model, "transformer_config", made)
 
     sequences = sequences_of("1.5b", 8, 8192, 8192)
     layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
@@ -192,7 +191,11 @@ def variants():
         began = time.perf_counter()
         one = None
         try:
-            with config(**changes), patch.object(ours, "_accumulate", addmm_in_float32 if head else ours._accumulate):
+            accumulate = output_logprobs._accumulate
+            with (
+                config(**changes),
+                patch.object(output_logprobs, "_accumulate", addmm_in_float32 if head else accumulate),
+            ):
                 one = open_rank("1.5b", most=8192, **how)  # room for logits in chunks of 8,192 tokens
                 loss = one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))[0]
                 timed_update(

@@ -18,8 +18,8 @@ from ppoctl.core.batch.records import State
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
-from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.weights.canary import Canary

@@ -19,7 +19,7 @@ from ppoctl.core.step_metrics import of_step
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.schema import Recipe
-from ppoctl.show.report import time_use
+from ppoctl.show.report import report_time
 from ppoctl.show.report.expectations import history
 from ppoctl.show.report.run_reader import read_runs
 from ppoctl.show.tracking.view import RunView, key_metrics
@@ -148,7 +148,7 @@ def test_every_screen_shows_one_value_of_a_step(kept: RunPaths, capsys: pytest.C
     ]
     (read,) = read_runs([kept.root])
     assert dict(read.series["reward/score_mean"]) == pytest.approx(means)
-    assert time_use.stages_of(read) == [*read.outlines.at(1).names, "eval"]
+    assert report_time.stages_of(read) == [*read.outlines.at(1).names, "eval"]
     view = RunView("run", 3, lambda _: "actor_update")
     for each in read_lines(kept.journal):
         view.committed(each)

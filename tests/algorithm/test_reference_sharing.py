@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.algorithms.forward import LogprobsSpec
+from ppoctl.algorithms.forward_specs import LogprobsSpec
 from ppoctl.algorithms.role_model import reference_of
 from ppoctl.algorithms.shared_reference import shared_layers
 from ppoctl.algorithms.stage_spec import ModelPass

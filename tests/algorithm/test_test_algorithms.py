@@ -14,7 +14,7 @@ from fakes.algorithms.every import EVERY
 from fakes.algorithms.two_critics import JUDGE_UPDATE
 from fakes.job import play
 from ppoctl.algorithms.choose import outlines, trace_at
-from ppoctl.algorithms.updates import CRITIC_UPDATE
+from ppoctl.algorithms.update_specs import CRITIC_UPDATE
 from ppoctl.core.batch.records import Selection, State, Update
 from ppoctl.plan.run_plan import Plan, plan
 from ppoctl.recipe.schema import Recipe
@@ -24,9 +24,9 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outlines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords
 from ppoctl.store.stage_runner import load_record
 from ppoctl.store.states import saved_state
+from ppoctl.store.stored_samples import StepRecords
 from tolerance import FLOAT32
 
 SMALL_MODEL = {"path": str(Path(__file__).parents[2] / "recipes/quickstart/model"), "dtype": "float32"}

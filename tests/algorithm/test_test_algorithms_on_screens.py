@@ -22,8 +22,8 @@ from ppoctl.algorithms.choose import outlines
 from ppoctl.cli.app import run
 from ppoctl.core.errors import ExitCode
 from ppoctl.run.run_recipe import as_recorded
+from ppoctl.show.report.report_samples import rollouts as report_samples
 from ppoctl.show.report.run_reader import read_runs
-from ppoctl.show.report.samples import rollouts as report_samples
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import read_lines

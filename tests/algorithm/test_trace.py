@@ -10,7 +10,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.step_functions import TWO_ROUNDS
 from for_each import id_in_order
-from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
 from ppoctl.algorithms.choose import (
     all_step_functions,
     missing,
@@ -20,14 +20,14 @@ from ppoctl.algorithms.choose import (
     traces,
     updated_role,
 )
-from ppoctl.algorithms.forward import LOGPROBS, VALUES
-from ppoctl.algorithms.generation import REWARD, ROLLOUT
+from ppoctl.algorithms.forward_specs import LOGPROBS, VALUES
+from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.ppo import PPO
-from ppoctl.algorithms.remax import REMAX
+from ppoctl.algorithms.remax_step import REMAX
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs, trace
-from ppoctl.algorithms.updates import ACTOR_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE
 from ppoctl.core.batch.fields import FIELDS
 from ppoctl.store.outline import Outlines
 from ppoctl.store.recorded_run import RecordedRun

@@ -7,7 +7,7 @@ from cli.conftest import RunCli
 from fakes.components import fake_recipe
 from fakes.job import play, stop_at
 from ppoctl.core.metric_registry import REWARD_SCORE_MEAN
-from ppoctl.show.diagnose.examine import read
+from ppoctl.show.diagnose.causes import read
 from ppoctl.store.discard import roll_back
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

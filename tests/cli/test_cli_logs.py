@@ -25,7 +25,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.logs import Tail
+from ppoctl.store.log_files import Tail
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 

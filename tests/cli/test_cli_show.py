@@ -22,16 +22,15 @@ from ppoctl.core.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.core.errors import RecipeError
 from ppoctl.run import new_run, session
 from ppoctl.show.report.shown_sample import read_samples
-from ppoctl.store import record_file
-from ppoctl.store import sample_list as lists
+from ppoctl.store import record_file, sample_query
 from ppoctl.store.manifest import require
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.sample_join import JoinedRecords
-from ppoctl.store.sample_list import Before, SampleFilter, flips, ordered
-from ppoctl.store.samples import SampleRow, StepRecords, spans
+from ppoctl.store.sample_query import Before, SampleFilter, flips, ordered
 from ppoctl.store.stage_runner import load_record
+from ppoctl.store.stored_samples import SampleRow, StepRecords, spans
 
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
 
@@ -86,7 +85,7 @@ def test_show_imports_no_torch_or_transformers(root: Path) -> None:
 def test_option_choices_match_the_record_values() -> None:
     assert get_args(show.Finish) == FINISH_REASONS
     assert get_args(show.Outcome) == REWARD_OUTCOMES
-    assert get_args(sample_list.Sort) == get_args(lists.SortKey)
+    assert get_args(sample_list.Sort) == get_args(sample_query.SortKey)
     assert set(get_args(sample_screen.TokenMetric)) == set(sample_screen.LEGENDS)
 
 
@@ -337,7 +336,9 @@ ROWS = [
 ]
 
 
-def rows_by(key: lists.SortKey, before: dict[lists.Question, Before] | None = None, **options: bool) -> list[int]:
+def rows_by(
+    key: sample_query.SortKey, before: dict[sample_query.Question, Before] | None = None, **options: bool
+) -> list[int]:
     return [row.row for row in ordered(ROWS, key, flips(ROWS, before or {}), **options)]
 
 
@@ -361,9 +362,9 @@ def test_flipped_sort_puts_mixed_and_changed_prompts_first() -> None:
 def test_prompts_are_compared_with_the_nearest_earlier_step(root: Path, ask: RunCli) -> None:
     rows = listed(ask, "--eval", "--sort", "flipped")
     assert {row["before"]["step"] for row in rows} == {2}
-    source = lists.Source(RecordedRun(RunPaths(root)), evaluations=True)
+    source = sample_query.Source(RecordedRun(RunPaths(root)), evaluations=True)
     question = (rows[0]["set"], rows[0]["prompt_id"])
-    assert rows[0]["before"]["score"] == pytest.approx(lists.means(source.rows(2))[question])
+    assert rows[0]["before"]["score"] == pytest.approx(sample_query.means(source.rows(2))[question])
     assert [row["flip"] for row in rows] == sorted((row["flip"] for row in rows), reverse=True)
     assert ask("--eval", "--sort", "flipped").out.splitlines()[0].split()[-3:] == ["flip", "before", "response"]
 

@@ -17,7 +17,7 @@ from ppoctl.show.report.episode_parts import EpisodePart
 from ppoctl.show.report.shown_sample import ShownSample, read_samples
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import END_TEXTS
+from ppoctl.store.stored_samples import END_TEXTS
 from store.episodes_on_disk import HOSTILE, episodes, run_of_episodes
 
 # The tokens of the first episode; its turns have 12 and 3 tokens, the observation has 4.

@@ -11,7 +11,7 @@ from for_each import for_each
 ROLES = ("actor", "critic")
 LITERAL_ALLOWED = {
     "core/batch/fields.py": "the record of log-probs has a field `actor`, which is part of format 3",
-    "store/samples.py": "reads that field",
+    "store/stored_samples.py": "reads that field",
     "models/trainable_tables.py": "the recipe key `critic.on` has the value `actor`",
 }
 """File -> reason why it may contain the name of a role as a string."""

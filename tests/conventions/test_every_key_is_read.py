@@ -28,8 +28,8 @@ CALLED = {
     ),
     Path("recipe/loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
-    Path("recipe/loading/rules/metrics.py"): ("is_lower_better",),
-    Path("algorithms/learning_rate.py"): ("learning_rate_of",),
+    Path("recipe/loading/rules/metrics_rules.py"): ("is_lower_better",),
+    Path("algorithms/learning_rate_of.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/`, `plan/` and `algorithm/` that engines, wiring and loop call to read a key."""
 BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape", "trainable")

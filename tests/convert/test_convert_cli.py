@@ -18,7 +18,7 @@ from cli.conftest import CliResult, RunCli, cli_runner
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.batch.digest import flushed_digest
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.models.convert.model_files import companions_digest
 from ppoctl.models.head import SharedValueHead
 from ppoctl.run.wire.sources import COMPANIONS, companions_of

@@ -24,7 +24,7 @@ from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.run_recipe import as_recorded
 from ppoctl.start.preflight.check import check
-from ppoctl.start.preflight.model import require_own_model
+from ppoctl.start.preflight.model_checks import require_own_model
 from ppoctl.store import run_dir
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, RunPaths

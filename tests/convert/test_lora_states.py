@@ -17,7 +17,7 @@ from convert.test_partial_states import exported, saved, trained
 from convert.test_peft_adapters import ALL, ATTENTION, LATENT, Model, by_peft, loaded, logits
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.errors import RecipeError
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.models.convert.tensors import VALUE_HEAD
 from ppoctl.models.convert.torch_dist import TorchDist

@@ -16,12 +16,12 @@ from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.errors import EnvironmentProblemError, StorageError
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronCritic, MegatronTrainer
 from ppoctl.models.convert.frozen_base import FROZEN_FILE
 from ppoctl.models.convert.torch_dist import TorchDist
 from ppoctl.models.trainable import Trainable
-from ppoctl.start.preflight.model import require_own_model
+from ppoctl.start.preflight.model_checks import require_own_model
 
 Model = Callable[[str], Path]
 

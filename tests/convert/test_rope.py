@@ -6,8 +6,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ppoctl.models.convert.inv_freq import inv_freq
-from ppoctl.models.fields import UnsupportedValueError
 from ppoctl.models.rope import read_rope
+from ppoctl.models.shape_fields import UnsupportedValueError
 
 LLAMA3 = {
     "rope_type": "llama3",

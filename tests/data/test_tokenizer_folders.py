@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ppoctl.core.batch.sampling import SamplingParams
+from ppoctl.core.batch.requests import SamplingParams
 from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.data.response_text import ResponseText
 from ppoctl.data.template import PromptTemplate

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.core import metric_registry as registry
+from ppoctl.show.diagnose.causes import read
 from ppoctl.show.diagnose.curves import Curves
-from ppoctl.show.diagnose.examine import read
 
 RUNS = Path(__file__).with_name("runs")
 KEYS = (

@@ -10,8 +10,8 @@ from diagnose.test_diagnose_rules import EPISODES, EXPLAINED, KL, REFERENCE, SCO
 from diagnose.test_diagnose_rules import EQUAL as EQUAL_GROUPS
 from for_each import for_each
 from ppoctl.core.finding import Level
+from ppoctl.show.diagnose.causes import examine
 from ppoctl.show.diagnose.curves import Curves
-from ppoctl.show.diagnose.examine import examine
 
 PPO, GRPO = recorded("ppo"), recorded("grpo")
 ERRORS, LATE, ENTROPY, CLIPPED = "reward/error_frac", "reward/timeout_frac", "policy/entropy_mean", "policy/clip_frac"

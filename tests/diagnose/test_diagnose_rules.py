@@ -12,8 +12,8 @@ from diagnose.recorded import changed, recorded
 from for_each import for_each
 from ppoctl.core.finding import Level
 from ppoctl.recipe.loading.load import load
+from ppoctl.show.diagnose.causes import RULES, examine, summary
 from ppoctl.show.diagnose.curves import Curves
-from ppoctl.show.diagnose.examine import RULES, examine, summary
 from ppoctl.show.diagnose.limits import limit
 
 GRPO, PPO = recorded("grpo"), recorded("ppo")

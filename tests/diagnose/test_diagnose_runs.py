@@ -10,7 +10,7 @@ from dataclasses import replace
 from diagnose.recorded import RUNS, recorded
 from for_each import for_each
 from ppoctl.core.finding import Level
-from ppoctl.show.diagnose.examine import examine
+from ppoctl.show.diagnose.causes import examine
 
 PLANTED = {
     "lr-2e-2": ("learning-rate-high", 1, "--set actor.optimizer.lr=3e-4"),

@@ -21,7 +21,7 @@ from ppoctl.core.machine.host_info import HostInfo
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.start.doctor.examine import of_recipe
-from ppoctl.start.preflight import resources
+from ppoctl.start.preflight import resource_checks
 from preflight.conftest import MODEL, ROWS
 from recipe.conftest import SMALLEST
 
@@ -66,14 +66,14 @@ def test_model_without_a_tokenizer_is_wrong() -> None:
 
 def test_layout_with_more_gpus_than_the_machine_is_wrong(ask: Ask) -> None:
     wanted = ask("generator.engines=4")
-    found = resources.layout(wanted, node())
+    found = resource_checks.layout(wanted, node())
     assert (found.level, found.what) == (Level.ERROR, "the recipe needs 4 GPUs, but this machine offers 2")
-    assert resources.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).what == "4 of 8 GPUs"
+    assert resource_checks.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).what == "4 of 8 GPUs"
     hidden = replace(node(), driver=driver(FakeNvml(count=8)), environ={"CUDA_VISIBLE_DEVICES": "5,6,7"})
-    assert resources.layout(wanted, hidden).what.endswith("this machine offers 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
-    assert resources.layout(wanted, LAPTOP).what == "4 processes on CPUs"
+    assert resource_checks.layout(wanted, hidden).what.endswith("this machine offers 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
+    assert resource_checks.layout(wanted, LAPTOP).what == "4 processes on CPUs"
     joined = ask("generator.engines=4", "cluster.ray_address='head:6379'")
-    assert resources.layout(joined, node()).level == Level.OK
+    assert resource_checks.layout(joined, node()).level == Level.OK
 
 
 @pytest.mark.usefixtures("ask")
@@ -95,27 +95,29 @@ def test_memory_and_disk_findings_match_the_start_checks(monkeypatch: pytest.Mon
 def test_unreachable_ray_address_is_wrong(ask: Ask, listening: str) -> None:
     several = "generator.engines=2"
     address = closed_port()
-    assert resources.joined_ray(ask(f"cluster.ray_address='{address}'")).level == Level.OK, "one process needs none"
-    found = resources.joined_ray(ask(several, f"cluster.ray_address='{address}'"))
+    assert resource_checks.joined_ray(ask(f"cluster.ray_address='{address}'")).level == Level.OK, (
+        "one process needs none"
+    )
+    found = resource_checks.joined_ray(ask(several, f"cluster.ray_address='{address}'"))
     assert (found.level, found.hint) == (Level.ERROR, f"ray status --address {address}")
-    assert resources.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).level == Level.OK
+    assert resource_checks.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).level == Level.OK
 
 
 def test_unreachable_mlflow_is_only_a_warning(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     def at(uri: str) -> Recipe:
         return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
 
-    assert resources.mlflow(ask()).what == "a sqlite file in the runs folder"
+    assert resource_checks.mlflow(ask()).what == "a sqlite file in the runs folder"
     address = closed_port()
-    found = resources.mlflow(at(f"http://{address}"))
+    found = resource_checks.mlflow(at(f"http://{address}"))
     assert (found.level, found.hint) == (Level.WARNING, f"curl -sS -o /dev/null http://{address}")
-    assert resources.mlflow(at("sqlite:////nowhere/at/all.db")).level == Level.WARNING
+    assert resource_checks.mlflow(at("sqlite:////nowhere/at/all.db")).level == Level.WARNING
     monkeypatch.setenv("WHERE", f"postgresql://me:secret@{address}")
-    found = resources.mlflow(at("$WHERE/db"))
+    found = resource_checks.mlflow(at("$WHERE/db"))
     assert found.level == Level.WARNING
     assert "secret" not in found.what
     monkeypatch.delenv("WHERE")
-    assert resources.mlflow(at("$WHERE/db")).level == Level.ERROR, "a start refuses that"
+    assert resource_checks.mlflow(at("$WHERE/db")).level == Level.ERROR, "a start refuses that"
 
 
 @contextmanager
@@ -140,12 +142,12 @@ def test_mlflow_check_sends_and_hides_the_uri_password(ask: Ask, monkeypatch: py
     tracked = ask("tracking={kind='mlflow', uri='$WHERE'}")
     with server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv("WHERE", f"http://me:gehe%40im@{address}/base/")
-        assert resources.mlflow(tracked).level == Level.OK
+        assert resource_checks.mlflow(tracked).level == Level.OK
     assert heard[0].startswith(b"GET /base/health ")
     assert f"Authorization: Basic {base64.b64encode(b'me:gehe@im').decode()}".encode() in heard[0]
     with server(b"220 mail.example ready\r\n") as (address, _):
         monkeypatch.setenv("WHERE", f"http://{address}")
-        assert "RemoteProtocolError: " in resources.mlflow(tracked).what
+        assert "RemoteProtocolError: " in resource_checks.mlflow(tracked).what
 
 
 @pytest.mark.parametrize(("status", "level"), [(b"200", Level.OK), (b"403", Level.OK)])
@@ -154,7 +156,7 @@ def test_mlflow_server_is_reached_through_a_proxy(
 ) -> None:
     with server(b"HTTP/1.1 " + status + b" So\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv("http_proxy", f"http://us:er@{address}")
-        found = resources.mlflow(ask("tracking={kind='mlflow', uri='http://mlflow.example:5000/base'}"))
+        found = resource_checks.mlflow(ask("tracking={kind='mlflow', uri='http://mlflow.example:5000/base'}"))
     assert heard[0].startswith(b"GET http://mlflow.example:5000/base/health HTTP/1.1")
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"us:er") in heard[0]
     assert found.level == level, "any answer of the server is enough, and a proxy forwards it"
@@ -163,11 +165,11 @@ def test_mlflow_server_is_reached_through_a_proxy(
 @pytest.mark.parametrize("uri", ["http://me:geheim@h:p", "http://me:geheim@[x", "postgresql://me@h:geheim/db"])
 def test_invalid_uri_is_a_warning_without_its_text(ask: Ask, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     monkeypatch.setenv("WHERE", uri)
-    found = resources.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
+    found = resource_checks.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
     assert found.level == Level.WARNING
     assert found.what.endswith("is not reachable: it cannot be read as a URI; training continues without it")
 
 
 def test_listening_database_is_reached(ask: Ask, listening: str) -> None:
-    found = resources.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
+    found = resource_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
     assert (found.level, found.what) == (Level.OK, f"`postgresql+psycopg2://{listening}/db`")

@@ -22,7 +22,7 @@ import ray_forks
 from vllm_prepared_once import prepare_once
 
 HEAVY = (
-    "ppoctl.run.commands",
+    "ppoctl.run.run_commands",
     "ppoctl.show.report.shown_sample",
     "ppoctl.engines.megatron.factory",
     "transformers",
@@ -58,9 +58,9 @@ def preload() -> None:
     import torch
 
     from ppoctl.engines.vllm.engine import _third_party_quiet
-    from ppoctl.engines.vllm.environment import prepare_environment
     from ppoctl.engines.vllm.log import write_log
-    from ppoctl.engines.vllm.settings import VllmSettings
+    from ppoctl.engines.vllm.vllm_environment import prepare_environment
+    from ppoctl.engines.vllm.vllm_settings import VllmSettings
     from ppoctl.recipe.schema import GeneratorTable
 
     ray_forks.hide_ray()

@@ -17,7 +17,7 @@ from end_to_end.kill_grid import KEEPS_EACH, States, Walk, every_state, in_ci, r
 from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

@@ -21,7 +21,7 @@ from ppoctl.algorithms.choose import step_function_at
 from ppoctl.core.batch import records
 from ppoctl.core.batch.records import Rollouts
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store.run_paths import RECORD, RunPaths
 
 ENVIRONMENT = {

@@ -12,7 +12,7 @@ from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.rewards.batched_model import CollectingScorer
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

@@ -19,13 +19,13 @@ from ppoctl.core.key_path import dotted
 from ppoctl.data.row_tables import ColumnRows, DialogueRows, Gsm8kRows, SingleTable, VerlRows
 from ppoctl.models.shape_reader import shape_if_known
 from ppoctl.recipe.loading.load import load
-from ppoctl.recipe.loading.rules.rows import tables_of_rows
+from ppoctl.recipe.loading.rules.rows_rules import tables_of_rows
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.choose import ChooseReward
+from ppoctl.rewards.choose_reward import ChooseReward
 from ppoctl.rewards.code import CodeScorer
-from ppoctl.rewards.model import ModelScorer
-from ppoctl.rewards.python import PythonScorer
-from ppoctl.rewards.table import RewardTable, ScorerTable
+from ppoctl.rewards.model_reward import ModelScorer
+from ppoctl.rewards.python_reward import PythonScorer
+from ppoctl.rewards.scorer_table import RewardTable, ScorerTable
 from ppoctl.store.journal import read_lines
 from rewards.classifiers import classifier
 from rewards.reward_models import reward_model

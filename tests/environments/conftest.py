@@ -7,8 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ppoctl.environments.pool import EnvironmentPool
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_pool import EnvironmentPool
+from ppoctl.environments.environment_table import EpisodeTable
 
 AsInChild = Callable[[Any], Any]
 OpenPool = Callable[[EpisodeTable], EnvironmentPool]

@@ -7,7 +7,7 @@ import sys
 import time
 
 from environments.episodes import opened, past, python_table, turn
-from ppoctl.environments.pool import EnvironmentPool
+from ppoctl.environments.environment_pool import EnvironmentPool
 
 if __name__ == "__main__":
     pool = EnvironmentPool(python_table("Misbehaves", workers=2, seconds=600.0))

@@ -7,9 +7,9 @@ from typing import Any
 
 from ppoctl.core.batch.episodes import EnvironmentRow, Observation, Outcome, Past, ToolCall, Turn
 from ppoctl.core.batch.prompts import Json, Message
-from ppoctl.environments.kinds import KINDS
-from ppoctl.environments.pool import EnvironmentPool
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_kinds import KINDS
+from ppoctl.environments.environment_pool import EnvironmentPool
+from ppoctl.environments.environment_table import EpisodeTable
 
 PYTHON, TOOLS, CHOOSE = KINDS
 ENVIRONMENTS = Path(__file__).parent / "users_environments.py"

@@ -15,7 +15,7 @@ from environments.conftest import OpenPool
 from environments.episodes import after, contents, opened, outcome_of, past, python_table, tools_table, turn
 from ppoctl.core.batch.episodes import EnvironmentFailure, Environments, Observation, Outcome, Past
 from ppoctl.core.errors import RecipeError
-from ppoctl.environments.pool import EnvironmentPool
+from ppoctl.environments.environment_pool import EnvironmentPool
 
 LIMIT_S = 11.0
 """Limit of an answer. Only a hang waits for it; other answers come within it on a loaded machine too."""

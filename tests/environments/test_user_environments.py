@@ -10,8 +10,8 @@ import pytest
 from environments.conftest import AsInChild
 from environments.episodes import ENVIRONMENTS, past, turn
 from ppoctl.core.batch.episodes import ToolCall
+from ppoctl.environments.environment_worker import EnvironmentHandler
 from ppoctl.environments.user import opened
-from ppoctl.environments.worker import EnvironmentHandler
 
 Converse = Callable[..., "Conversation"]
 

@@ -25,7 +25,7 @@ from ppoctl.engines.weights.engine_calls import CompletedReply
 from ppoctl.engines.weights.sending import NamedWeights, Part, SenderRanks
 from ppoctl.models.convert.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.plan.memory.assumptions import FRAGMENTS_FRAC
-from ppoctl.plan.memory.trainer import RankBytes
+from ppoctl.plan.memory.trainer_memory import RankBytes
 
 TABLE = "table"
 """Name of the only tensor that is sent."""

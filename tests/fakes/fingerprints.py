@@ -1,6 +1,6 @@
 """Fingerprints of all stages of PPO, with a correction, resampling and an evaluation."""
 
-from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.evaluation_spec import EVALUATION
 from ppoctl.algorithms.pf_ppo import RESAMPLE, WHITENING
 from ppoctl.algorithms.ppo import PPO_CORRECTED
 from ppoctl.algorithms.trace import trace

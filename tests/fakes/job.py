@@ -17,7 +17,7 @@ from ppoctl.algorithms.trace import trace
 from ppoctl.core.errors import PreemptedError
 from ppoctl.core.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import RunContext, run
+from ppoctl.run.loop.steps import RunContext, run
 from ppoctl.run.run_recipe import as_recorded
 from ppoctl.run.wire.components import Components
 from ppoctl.run.wire.run_context import RunHooks, assemble

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from ppoctl.algorithms.advantages import ADVANTAGES
-from ppoctl.algorithms.forward import LOGPROBS, VALUES
-from ppoctl.algorithms.generation import REWARD, ROLLOUT
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
+from ppoctl.algorithms.forward_specs import LOGPROBS, VALUES
+from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT
 from ppoctl.algorithms.stage_spec import StageParts, StageSpec
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.core.batch.records import Advantages, Carry, Rewards, Rollouts
 from ppoctl.recipe.schema import Recipe
 

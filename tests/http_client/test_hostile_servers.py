@@ -17,7 +17,7 @@ from ppoctl.rewards.http import HttpScorer
 from ppoctl.rewards.http_scorer import ServiceScorer
 from ppoctl.rewards.sandbox.fusion import FusionEndpoint
 from ppoctl.rewards.sandbox.job import Limits, SandboxJob, UnreachableError
-from ppoctl.start.preflight.resources import mlflow
+from ppoctl.start.preflight.resource_checks import mlflow
 from recipe.conftest import SMALLEST
 from rewards.asking import request, scores
 

@@ -9,7 +9,7 @@ from fakes.bigram import initial_table
 from fakes.components import fake_recipe
 from fakes.job import finished, play, stop_at
 from ppoctl.core.errors import HealthStopError
-from ppoctl.run.loop.run import RunContext
+from ppoctl.run.loop.steps import RunContext
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import roll_back
 from ppoctl.store.recorded_run import RecordedRun

@@ -13,8 +13,8 @@ from ppoctl.core.errors import ExpectationError, FinishedShortError, HealthStopE
 from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
-from ppoctl.run.loop import run as run_module
-from ppoctl.run.loop.run import RunContext
+from ppoctl.run.loop import steps
+from ppoctl.run.loop.steps import RunContext
 from ppoctl.show.report.expectations import check_expectations, require_met
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
@@ -47,13 +47,13 @@ def test_ledger_records_updates_that_used_each_sample(tmp_path: Path) -> None:
 def test_run_with_missing_steps_raises_finished_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: a resume that considers its run one step further than it is."""
     play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"every_steps": 1}))
-    began = run_module.start_point
+    began = steps.start_point
 
     def further(job: RunContext) -> tuple[int, dict[str, State], Carry]:
         step, *rest = began(job)
         return step + 1, *rest
 
-    monkeypatch.setattr(run_module, "start_point", further)
+    monkeypatch.setattr(steps, "start_point", further)
     with pytest.raises(FinishedShortError, match="newest saved step 2, but `steps` is 3"):
         play(tmp_path / "run", fake_recipe(steps=3, checkpoint={"every_steps": 1}))
 
@@ -136,6 +136,6 @@ def test_health_rule_stops_run_if_generator_drifts(tmp_path: Path) -> None:
     drifting = replace(fake_components(recipe), generator=lambda models, notify, logs: DriftingGenerator(models))
     wiring = open_run(tmp_path / "run", recipe, Witness(), components=drifting)
     with pytest.raises(HealthStopError, match=r"step 8: mismatch/gap_mean_abs is 0\.32, above 0\.3 \(`h") as raised:
-        run_module.run(wiring.job)
+        steps.run(wiring.job)
     assert raised.value.exit_code == 5
     assert "ppoctl resume" in str(raised.value.hint)

@@ -16,7 +16,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, result, saved_checkpoints
 from ppoctl.core.errors import InterruptedByUserError, PpoctlError, PreemptedError
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.run.shutdown.signals import SignalGate, signal_gate
 from ppoctl.run.shutdown.time_left import TimeLeft
 from ppoctl.store import manifest as manifests

@@ -9,7 +9,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ppoctl.core.key_path import dotted
-from ppoctl.plan.fit.proposals import Proposal, Proposals
+from ppoctl.plan.fit.proposed import Proposal, Proposals
 from ppoctl.plan.fit.search import MARGIN_GIB
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.recipe.loading.load import load
-from ppoctl.start.preflight.proposals import proposals_for, settings_of
+from ppoctl.start.preflight.fitting import proposals_for, settings_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 CASES = (

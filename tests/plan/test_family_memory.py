@@ -7,13 +7,13 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.cost import count_parameters, token_cost
 from ppoctl.models.model import Model
 from ppoctl.models.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
-from ppoctl.plan.memory import generator
+from ppoctl.plan.memory import generator_memory
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
-from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
-from ppoctl.plan.memory.parameters import Parameters, rank_parameters
+from ppoctl.plan.memory.attention_memory import attention_at_work, norm_at_work
+from ppoctl.plan.memory.parameter_memory import Parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
-from ppoctl.plan.memory.trainer import Training, ranks_of
+from ppoctl.plan.memory.trainer_memory import Training, ranks_of
 from ppoctl.recipe.schema import GeneratorTable
 
 PLAIN = 2 * 128 + 2 * 64  # query and output 8 x 16 each, key and value 8 x 8 each
@@ -205,9 +205,9 @@ def test_engine_caches_latents_on_gpu() -> None:
     """Two layers of 5 + 2 channels, complete in each process; on a CPU, keys of all heads, and values of equal
     width."""
     table = GeneratorTable.model_validate({"gpu_memory_frac": 0.5, "kv_cache_mib": 3, "tensor": 2})
-    on_gpu = generator.generator_bytes(LATENT, 2, table, 10, 1e6)
+    on_gpu = generator_memory.generator_bytes(LATENT, 2, table, 10, 1e6)
     assert on_gpu.kv_tokens == on_gpu.kv_cache // (2 * 7 * 2)
-    assert generator.generator_bytes(LATENT, 2, table, 10).kv_tokens == 3 * 2**20 // (2 * 2 * 24 // 2 * 2)
+    assert generator_memory.generator_bytes(LATENT, 2, table, 10).kv_tokens == 3 * 2**20 // (2 * 2 * 24 // 2 * 2)
     whole = rank_parameters(Model(LATENT, "token"), whole_model(LATENT), ALONE)
     halves = rank_parameters(Model(LATENT, "token"), whole_model(LATENT), ParallelTable(tensor=2)).shared
     assert on_gpu.weights == 2 * (halves + whole.experts // 2)
@@ -218,5 +218,5 @@ def test_buckets_contain_every_weight() -> None:
     beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=experts)
     for shape in (LATENT, CAPPED, beside):
         bias = 6 if shape is LATENT else 0  # the router's bias, which is not a parameter
-        buckets = generator.bucket_bytes(shape, ParallelTable(pipeline=2), 4, 2**26)
+        buckets = generator_memory.bucket_bytes(shape, ParallelTable(pipeline=2), 4, 2**26)
         assert sum(buckets) == 4 * (count_parameters(shape) + bias)

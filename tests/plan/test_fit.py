@@ -16,18 +16,18 @@ from ppoctl.core.key_path import dotted
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.plan.fit.choices import FitCandidate, RoleChoice, candidate_of, changes, choice_of, settled, split_layout
 from ppoctl.plan.fit.footprint import occupants
-from ppoctl.plan.fit.proposals import Proposals
+from ppoctl.plan.fit.proposed import Proposals
 from ppoctl.plan.fit.search import MARGIN_GIB, PLACES, RECOMPUTE, FitSearch, Found, TrainedParts
 from ppoctl.plan.fit.seconds import decode_seconds, offload_seconds, optimizer_seconds, sequences_at_once
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.driver import StepBatch
 from ppoctl.plan.memory.estimate import estimate_here, misfit
-from ppoctl.plan.memory.generator import GeneratorBytes
-from ppoctl.plan.sizes import shapes_of
+from ppoctl.plan.memory.generator_memory import GeneratorBytes
+from ppoctl.plan.shared_sizes import shapes_of
 from ppoctl.recipe.loading.load import Loaded, load
-from ppoctl.recipe.loading.rules.across_tables import violations
+from ppoctl.recipe.loading.rules.all_rules import violations
 from ppoctl.recipe.schema import GeneratorTable, Recipe
-from ppoctl.start.preflight.proposals import proposals_for, settings_of, toml_of
+from ppoctl.start.preflight.fitting import proposals_for, settings_of, toml_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -20,10 +20,10 @@ from ppoctl.plan.flops import row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, training_of
-from ppoctl.plan.memory.parameters import Parameters, held_parameters, rank_parameters
+from ppoctl.plan.memory.parameter_memory import Parameters, held_parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import stages_of, whole_model
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
-from ppoctl.plan.memory.trainer import Training, ranks_of, state_bytes
+from ppoctl.plan.memory.trainer_memory import Training, ranks_of, state_bytes
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 

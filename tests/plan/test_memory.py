@@ -18,15 +18,15 @@ from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.models.head import Head
 from ppoctl.models.model import Model
 from ppoctl.models.shape_reader import read_shape
-from ppoctl.plan.memory import generator, pools
+from ppoctl.plan.memory import generator_memory, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
-from ppoctl.plan.memory.parameters import rank_parameters
+from ppoctl.plan.memory.parameter_memory import rank_parameters
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
-from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
+from ppoctl.plan.memory.trainer_memory import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import devices, is_one_process, processes
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, Recipe
@@ -244,20 +244,20 @@ def _table(**keys: int) -> GeneratorTable:
 def test_generator_weights_and_kv_cache() -> None:
     """Keys and values of a token: 2 x 3 layers x 8 channels x 2 bytes."""
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
-    engine = generator.generator_bytes(SMALL, 2, _table(), 300, 2.0 * (2 * parameters + 96 * 1000 + 95))
+    engine = generator_memory.generator_bytes(SMALL, 2, _table(), 300, 2.0 * (2 * parameters + 96 * 1000 + 95))
     assert (engine.weights, engine.kv_tokens, engine.full_sequences) == (2 * parameters, 1000, 3)
-    assert generator.generator_bytes(SMALL, 2, _table(), 300, 10.0).full_sequences == 0
-    tied = generator.generator_bytes(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), 300)
+    assert generator_memory.generator_bytes(SMALL, 2, _table(), 300, 10.0).full_sequences == 0
+    tied = generator_memory.generator_bytes(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), 300)
     assert tied.weights == engine.weights  # plus a packed copy of the table
     assert tied.kv_tokens == 3 * 2**20 // 96
-    split = generator.generator_bytes(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), 300)
+    split = generator_memory.generator_bytes(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), 300)
     assert split.weights == 2 * (3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE)
     assert split.kv_tokens == 3 * 2**20 // 48  # half of the heads in each process
 
 
 def test_weights_are_packed_into_buckets() -> None:
     """A stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
-    buckets = generator.bucket_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, 4 * 300)
+    buckets = generator_memory.bucket_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, 4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
     assert buckets == tuple(4 * number for number in numbers)
 
@@ -275,7 +275,11 @@ def test_bucket_copies_depend_on_weight_transfer(
     weights: str, one_node: bool, sender: int, engine: int, host: int
 ) -> None:
     cluster = ClusterTable.model_validate({"weights": weights, "placement": "apart"})
-    assert generator.copies_of(cluster, one_node=one_node) == {"actor": sender, "generator": engine, "node": host}
+    assert generator_memory.copies_of(cluster, one_node=one_node) == {
+        "actor": sender,
+        "generator": engine,
+        "node": host,
+    }
 
 
 @pytest.mark.parametrize(
@@ -736,11 +740,11 @@ def test_interleaved_stages_are_spaced_by_pipeline_size() -> None:
 
 
 def test_tensor_that_exactly_fills_bucket_is_included() -> None:
-    alone = generator.bucket_bytes(SMALL, ALONE, 4, 1)
+    alone = generator_memory.bucket_bytes(SMALL, ALONE, 4, 1)
     assert len(alone) > 3
-    filled = generator.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1])
+    filled = generator_memory.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1])
     assert filled[0] == alone[0] + alone[1]
-    assert generator.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1] - 1)[0] == alone[0]
+    assert generator_memory.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1] - 1)[0] == alone[0]
 
 
 def test_stage_that_exactly_fills_device_fits(smallest: Path) -> None:

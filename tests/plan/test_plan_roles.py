@@ -6,11 +6,11 @@ import pytest
 
 from ppoctl.algorithms.choose import step_function_at
 from ppoctl.algorithms.estimators.raw_reward import RawRewardAdvantages
-from ppoctl.algorithms.forward import ValuesSpec
+from ppoctl.algorithms.forward_specs import ValuesSpec
 from ppoctl.algorithms.ppo import PPO
 from ppoctl.algorithms.role_table import TrainedTable
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ValueUpdateSpec
+from ppoctl.algorithms.update_specs import ValueUpdateSpec
 from ppoctl.cli import plan as screen
 from ppoctl.cli.plan_summary import print_summary
 from ppoctl.core.batch.fields import RecordField

@@ -9,7 +9,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.algorithms.formulas.correction import (
+from ppoctl.algorithms.formulas.importance import (
     inside_sequence_weights,
     inside_weights,
     kept_by_divergence,

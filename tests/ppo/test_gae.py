@@ -8,7 +8,7 @@ import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
 
-from ppoctl.algorithms.formulas.advantages import CHUNK_TOKENS, gae, length_adaptive_lambda
+from ppoctl.algorithms.formulas.generalized_advantages import CHUNK_TOKENS, gae, length_adaptive_lambda
 from tolerance import EXACT, FLOAT32
 
 SETTINGS = [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.99, 1.0)]

@@ -9,7 +9,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.algorithms.formulas.advantages import gae, length_adaptive_lambda, monte_carlo
+from ppoctl.algorithms.formulas.generalized_advantages import gae, length_adaptive_lambda, monte_carlo
 from ppoctl.algorithms.formulas.rewards import (
     Moments,
     bootstrapped,

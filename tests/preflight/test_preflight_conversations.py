@@ -12,7 +12,7 @@ from ppoctl.data.chat import ChatTemplate
 from ppoctl.recipe.loading.load import load
 from ppoctl.start.preflight.check import check
 from ppoctl.start.preflight.conversations import conversation_notes
-from ppoctl.start.preflight.preview import preview
+from ppoctl.start.preflight.prompt_preview import preview
 
 LIMITS = "turns = 3, tokens = 40"
 TOOLS = f"environment={{kind='tools', tools=['calculator'], {LIMITS}}}"

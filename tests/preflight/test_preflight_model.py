@@ -16,7 +16,7 @@ from ppoctl.models.folder import fetched
 from ppoctl.recipe.generator_limits import require_head_size
 from ppoctl.recipe.loading.load import load
 from ppoctl.start.preflight.check import check
-from ppoctl.start.preflight.model import find_model
+from ppoctl.start.preflight.model_checks import find_model
 from preflight.conftest import edit, edit_header
 
 Break = Callable[[Path], None]

@@ -30,12 +30,12 @@ from ppoctl.core.machine import memory
 from ppoctl.data import index
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.start.preflight import resources
+from ppoctl.start.preflight import resource_checks
 from ppoctl.start.preflight.check import check
-from ppoctl.start.preflight.model import find_model
-from ppoctl.start.preflight.prompts import RowChecks
-from ppoctl.start.preflight.resources import disk, gpu_gib_here, shared_gpus
-from ppoctl.store.folders import require_new, require_writable
+from ppoctl.start.preflight.model_checks import find_model
+from ppoctl.start.preflight.prompt_checks import RowChecks
+from ppoctl.start.preflight.resource_checks import disk, gpu_gib_here, shared_gpus
+from ppoctl.store.writable_folders import require_new, require_writable
 from preflight.conftest import ROWS, edit
 
 GOOD = "\n".join(ROWS) + "\n"
@@ -103,7 +103,7 @@ def test_list_of_bad_rows_has_a_limit(folder: Path) -> None:
 def test_train_and_rollout_report_every_bad_row_before_anything_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ppoctl.run.commands", None)
+    monkeypatch.setitem(sys.modules, "ppoctl.run.run_commands", None)
     (folder / "train.jsonl").write_text(GOOD + "{oops\n[1]\n")
     for command in ("validate", "train", "rollout"):
         assert run([command, "r.toml"]) == 4
@@ -393,9 +393,9 @@ def small(folder: Path) -> Recipe:
 
 def test_machine_with_too_little_memory_is_found(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * 2**30)
-    assert resources.memory(small, None).level == Level.OK
+    assert resource_checks.memory(small, None).level == Level.OK
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
-    found = resources.memory(small, None)
+    found = resource_checks.memory(small, None)
     assert (found.error, bool(found.hint)) == (OutOfMemoryError, True)
     assert "GiB on this machine with all processes, which has 0.5; most of it is libraries" in found.what
 
@@ -403,7 +403,7 @@ def test_machine_with_too_little_memory_is_found(small: Recipe, monkeypatch: pyt
 def test_kv_cache_too_small_for_a_sequence_is_found(small: Recipe) -> None:
     """33 tokens of 4 layers with keys and values of 2 heads of 32 numbers, 4 bytes each: 66 KiB; blocks need more."""
     tiny = small.generator.model_copy(update={"kv_cache_mib": 0})
-    found = resources.memory(small.model_copy(update={"generator": tiny}), None)
+    found = resource_checks.memory(small.model_copy(update={"generator": tiny}), None)
     assert (found.error, found.hint) == (OutOfMemoryError, "raise `generator.kv_cache_mib`")
     assert "vLLM will not start: a sequence of full length needs" in found.what
 
@@ -427,7 +427,7 @@ def test_plan_and_validate_check_machine_only_with_here(
 def test_disk_with_too_little_space_is_found(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pairs of float32 states with weights and two moments: two kept, one being written, one saved by a stop; 4
     * 12 bytes * (862,336 + 862,464)."""
-    stored = resources.storage_of(small)
+    stored = resource_checks.storage_of(small)
     assert stored.states_bytes is not None
     needed = stored.states_bytes + stored.records_kept_bytes
     usage = type(shutil.disk_usage(tmp_path))
@@ -453,7 +453,7 @@ def test_hint_about_a_full_disk_is_a_setting_with_which_the_run_fits(
 
     usage = type(shutil.disk_usage(tmp_path))
     for now, enough, setting in (((3, 1), (2, 1), "keep_last=2"), ((2, 8), (2, 4), "every_steps=4")):
-        stored = resources.storage_of(keeping(*enough))
+        stored = resource_checks.storage_of(keeping(*enough))
         free = (stored.states_bytes or 0) + stored.records_kept_bytes
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: usage(2**40, 0, free))
         found = disk(keeping(*now), tmp_path / "runs/small")
@@ -466,14 +466,14 @@ def test_train_checks_disk_and_memory_unless_forced(
 ) -> None:
     from ppoctl.run.startable import Messages, startable
 
-    monkeypatch.setitem(sys.modules, "ppoctl.run.commands", None)  # nothing starts, even if a problem is missed
+    monkeypatch.setitem(sys.modules, "ppoctl.run.run_commands", None)  # nothing starts, even if a problem is missed
     usage = type(shutil.disk_usage(folder))
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(sys.modules, "ppoctl.run.commands", None)
+    monkeypatch.setitem(sys.modules, "ppoctl.run.run_commands", None)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
     assert run(["train", "r.toml"]) == 7
     assert "stage `" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from ppoctl.core.errors import RecipeError
-from ppoctl.environments.table import CallFormat
+from ppoctl.environments.environment_table import CallFormat
 from ppoctl.models.families import FAMILIES
 from ppoctl.recipe.call_format import CALL_TOKENS, call_format_of
 from ppoctl.recipe.loading.load import load

@@ -8,8 +8,8 @@ import pytest
 from ppoctl.algorithms.estimators.monte_carlo import MonteCarloAdvantages
 from ppoctl.core.finding import Finding
 from ppoctl.recipe.loading.load import examine, load
-from ppoctl.recipe.loading.rules import critic
-from ppoctl.recipe.loading.rules.across_tables import rules_of, violations
+from ppoctl.recipe.loading.rules import critic_rules
+from ppoctl.recipe.loading.rules.all_rules import rules_of, violations
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import SMALLEST, Write, refusal
 
@@ -153,7 +153,7 @@ def test_critic_is_refused_if_the_advantages_train_none(smallest: Path) -> None:
     assert problem.hint == "remove the table [critic], or add `--set ppo.advantages.kind=gae`"
 
 
-@pytest.mark.parametrize("rule", rules_of(critic), ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", rules_of(critic_rules), ids=lambda rule: rule.__name__)
 def test_rule_accepts_ppo_with_every_key_of_a_critic(smallest: Path, rule: Any) -> None:
     # Only one of the two keys of a critic warm-up may be set.
     sets = [setting for settings, _, _ in CASES for setting in settings if "critic_only_steps" not in setting]

@@ -6,8 +6,8 @@ import pytest
 
 from fakes.components import fake_recipe
 from ppoctl.core.finding import Finding
-from ppoctl.recipe.loading.rules import environment
-from ppoctl.recipe.loading.rules.across_tables import RULES, rules_of
+from ppoctl.recipe.loading.rules import environment_rules as environment
+from ppoctl.recipe.loading.rules.all_rules import RULES, rules_of
 from ppoctl.recipe.schema import Recipe
 
 CLASS = {"kind": "python", "path": "env:Counts"}

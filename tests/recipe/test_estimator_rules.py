@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from ppoctl.recipe.loading.rules import estimators, resampling
-from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import estimators_rules, resampling_rules
+from ppoctl.recipe.loading.rules.all_rules import rules_of
 from ppoctl.recipe.schema import Recipe
 
 IN_REWARD = {"place": "reward", "coef": 0.1}
@@ -35,7 +35,7 @@ def recipe_of(kind: str, samples: int, kl: dict[str, Any]) -> Recipe:
 )
 def test_relative_advantages_are_refused(kind: str, samples: int, kl: dict[str, Any], says: str, hint: str) -> None:
     recipe = recipe_of(kind, samples, kl)
-    (conflict,) = [conflict for rule in rules_of(estimators) for conflict in rule(recipe)]
+    (conflict,) = [conflict for rule in rules_of(estimators_rules) for conflict in rule(recipe)]
     assert conflict.what.startswith(says)
     assert conflict.hint == f"--set {hint}"
     assert conflict.keys[0] == ("ppo", "advantages", "kind")
@@ -60,7 +60,7 @@ def test_gdpo_requires_unshaped_components(reward: dict[str, Any], says: str, ke
     ppo = {"epochs": 2, "minibatch_seqs": 4, "advantages": {"kind": "gdpo"}, "kl": {"place": "none"}}
     rollout = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6}
     recipe = fake_recipe(ppo=ppo, rollout=rollout, reward=reward)
-    found = [conflict for rule in rules_of(estimators) for conflict in rule(recipe)]
+    found = [conflict for rule in rules_of(estimators_rules) for conflict in rule(recipe)]
     assert [conflict.keys for conflict in found] == [(("ppo", "advantages", "kind"), key) for key in keys]
     assert all(conflict.what.startswith(says) for conflict in found)
     assert {conflict.hint for conflict in found} <= {"--set ppo.advantages.kind=grpo"}
@@ -80,14 +80,14 @@ def test_gdpo_requires_unshaped_components(reward: dict[str, Any], says: str, ke
 )
 def test_other_recipes_are_accepted(kind: str, samples: int, kl: dict[str, Any]) -> None:
     recipe = recipe_of(kind, samples, kl)
-    assert [conflict for rule in rules_of(estimators) for conflict in rule(recipe)] == []
+    assert [conflict for rule in rules_of(estimators_rules) for conflict in rule(recipe)] == []
 
 
 def test_whitened_rewards_are_refused_if_no_advantage_depends_on_them() -> None:
     ppo = {"epochs": 2, "minibatch_seqs": 4, "whiten_rewards": True}
     for kind, says in (("grpo", ["whitened rewards of tokens have no effect"]), ("raw_reward", []), ("gae", [])):
         recipe = fake_recipe(ppo={**ppo, "advantages": {"kind": kind}})
-        found = [conflict for rule in rules_of(estimators) for conflict in rule(recipe)]
+        found = [conflict for rule in rules_of(estimators_rules) for conflict in rule(recipe)]
         assert [conflict.what.partition(":")[0] for conflict in found] == says
         assert [conflict.hint for conflict in found] == ["--set ppo.whiten_rewards=false"] * len(says)
 
@@ -95,6 +95,6 @@ def test_whitened_rewards_are_refused_if_no_advantage_depends_on_them() -> None:
 @pytest.mark.parametrize(("kind", "refused"), [("grpo", 1), ("raw_reward", 1), ("monte_carlo", 0), ("gae", 0)])
 def test_resampling_requires_a_critic(kind: str, refused: int) -> None:
     ppo = {"epochs": 2, "minibatch_seqs": 4, "resample": {"kind": "pow"}, "advantages": {"kind": kind}}
-    found = [conflict for rule in rules_of(resampling) for conflict in rule(fake_recipe(ppo=ppo))]
+    found = [conflict for rule in rules_of(resampling_rules) for conflict in rule(fake_recipe(ppo=ppo))]
     assert [conflict.hint for conflict in found] == ["--set ppo.resample.kind=none"] * refused
     assert all("only with a critic" in conflict.what for conflict in found)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ppoctl.recipe.loading.load import load
-from ppoctl.recipe.loading.rules import frozen
-from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import frozen_rules
+from ppoctl.recipe.loading.rules.all_rules import rules_of
 from recipe.conftest import model_as_read, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
@@ -55,7 +55,7 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "written", "says", "hint"), CASES)
 def test_part_that_does_not_fit_model_raises(rule: str, written: str, says: str, hint: str) -> None:
-    assert rule in {check.__name__ for check in rules_of(frozen)}
+    assert rule in {check.__name__ for check in rules_of(frozen_rules)}
     caught = refusal([QUICKSTART], [written])
     assert says in str(caught)
     assert hint in f"{caught} {caught.hint}"

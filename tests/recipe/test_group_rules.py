@@ -7,8 +7,8 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.dynamic_sampling import with_groups
 from ppoctl.core.finding import Finding
-from ppoctl.recipe.loading.rules import groups
-from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import groups_rules as groups
+from ppoctl.recipe.loading.rules.all_rules import rules_of
 from ppoctl.recipe.schema import Recipe
 
 MOMENTS = {"kind": "exact_match", "moments": {"kind": "running"}}

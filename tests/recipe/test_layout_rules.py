@@ -8,8 +8,8 @@ import pytest
 from ppoctl.core.errors import RecipeError, quoted
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.recipe.loading.load import load
-from ppoctl.recipe.loading.rules import layout
-from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import layout_rules as layout
+from ppoctl.recipe.loading.rules.all_rules import rules_of
 from ppoctl.recipe.parallel import layouts, processes
 from recipe.conftest import model_as_read, refusal
 

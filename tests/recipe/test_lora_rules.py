@@ -7,8 +7,8 @@ import pytest
 
 from ppoctl.core.errors import RecipeError
 from ppoctl.recipe.loading.load import load
-from ppoctl.recipe.loading.rules import lora
-from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import lora_rules
+from ppoctl.recipe.loading.rules.all_rules import rules_of
 from recipe.conftest import model_as_read, refusal
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
@@ -86,7 +86,7 @@ def test_adapters_that_do_not_fit_the_model_are_refused_with_one_message(
 
 def test_every_rule_about_adapters_has_a_failing_case() -> None:
     tested_with_experts = "check_targets_are_not_experts"
-    assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in rules_of(lora)}
+    assert {rule for rule, *_ in CASES} | {tested_with_experts} == {check.__name__ for check in rules_of(lora_rules)}
 
 
 @pytest.mark.parametrize(

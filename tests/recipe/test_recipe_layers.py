@@ -22,7 +22,7 @@ from ppoctl.recipe.loading.layers import EnvironmentLayer, FileLayer, Layers, Se
 from ppoctl.recipe.loading.load import examine, from_resolved, load
 from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import HealthRule, Recipe
-from ppoctl.recipe.tracking import MlflowTracking, NoTracking
+from ppoctl.recipe.tracking_table import MlflowTracking, NoTracking
 from recipe.conftest import SMALLEST, Write, refusal
 
 

@@ -13,19 +13,19 @@ from ppoctl.recipe import cadence
 from ppoctl.recipe.loading import rules
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.loading.rules import (
-    across_tables,
-    critic,
-    environment,
-    estimators,
-    frozen,
-    groups,
-    layout,
-    lora,
-    slurm,
-    value_head,
+    all_rules,
+    critic_rules,
+    environment_rules,
+    estimators_rules,
+    frozen_rules,
+    groups_rules,
+    layout_rules,
+    lora_rules,
+    slurm_rules,
+    value_head_rules,
 )
-from ppoctl.recipe.loading.rules.across_tables import rules_of
-from ppoctl.recipe.loading.rules.metrics import is_lower_better
+from ppoctl.recipe.loading.rules.all_rules import rules_of
+from ppoctl.recipe.loading.rules.metrics_rules import is_lower_better
 from recipe.conftest import SMALLEST, Write, refusal
 
 EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
@@ -802,15 +802,25 @@ def test_broken_rule_reports_its_message(smallest: Path, rule: str, sets: list[s
 
 def test_every_rule_has_a_failing_case() -> None:
     noting = {"check_ray_address_used", "check_bootstrap_value_is_intended", "check_reinforce_is_on_policy"}
-    own_module = (critic, environment, estimators, frozen, groups, layout, lora, slurm, value_head)
+    own_module = (
+        critic_rules,
+        environment_rules,
+        estimators_rules,
+        frozen_rules,
+        groups_rules,
+        layout_rules,
+        lora_rules,
+        slurm_rules,
+        value_head_rules,
+    )
     tested_there = {rule for module in own_module for rule in rules_of(module)}
-    expected = {rule.__name__ for rule in {*across_tables.RULES} - tested_there}
+    expected = {rule.__name__ for rule in {*all_rules.RULES} - tested_there}
     assert {name for name, _, _ in CASES} | noting == expected
 
 
 def test_rules_of_every_module_are_checked() -> None:
     modules = [import_module(f"{rules.__name__}.{module.name}") for module in iter_modules(rules.__path__)]
-    assert {rule for module in modules for rule in rules_of(module)} <= {*across_tables.RULES}
+    assert {rule for module in modules for rule in rules_of(module)} <= {*all_rules.RULES}
     assert all(map(rules_of, modules))
 
 
@@ -947,7 +957,7 @@ def test_early_end_is_accepted_at_its_bounds(smallest: Path) -> None:
 def notes_on(file: Path, *sets: str) -> list[str]:
     """Return the notes on a recipe, with their hints."""
     recipe = load([file], sets, {}).recipe
-    found = across_tables.violations(recipe, lambda _: "--set")
+    found = all_rules.violations(recipe, lambda _: "--set")
     assert {finding.level for finding in found} <= {Level.NOTE}
     return [f"{finding.what}; {finding.hint}" for finding in found]
 

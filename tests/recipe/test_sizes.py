@@ -8,7 +8,7 @@ import pytest
 from plan.small_model import SMALL
 from ppoctl.algorithms.sizes import generator_window, longest_sequence, reward_tokens, warmup_updates
 from ppoctl.recipe.loading.load import load
-from ppoctl.rewards.model import ModelScorer
+from ppoctl.rewards.model_reward import ModelScorer
 
 
 @pytest.mark.parametrize(

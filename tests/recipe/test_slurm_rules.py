@@ -6,10 +6,10 @@ import pytest
 
 from ppoctl.core.errors import RecipeError
 from ppoctl.recipe.loading.load import examine, load
-from ppoctl.recipe.loading.rules import slurm
-from ppoctl.recipe.loading.rules.across_tables import rules_of
-from ppoctl.recipe.loading.rules.slurm import OWNED
-from ppoctl.recipe.slurm import is_image_file, limit_s, memory_mib
+from ppoctl.recipe.loading.rules import slurm_rules
+from ppoctl.recipe.loading.rules.all_rules import rules_of
+from ppoctl.recipe.loading.rules.slurm_rules import OWNED
+from ppoctl.recipe.slurm_table import is_image_file, limit_s, memory_mib
 from recipe.conftest import refusal
 
 CASES: list[tuple[str, str, str, str | None]] = [
@@ -177,7 +177,7 @@ def test_invalid_slurm_setting_raises(smallest: Path, rule: str, setting: str, l
 
 def test_every_slurm_rule_has_a_failing_case() -> None:
     warns = {"check_booked_gpus_are_used"}  # the table below
-    assert {rule for rule, *_ in CASES} | warns == {rule.__name__ for rule in rules_of(slurm)}
+    assert {rule for rule, *_ in CASES} | warns == {rule.__name__ for rule in rules_of(slurm_rules)}
 
 
 @pytest.mark.parametrize(

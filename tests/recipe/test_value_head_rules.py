@@ -7,8 +7,8 @@ import pytest
 
 from ppoctl.core.errors import RecipeError
 from ppoctl.recipe.loading.load import examine, load
-from ppoctl.recipe.loading.rules import value_head
-from ppoctl.recipe.loading.rules.across_tables import rules_of
+from ppoctl.recipe.loading.rules import value_head_rules
+from ppoctl.recipe.loading.rules.all_rules import rules_of
 from recipe.conftest import SMALLEST, Write, refusal
 
 NO_CRITIC = SMALLEST[: SMALLEST.index("[critic.optimizer]")]
@@ -113,7 +113,7 @@ def test_copied_layers_must_be_on_the_last_pipeline_stage(
         sets = [f"actor.parallel={parallel}", f"critic.layers_copied={layers}"]
         loaded, _ = examine([file], sets, {}, judges=())
         assert loaded is not None
-        return [conflict.hint or "" for rule in rules_of(value_head) for conflict in rule(loaded.recipe)]
+        return [conflict.hint or "" for rule in rules_of(value_head_rules) for conflict in rule(loaded.recipe)]
 
     assert conflicts(last) == []
     assert conflicts(last + 1) == [f"--set critic.layers_copied={last}"]

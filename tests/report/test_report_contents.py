@@ -14,7 +14,7 @@ from fakes.components import fake_recipe
 from ppoctl.algorithms.ppo_table import algorithm_name
 from ppoctl.core.batch.sealed_json import seal, unseal
 from ppoctl.run import new_run
-from ppoctl.show.report import curves, events, samples, time_use
+from ppoctl.show.report import events, report_curves, report_samples, report_time
 from ppoctl.show.report.contents import contents, fit
 from ppoctl.show.report.expectations import history
 from ppoctl.show.report.overview import contract, head
@@ -84,25 +84,25 @@ def by_hand() -> ReportedRun:
     ],
 )  # fmt: skip
 def test_curve_summary_is_a_sentence(points: list[tuple[int, float]], says: str) -> None:
-    assert curves.summary(points) == says
+    assert report_curves.summary(points) == says
 
 
 def test_thinned_history_keeps_its_extremes_and_ends() -> None:
     points = [(step, 0.0) for step in range(1, 5001)]
     points[3210] = (3211, 9.0)
     points[1234] = (1235, -9.0)
-    shown = curves.thinned(points, 100)
+    shown = report_curves.thinned(points, 100)
     assert 2 < len(shown) <= 100
     assert (shown[0], shown[-1]) == (points[0], points[-1])
     assert {(3211, 9.0), (1235, -9.0)} <= set(shown)
-    assert curves.thinned(points[:100], 100) == points[:100]
+    assert report_curves.thinned(points[:100], 100) == points[:100]
 
 
 def test_band_is_one_standard_deviation_around_the_mean() -> None:
     run = by_hand()
     lines = [line(1, step, "reward", 1.0, reward__score_mean=0.5, reward__score_std=0.2) for step in (1, 2)]
     run = with_parts(facts=run.facts, recipes=run.recipes, lines=lines)
-    chart = curves.chart("reward/score_mean", [run], steps := curves.Steps())
+    chart = report_curves.chart("reward/score_mean", [run], steps := report_curves.Steps())
     [series] = chart["data"]["series"]
     assert series == {"run": 0, "steps": 0, "values": [0.5, 0.5], "low": [0.3, 0.3], "high": [0.7, 0.7]}
     assert steps.lists == [[1, 2]]
@@ -115,7 +115,7 @@ def test_values_with_a_small_range_keep_their_differences() -> None:
     name, values = "throughput/generated_tokens_per_s", [100000.0, 100000.3, float("nan"), 100000.12345678]
     lines = [line(1, step, "rollout", 1.0, **{name: value}) for step, value in enumerate(values, start=1)]
     run = with_parts(facts=run.facts, recipes=run.recipes, lines=lines)
-    chart = curves.chart(name, [run], curves.Steps())["data"]
+    chart = report_curves.chart(name, [run], report_curves.Steps())["data"]
     assert chart["series"][0]["values"] == [100000.0, 100000.3, None, 100000.1235]
     assert (chart["axis"]["low"], chart["axis"]["high"]) == (100000.0, 100000.3)
 
@@ -154,7 +154,7 @@ def test_algorithm_is_named_as_the_recipe_says(ppo: dict[str, Any], name: str) -
 def test_time_shares_add_up_to_the_total() -> None:
     """Attempts of 40 s and 4 s. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was repeated; starting 10,
     replayed 1, abandoned 2; the rest of 44 s: 11."""
-    use = time_use.shares(by_hand())
+    use = report_time.shares(by_hand())
     took = {row["name"]: row["took"] for row in use["rows"]}
     assert use["whole"] == "44s"
     assert took == {
@@ -166,7 +166,7 @@ def test_time_shares_add_up_to_the_total() -> None:
 
 
 def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
-    assert time_use.timeline(by_hand(), 0) == {
+    assert report_time.timeline(by_hand(), 0) == {
         "run": 0, "stages": ["rollout", "actor_update"],
         "bars": [[1, 1], [2, 2]], "seconds": [[2.0, 5.0], [3.0, 6.0]],
         "axis": {"low": 0.0, "high": 11.0, "ticks": ((0.0, "0"), (5.0, "5"), (10.0, "10"))},
@@ -177,7 +177,7 @@ def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
 def test_many_steps_are_averaged_into_fewer_bars() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
-    timeline = time_use.timeline(with_parts(recipes=run.recipes, lines=lines), 0)
+    timeline = report_time.timeline(with_parts(recipes=run.recipes, lines=lines), 0)
     assert (len(timeline["bars"]), timeline["bars"][0], timeline["bars"][-1]) == (100, [1, 3], [298, 300])
     assert timeline["seconds"][0][:2] == [2.0, 5.0]
 
@@ -236,7 +236,7 @@ def shown(row: int, prompt: str, score: float | None, tokens: int) -> ShownSampl
 def test_best_worst_longest_and_disagreeing_samples_are_chosen() -> None:
     items = [shown(0, "p", 1.0, 3), shown(1, "p", 0.0, 3), shown(2, "q", 0.5, 9), shown(3, "q", 0.5, 2)]
     items += [shown(4, "r", None, 1), *(shown(5 + n, f"s{n}", 0.5, 2) for n in range(10))]
-    chosen = samples._chosen(items)
+    chosen = report_samples._chosen(items)
     kinds = {row: names for row, (_, names) in chosen.items()}
     assert kinds == {
         0: ["best", "longest", "disagree"],
@@ -331,7 +331,7 @@ def test_runs_with_equal_names_are_numbered(runs: tuple[Path, Path]) -> None:
 
 def test_report_without_samples_imports_no_heavy_library(runs: tuple[Path, Path], tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ppoctl.show.report.write import write_report; "
+        "import sys; from pathlib import Path; from ppoctl.show.report.report_file import write_report; "
         f"write_report([Path({str(runs[0])!r})], Path({str(tmp_path / 'r.html')!r}), steps=0); "
         "print([name for name in ('torch', 'transformers', 'pyarrow', 'numpy', 'mlflow') if name in sys.modules])"
     )

@@ -11,8 +11,8 @@ import pytest
 
 from ppoctl.show.report.contents import contents
 from ppoctl.show.report.render_page import FILES, html
+from ppoctl.show.report.report_file import write_report
 from ppoctl.show.report.run_reader import read_runs
-from ppoctl.show.report.write import write_report
 from report.browser import Browser
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.show.report import samples
+from ppoctl.show.report import report_samples
 from ppoctl.show.report.contents import contents
 from ppoctl.show.report.render_page import html
 from ppoctl.show.report.run_reader import read_runs
@@ -17,7 +17,7 @@ from store.episodes_on_disk import HOSTILE, run_of_episodes
 def sets(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the samples of step 1 and of its evaluation."""
     [run] = read_runs([run_of_episodes(tmp_path_factory.mktemp("conversations") / "episodes").root])
-    return [*samples.rollouts(run, 0, 1), *samples.evaluations(run, 0)]
+    return [*report_samples.rollouts(run, 0, 1), *report_samples.evaluations(run, 0)]
 
 
 def item(sample_set: dict[str, Any], prompt: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_parts_of_an_episode_are_ranges_of_its_tokens(sets: list[dict[str, Any]]
 
 def test_tokens_that_do_not_fit_cut_the_parts(tmp_path: Path) -> None:
     [run] = read_runs([run_of_episodes(tmp_path / "episodes").root])
-    found = item(samples.rollouts(run, 0, 1, most_tokens=14)[0], "q0")
+    found = item(report_samples.rollouts(run, 0, 1, most_tokens=14)[0], "q0")
     assert [(part.get("from"), part.get("to")) for part in found["parts"]] == [(0, 12), (12, 14), (None, None)]
     assert (found["cut"], len(found["mask"]), len(found["advantage"])) == (5, 14, 14)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.show.report import render_page, write
+from ppoctl.show.report import render_page, report_file
 from ppoctl.show.report.render_page import FILES, SCRIPTS, inert
-from ppoctl.show.report.write import write_report
+from ppoctl.show.report.report_file import write_report
 from report.conftest import HOSTILE
 
 AA_TEXT = 4.5
@@ -186,6 +186,8 @@ def test_colours_have_enough_contrast(mode: str) -> None:
 
 def test_runs_also_differ_in_their_dash_patterns() -> None:
     style = (FILES / "style.css").read_text()
-    dashes = [re.findall(rf"\.r{at} \{{[^}}]*?stroke-dasharray: ([\d ]+)", style) for at in range(write.MOST_RUNS)]
-    assert len({str(style) for style in dashes}) == write.MOST_RUNS
+    dashes = [
+        re.findall(rf"\.r{at} \{{[^}}]*?stroke-dasharray: ([\d ]+)", style) for at in range(report_file.MOST_RUNS)
+    ]
+    assert len({str(style) for style in dashes}) == report_file.MOST_RUNS
     assert render_page.SCRIPTS[0] == "start.js"

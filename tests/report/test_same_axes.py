@@ -9,7 +9,7 @@ import pytest
 
 from ppoctl.cli.app import run
 from ppoctl.core.batch.sealed_json import sealed_line
-from ppoctl.show.report.write import write_report
+from ppoctl.show.report.report_file import write_report
 from ppoctl.store.journal import read_lines
 from report.browser import Browser
 

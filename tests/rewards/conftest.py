@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.scorer_pool import ScorerPool
 
 OpenPool = Callable[..., ScorerPool]
 

@@ -11,7 +11,7 @@ import time
 from asking import request, scores
 
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.scorer_pool import ScorerPool
 
 if __name__ == "__main__":
     pool = ScorerPool(ScorerSpec("drill_scorers:score"), workers=2, timeout_s=600)

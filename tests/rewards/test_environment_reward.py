@@ -12,13 +12,13 @@ from fakes.components import fake_recipe
 from ppoctl.core.batch.episodes import Episode, EpisodeTurn
 from ppoctl.core.batch.prompts import Message, Prompt
 from ppoctl.core.batch.scores import Score, ScoreRequest
-from ppoctl.rewards.environment import AsOneTurn
-from ppoctl.rewards.findings import findings
+from ppoctl.rewards.environment_reward import AsOneTurn
 from ppoctl.rewards.function import RewardValue
 from ppoctl.rewards.length import score as length_score
 from ppoctl.rewards.probe import probe, require_sound
+from ppoctl.rewards.reward_findings import findings
+from ppoctl.rewards.scorer_table import ScorerTable
 from ppoctl.rewards.sum import SumReward
-from ppoctl.rewards.table import ScorerTable
 from ppoctl.rewards.trial import trials
 from rewards.asking import word_ids
 

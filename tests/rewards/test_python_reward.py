@@ -12,7 +12,7 @@ from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.core.errors import MissingAssetError, RecipeError, RewardError
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.loading.write import recipe_as_toml
-from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.python_reward import PythonScorer
 from ppoctl.rewards.scorer_main import judge
 from ppoctl.rewards.user_function import opened
 from rewards.asking import request, scores_of

@@ -13,14 +13,14 @@ from ppoctl.core.batch.scores import BatchScorer, Score, ScoreRequest
 from ppoctl.core.errors import NonFiniteError, RecipeError, RewardError
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.loading.load import load
-from ppoctl.rewards.choose import ChooseReward, ChoosingScorer
+from ppoctl.rewards.choose_reward import ChooseReward, ChoosingScorer
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.probe import probe, probed_rows
-from ppoctl.rewards.reward import Reward
-from ppoctl.rewards.rows import RowCheck
+from ppoctl.rewards.reward_rows import RowCheck
+from ppoctl.rewards.reward_table import Reward
+from ppoctl.rewards.scorer_table import RewardTable
 from ppoctl.rewards.sum import SumReward, SumScorer, summed
-from ppoctl.rewards.table import RewardTable
 from rewards.asking import request, scores_of, word_ids
 from rewards.scorers_in_process import Gathers, Held
 

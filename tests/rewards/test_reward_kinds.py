@@ -10,7 +10,7 @@ import pytest
 from ppoctl.core.batch.scores import Score
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.gsm8k import Gsm8kScorer
-from ppoctl.rewards.table import ProcessScorer
+from ppoctl.rewards.scorer_table import ProcessScorer
 from rewards.asking import request, scores_of
 
 

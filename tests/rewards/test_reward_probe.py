@@ -15,11 +15,11 @@ from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.http import HttpScorer
-from ppoctl.rewards.pool import ScorerPool
 from ppoctl.rewards.probe import ProbeRow, probe, require_sound, result_of
-from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.python_reward import PythonScorer
+from ppoctl.rewards.scorer_pool import ScorerPool
+from ppoctl.rewards.scorer_table import Candidates, ProcessScorer
 from ppoctl.rewards.sum import SumReward
-from ppoctl.rewards.table import Candidates, ProcessScorer
 from rewards.asking import word_ids
 from rewards.scorers_in_process import Scoring
 

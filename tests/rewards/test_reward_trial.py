@@ -17,13 +17,13 @@ from ppoctl.core.finding import Finding, Level
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.boxed import last_boxed
-from ppoctl.rewards.findings import findings
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
 from ppoctl.rewards.math import MathScorer
-from ppoctl.rewards.pool import WorkerPool
 from ppoctl.rewards.probe import MEND
-from ppoctl.rewards.table import ScorerTable
+from ppoctl.rewards.reward_findings import findings
+from ppoctl.rewards.scorer_pool import WorkerPool
+from ppoctl.rewards.scorer_table import ScorerTable
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from rewards.asking import word_ids
 from rewards.scorers_in_process import Gathers, Scoring

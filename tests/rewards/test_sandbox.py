@@ -13,8 +13,8 @@ import pytest
 
 from leftover import all_gone
 from ppoctl.core.errors import MissingAssetError
-from ppoctl.rewards.sandbox.client import Sandbox, SandboxError, require
 from ppoctl.rewards.sandbox.job import Limits, Ran, SandboxJob
+from ppoctl.rewards.sandbox.sandbox_client import Sandbox, SandboxError, require
 from rewards.sandboxes import WAYS, way
 
 FOLDER = Path(__file__).parent
@@ -97,7 +97,8 @@ def test_sandbox_processes_are_first_to_be_killed_for_memory(name: str) -> None:
 
 def test_sandbox_processes_end_with_scorer_process(tmp_path: Path) -> None:
     script = (
-        "import sys; from ppoctl.rewards.sandbox.client import Sandbox; from ppoctl.rewards.sandbox.job import *\n"
+        "import sys; from ppoctl.rewards.sandbox.sandbox_client import Sandbox\n"
+        "from ppoctl.rewards.sandbox.job import *\n"
         "sandbox = Sandbox('namespaces'); sandbox.run(SandboxJob('pass')); print(sandbox.pid, flush=True)\n"
         f"sandbox.run(SandboxJob({SLEEPS_STUBBORNLY!r}, limits=Limits(timeout_s=60.0)))\n"
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppoctl.rewards.sandbox.client import Sandbox
 from ppoctl.rewards.sandbox.job import Limits, SandboxJob
+from ppoctl.rewards.sandbox.sandbox_client import Sandbox
 from rewards.attacks import ATTACKS, PRELUDE
 from rewards.sandboxes import WAYS, way
 

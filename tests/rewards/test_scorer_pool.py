@@ -19,8 +19,8 @@ from ppoctl.core.batch.prompts import Message
 from ppoctl.core.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.core.errors import ExitCode, NonFiniteError, RewardError
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.pool import ScorerPool
 from ppoctl.rewards.scorer_output import KEPT_BYTES, Dropped
+from ppoctl.rewards.scorer_pool import ScorerPool
 from ppoctl.rewards.scorer_process import ScorerProcess
 from rewards.asking import request, scores
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.core.recipe_table import RESULTS
-from ppoctl.rewards import kinds
+from ppoctl.rewards import reward_kinds
 from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import ProcessScorer
+from ppoctl.rewards.scorer_table import ProcessScorer
 
 
 class FewWordsScorer(ProcessScorer):
@@ -92,6 +92,6 @@ def _refused(do: Any, kind: type[Exception]) -> str:
 
 
 if __name__ == "__main__":
-    kinds.SCORERS = (FewWordsScorer, *kinds.SCORERS)
+    reward_kinds.SCORERS = (FewWordsScorer, *reward_kinds.SCORERS)
     sys.modules["third_kind"] = sys.modules["__main__"]
     print(json.dumps(main(Path(sys.argv[1]))))

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.slurm import FakeSlurm
 from ppoctl.core.errors import SlurmError
-from ppoctl.start.slurm.client import Slurm, SlurmAbsentError, SlurmAwayError, SlurmJob
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmAbsentError, SlurmAwayError, SlurmJob
 
 
 def test_job_is_read_from_controller_output(cluster: FakeSlurm) -> None:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ppoctl.start.slurm.client import SlurmJob
 from ppoctl.start.slurm.run_state import RunFacts, SlurmSnapshot, run_state
+from ppoctl.start.slurm.slurm_client import SlurmJob
 from ppoctl.store.jobs import JobRecord, ScriptEnd
 
 NOW = 1_000_000.0

@@ -16,8 +16,8 @@ from fakes.job import play, stop_at
 from fakes.slurm import FakeSlurm
 from ppoctl.core.errors import RunAliveError, SlurmError
 from ppoctl.start.slurm import run_status
-from ppoctl.start.slurm.client import Slurm
 from ppoctl.start.slurm.run_state import RunFacts
+from ppoctl.start.slurm.slurm_client import Slurm
 from ppoctl.store import liveness
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record

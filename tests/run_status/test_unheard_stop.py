@@ -7,8 +7,8 @@ import pytest
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.core.errors import InterruptedByUserError
 from ppoctl.start.slurm.allocation import Allocation
-from ppoctl.start.slurm.client import Slurm
 from ppoctl.start.slurm.job_start import register_start
+from ppoctl.start.slurm.slurm_client import Slurm
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record

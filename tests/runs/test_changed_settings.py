@@ -15,7 +15,7 @@ from ppoctl.core.user_functions import digest_of
 from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.changed_settings import adopt, change
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.run.run_recipe import as_recorded
 from ppoctl.store.attempt import claim
 from ppoctl.store.recorded_run import RecordedRun

@@ -18,7 +18,7 @@ from ppoctl.core.batch.records import Evaluation, State
 from ppoctl.core.errors import RewardError
 from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run import commands, eval_target
+from ppoctl.run import eval_target, run_commands
 from ppoctl.run.eval_target import Checkpoint
 from ppoctl.run.wire import engines
 from ppoctl.store.manifest import Manifest
@@ -49,7 +49,7 @@ def test_actor_state_is_loaded_once_on_generator_request(saved: Manifest | None)
     trainers = {"actor": Recording("actor")}
     components = replace(components, trainers=trainers, generator=lambda actor_at, *_: Starting(actor_at))
     sets = components.prompts.evaluation_sets()
-    found = commands.evaluated(Checkpoint(recipe, Path("states"), saved), components, sets, print)
+    found = run_commands.evaluated(Checkpoint(recipe, Path("states"), saved), components, sets, print)
     assert found.metrics
     assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
     assert order[:2] == ["generator prepares", "actor starts" if saved is None else "actor loads states"]
@@ -108,7 +108,7 @@ def test_run_state_and_export_get_the_same_evaluation(
     found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
     components = fake_components(found.recipe)
     components = replace(components, trainers={"actor": FromFolder(found.recipe)})
-    evaluated: Evaluation = commands.evaluated(found, components, components.prompts.evaluation_sets(), print)
+    evaluated: Evaluation = run_commands.evaluated(found, components, components.prompts.evaluation_sets(), print)
     samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
     assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]
     assert {name.split("/")[1] for name in evaluated.metrics()} == {"held", "far"}

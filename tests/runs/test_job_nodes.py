@@ -7,7 +7,7 @@ import pytest
 
 from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.ray.srun import is_of_tasks
-from ppoctl.run.wire.processes import job_nodes
+from ppoctl.run.wire.placed_processes import job_nodes
 from submission.conftest import recipe_with
 
 SCONTROL = r"""#!/bin/bash

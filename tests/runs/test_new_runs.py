@@ -16,7 +16,7 @@ from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError
 from ppoctl.models.convert.model_files import companions_digest
 from ppoctl.recipe.loading.load import load
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.run.mlflow_extras import contract_of, trained_on
 from ppoctl.run.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
 from ppoctl.run.session import AttemptObserver
@@ -35,7 +35,7 @@ from ppoctl.run.wire.sources import (
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords
+from ppoctl.store.stored_samples import StepRecords
 from preflight.conftest import folder as folder  # a fixture
 from rewards.reward_models import QUICKSTART, reward_model
 

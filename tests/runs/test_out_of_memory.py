@@ -12,7 +12,7 @@ from ppoctl.algorithms.ppo import PPO
 from ppoctl.algorithms.trace import trace
 from ppoctl.core.errors import OutOfMemoryError
 from ppoctl.run import new_run, session
-from ppoctl.run.resources import out_of_memory
+from ppoctl.run.given_resources import out_of_memory
 from ppoctl.store.journal import read_lines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume

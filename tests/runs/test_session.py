@@ -21,7 +21,7 @@ from fakes.components import EvenScorer, fake_components, fake_recipe
 from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.core.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run import commands, new_run, session
+from ppoctl.run import new_run, run_commands, session
 from ppoctl.run.changed_settings import change
 from ppoctl.run.shutdown.signals import SignalGate
 from ppoctl.run.shutdown.time_left import TimeLeft
@@ -101,7 +101,7 @@ def test_fixed_keys_are_refused_before_anything_is_opened(made: RunPaths) -> Non
     gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
     sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
     with pytest.raises(RecipeError, match="but the run was made from"):
-        commands.resume(RecordedRun(made), plan_resume(RecordedRun(made)), sets, gate, only=None, screen=screen)
+        run_commands.resume(RecordedRun(made), plan_resume(RecordedRun(made)), sets, gate, only=None, screen=screen)
     assert made.attempts() == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import Witness, new_run_dir, open_run, play, stop_at
 from ppoctl.core.errors import HealthStopError, RunAliveError
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.run.new_run import is_replaceable, require_way
 from ppoctl.store import liveness
 from ppoctl.store.attempt import claim

@@ -14,7 +14,7 @@ from ppoctl.core.batch.records import Rollouts, State
 from ppoctl.core.clock import WORK
 from ppoctl.core.errors import PreemptedError
 from ppoctl.core.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.run_paths import RunPaths

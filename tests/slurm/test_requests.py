@@ -17,10 +17,10 @@ from ppoctl.core.finding import Finding
 from ppoctl.recipe.loading.load import Loaded, load
 from ppoctl.recipe.parallel import nodes_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.start.slurm.client import Slurm, SlurmAwayError
 from ppoctl.start.slurm.partitions import partitions_in
 from ppoctl.start.slurm.request import request_findings
 from ppoctl.start.slurm.script import Work, batch_script
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmAwayError
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPED = """\

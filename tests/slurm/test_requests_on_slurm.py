@@ -9,8 +9,8 @@ import pytest
 from ppoctl.core.errors import SlurmError
 from ppoctl.core.finding import Finding
 from ppoctl.recipe.loading.load import Loaded
-from ppoctl.start.slurm.client import Slurm
 from ppoctl.start.slurm.request import request_findings
+from ppoctl.start.slurm.slurm_client import Slurm
 from slurm.lab import Lab
 from slurm.test_requests import recipe, script_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.core.errors import SlurmError
-from ppoctl.start.slurm.client import Slurm, SlurmAwayError
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmAwayError
 from slurm.lab import Lab, wait_for_text
 
 

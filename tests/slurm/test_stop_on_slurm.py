@@ -10,7 +10,7 @@ import pytest
 
 from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.cli.app import run
-from ppoctl.start.slurm.client import Slurm
+from ppoctl.start.slurm.slurm_client import Slurm
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.run_paths import RunPaths

@@ -10,11 +10,11 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.conversations import NumberDialogue
-from ppoctl.algorithms.sampling import rollout_sampling
+from ppoctl.algorithms.distribution import rollout_sampling
 from ppoctl.algorithms.sizes import generator_window, longest_sequence
 from ppoctl.algorithms.stages.episode_events import as_json, from_json
 from ppoctl.algorithms.stages.episode_loop import EpisodeLoop
-from ppoctl.algorithms.stages.episodes import EpisodeState, Event, Observed, Open, Opened, Step, replayed
+from ppoctl.algorithms.stages.episode_runner import EpisodeState, Event, Observed, Open, Opened, Step, replayed
 from ppoctl.algorithms.stages.generation import RequestBatch, SampleGeneration
 from ppoctl.algorithms.stages.rollout import assemble
 from ppoctl.core.batch.episodes import (

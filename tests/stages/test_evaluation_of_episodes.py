@@ -9,7 +9,7 @@ from typing import Any, cast
 from fakes.components import EvenScorer
 from fakes.job import Stops
 from ppoctl.algorithms.stages.eval_metrics import Estimates
-from ppoctl.algorithms.stages.evaluate import EvaluateStage
+from ppoctl.algorithms.stages.evaluation import EvaluateStage
 from ppoctl.algorithms.stages.generation import SampleGeneration
 from ppoctl.core.batch.episodes import Episode, EpisodeTurn
 from ppoctl.core.batch.prompts import Message, Prompt, Prompts

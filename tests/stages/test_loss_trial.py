@@ -14,8 +14,8 @@ from ppoctl.algorithms.estimators.python import PythonAdvantages
 from ppoctl.algorithms.formulas.aggregation import AggregationKind
 from ppoctl.algorithms.formulas.policy_loss import PolicyLoss
 from ppoctl.algorithms.stages.estimator_trial import random_step, try_estimator
+from ppoctl.algorithms.stages.loss_on_batch import COLUMNS, ROWS, random_inputs, try_loss
 from ppoctl.algorithms.stages.loss_tables import CispoLoss, ClippedLoss, GspoLoss, PythonPolicyLoss, ReinforceLoss
-from ppoctl.algorithms.stages.loss_trial import COLUMNS, ROWS, random_inputs, try_loss
 from ppoctl.core.finding import Finding
 
 FILE = Path(__file__).with_name("users_training.py")

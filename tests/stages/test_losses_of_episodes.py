@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fakes.components import fake_recipe
-from ppoctl.algorithms.advantages import ADVANTAGES
-from ppoctl.algorithms.forward import CORRECTION, LOGPROBS, VALUES
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
+from ppoctl.algorithms.forward_specs import CORRECTION, LOGPROBS, VALUES
 from ppoctl.algorithms.stage_spec import StageParts
-from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.core.batch.records import Carry, Rewards, State
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import MinibatchResult, OutputRequest, TokenOutputs

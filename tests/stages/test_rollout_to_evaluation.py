@@ -16,7 +16,7 @@ from ppoctl.algorithms.estimators.gae import Gae
 from ppoctl.algorithms.estimators.monte_carlo import MonteCarlo
 from ppoctl.algorithms.formulas.kl_coefficient import KlTarget
 from ppoctl.algorithms.stages.advantages import AdvantagesStage
-from ppoctl.algorithms.stages.evaluate import EvaluateStage
+from ppoctl.algorithms.stages.evaluation import EvaluateStage
 from ppoctl.algorithms.stages.generation import OnProgress, SampleGeneration
 from ppoctl.algorithms.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.algorithms.stages.rollout import RolloutStage, assemble, sample_requests

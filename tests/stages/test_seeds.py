@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ppoctl.algorithms.formulas.resampling import max_random_weights
-from ppoctl.algorithms.stages.episodes import EpisodeState, Observed
-from ppoctl.algorithms.stages.evaluate import EvaluateStage
+from ppoctl.algorithms.stages.episode_runner import EpisodeState, Observed
+from ppoctl.algorithms.stages.evaluation import EvaluateStage
 from ppoctl.algorithms.stages.resample import ResampleStage
 from ppoctl.algorithms.stages.rollout import RolloutStage, sample_requests
 from ppoctl.core.batch.prompts import Prompt, Prompts

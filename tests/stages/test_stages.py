@@ -13,7 +13,7 @@ import torch
 from fakes.components import EvenScorer, fake_recipe
 from fakes.job import BuiltStages, Stops, Witness, open_run
 from ppoctl.algorithms.formulas.learning_rate import LearningRate
-from ppoctl.algorithms.generation import REWARD
+from ppoctl.algorithms.generation_specs import REWARD
 from ppoctl.algorithms.stage_spec import StageParts
 from ppoctl.algorithms.stages.reward import RewardStage, collect, score_all, slowest
 from ppoctl.algorithms.stages.updates import MinibatchPlan, OptimizerSchedule
@@ -23,7 +23,7 @@ from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.core.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.core.ports import OptimizerStep
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import RunContext, run
+from ppoctl.run.loop.steps import RunContext, run
 from stages import stub_models
 from wiring.harness import with_keys
 

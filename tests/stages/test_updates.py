@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ppoctl.algorithms.formulas.aggregation import TokenMean
-from ppoctl.algorithms.formulas.correction import (
+from ppoctl.algorithms.formulas.importance import (
     inside_weights,
     kept_by_ratio,
     normalized,

@@ -14,7 +14,7 @@ from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import opened
 from ppoctl.store.attempt import Attempt, claim
-from ppoctl.store.disk import size_of
+from ppoctl.store.disk_errors import size_of
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import MANIFEST, RunPaths
 from store.conftest import Disk, Stale, a_manifest, working

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ppoctl.core.batch.sealed_json import sealed_line
-from ppoctl.store.compare import Comparison, Difference, compare
-from ppoctl.store.logs import Tail
+from ppoctl.store.compare_ledgers import Comparison, Difference, compare
+from ppoctl.store.log_files import Tail
 
 
 def ledger(path: Path, *steps: int, last_score: float = 1.0) -> Path:

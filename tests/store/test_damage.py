@@ -11,7 +11,7 @@ import pytest
 from fakes.components import fake_recipe
 from fakes.job import finished, play, result, saved_checkpoints, stop_at
 from ppoctl.core.errors import CorruptArtifactError, RecipeError, StorageError
-from ppoctl.store.compare import compare
+from ppoctl.store.compare_ledgers import compare
 from ppoctl.store.discard import repair, roll_back
 from ppoctl.store.journal import REPAIRED, read_lines
 from ppoctl.store.recorded_run import RecordedRun

@@ -15,7 +15,7 @@ from end_to_end.drill import side_by_side
 from fakes.components import fake_recipe
 from fakes.job import Witness, new_run_dir, open_run, play, result
 from ppoctl.core.errors import StorageError, SupersededError
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal

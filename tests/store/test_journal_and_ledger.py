@@ -14,7 +14,7 @@ from ppoctl.core.batch.records import Rewards, Rollouts
 from ppoctl.core.batch.scores import REWARD_OUTCOMES
 from ppoctl.core.batch.sealed_json import sealed_line
 from ppoctl.core.errors import SupersededError
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import NEWEST, Journal, JournalEvent, events, read_lines, read_newest

@@ -15,7 +15,7 @@ from fakes.job import StopError, Witness, open_run, result, stopping_at
 from ppoctl.core.batch.records import Rewards
 from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record

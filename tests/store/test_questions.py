@@ -11,18 +11,18 @@ from fakes.job import stop_at
 from ppoctl.core.errors import PpoctlError
 from ppoctl.run import changed_settings, new_run, run_recipe
 from ppoctl.run.wire import sources
-from ppoctl.show.diagnose import examine
+from ppoctl.show.diagnose import causes
 from ppoctl.show.report.run_reader import read_runs
 from ppoctl.start.slurm import run_status
 from ppoctl.store import eval_samples, jobs, liveness, retention, run_dir, stop_request
 from ppoctl.store.append import intact
-from ppoctl.store.compare import compare
+from ppoctl.store.compare_ledgers import compare
 from ppoctl.store.journal import read_lines
 from ppoctl.store.ledger import end_of_blocks
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords, steps_with_rollouts
+from ppoctl.store.stored_samples import StepRecords, steps_with_rollouts
 
 TABLES: dict[str, Any] = {"steps": 4, "checkpoint": {"every_steps": 2}, "rollout": FEW_ROWS}
 """A run that saves every second step; its fourth step is killed in the middle of the rollout."""
@@ -60,7 +60,7 @@ QUESTIONS: dict[str, Callable[[RunPaths], Any]] = {
     "taken": new_run.is_taken,
     "replaceable": new_run.is_replaceable,
     "metrics": lambda paths: read_runs([paths.root])[0].series,
-    "curves": lambda paths: examine.read(paths.root),
+    "curves": lambda paths: causes.read(paths.root),
     "samples of its evaluation": lambda paths: eval_samples.read(paths.root),
     "comparison": lambda paths: compare(paths.ledger, paths.ledger),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from ppoctl.algorithms.trace import trace
 from ppoctl.cli.app import run as run_command
 from ppoctl.core.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
 from ppoctl.core.ports import Sample, SampleSetKey
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.run.shutdown.signals import signal_gate
 from ppoctl.run.shutdown.time_left import TimeLeft, unknown
 from ppoctl.store import run_dir

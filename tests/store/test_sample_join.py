@@ -12,10 +12,10 @@ from ppoctl.cli.app import run
 from ppoctl.core.batch.records import Record
 from ppoctl.core.errors import RecipeError, StorageError
 from ppoctl.run.mlflow_extras import trained_on
+from ppoctl.show.report.report_samples import rollouts as report_samples
 from ppoctl.show.report.run_reader import read_runs
-from ppoctl.show.report.samples import rollouts as report_samples
 from ppoctl.show.report.shown_sample import ShownSample, read_samples
-from ppoctl.store.compare import compare
+from ppoctl.store.compare_ledgers import compare
 from ppoctl.store.discard import roll_back
 from ppoctl.store.journal import read_lines
 from ppoctl.store.ledger import Ledger
@@ -23,7 +23,7 @@ from ppoctl.store.outline import Outline, Outlines
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
-from ppoctl.store.samples import SampleRow, StepRecords, steps_with_rollouts
+from ppoctl.store.stored_samples import SampleRow, StepRecords, steps_with_rollouts
 from store.steps_on_disk import (
     AHEAD,
     FIRST,

@@ -14,7 +14,7 @@ from fakes.components import fake_recipe
 from fakes.job import Wiring, Witness, open_run, play, result, saved_checkpoints, stop_at, undisturbed
 from ppoctl.core.batch.records import Carry, State
 from ppoctl.core.errors import HealthStopError, StorageError
-from ppoctl.run.loop.run import run, start_point
+from ppoctl.run.loop.steps import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import repair

@@ -27,7 +27,7 @@ from fakes.job import (
 from ppoctl.core.batch.digest import FileDigest
 from ppoctl.core.errors import HealthStopError, PreemptedError, StorageError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import MANIFEST, RunPaths

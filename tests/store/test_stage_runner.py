@@ -14,7 +14,7 @@ from ppoctl.algorithms.ppo import PPO
 from ppoctl.algorithms.trace import trace
 from ppoctl.core.batch.sealed_json import seal, unseal
 from ppoctl.core.errors import CorruptArtifactError, StorageError, SupersededError
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import repair

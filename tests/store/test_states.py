@@ -24,7 +24,7 @@ from ppoctl.algorithms.ppo import PPO
 from ppoctl.algorithms.trace import trace
 from ppoctl.core.errors import PreemptedError, StorageError
 from ppoctl.recipe.parallel import saved_layout
-from ppoctl.run.loop.run import run, start_point
+from ppoctl.run.loop.steps import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume

@@ -10,7 +10,7 @@ from ppoctl.show.tracking.mlflow_payloads import training_table
 from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.record_file import PlainRecord
 from ppoctl.store.sample_join import JoinedRecords
-from ppoctl.store.samples import StepRecords
+from ppoctl.store.stored_samples import StepRecords
 from store.episodes_on_disk import episodes, run_of_episodes
 
 

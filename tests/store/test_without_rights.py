@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakes.job import new_run_dir
 from ppoctl.core.errors import PpoctlError
-from ppoctl.store.disk import refused
+from ppoctl.store.disk_errors import refused
 from ppoctl.store.recorded_run import RecordedRun
 
 

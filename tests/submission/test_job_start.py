@@ -9,8 +9,8 @@ import pytest
 from ppoctl.core.batch.sealed_json import seal
 from ppoctl.core.errors import FinishedShortError
 from ppoctl.start.slurm.allocation import Allocation
-from ppoctl.start.slurm.client import Slurm, SlurmJob
 from ppoctl.start.slurm.job_start import MAX_STARTS_WITHOUT_PROGRESS, register_start
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmJob
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, Start, jobs, record, started, starts
 from ppoctl.store.journal import Journal

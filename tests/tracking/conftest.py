@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir
 
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.mirror import rebuild
 from ppoctl.show.tracking.mlflow_run import _client, address_of
 

@@ -16,7 +16,7 @@ import pytest
 from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir, journaled_points, num_missing
 
 from ppoctl.core.errors import quoted
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.forwarder import Forwarder
 from ppoctl.show.tracking.inputs import DataInput
 from ppoctl.show.tracking.mirror import MirrorHooks, MirrorIntervals, MlflowMirror, rebuild

@@ -15,7 +15,7 @@ from tracking_lab import RECIPE, SETTINGS, Mlflow, RunDir, journaled_points, num
 
 from ppoctl.core.batch.sealed_json import sealed_line, unseal
 from ppoctl.core.errors import EnvironmentProblemError, RecipeError, quoted
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.mirror import kept_by_mlflow, rebuild
 from ppoctl.show.tracking.mlflow_payloads import ROWS_PER_TABLE
 from ppoctl.show.tracking.mlflow_problems import fix, reason

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.core.errors import EnvironmentProblemError
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.mlflow_run import address_of
 
 NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")

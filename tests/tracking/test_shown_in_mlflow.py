@@ -34,7 +34,7 @@ from ppoctl.show.tracking.mlflow_run import MlflowRun, address_of
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords
+from ppoctl.store.stored_samples import StepRecords
 
 MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 DATA = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.core.batch.sealed_json import seal, sealed_line
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.forwarder import Sent
 from ppoctl.store.journal import read_lines
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines

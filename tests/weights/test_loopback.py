@@ -7,7 +7,7 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore, rendezvous
 
-from ppoctl.engines.vllm.environment import join_tensor_ranks
+from ppoctl.engines.vllm.vllm_environment import join_tensor_ranks
 from ppoctl.engines.weights.broadcast import meeting
 from ppoctl.engines.weights.loopback import open_store
 

@@ -32,9 +32,9 @@ from ppoctl.plan.memory.estimate import Memory, estimate_here
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.parallel import leaving
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.commands import evaluated
 from ppoctl.run.eval_target import Checkpoint
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
+from ppoctl.run.run_commands import evaluated
 from ppoctl.run.wire.components import Components
 from ppoctl.store import manifest as manifests
 

@@ -13,7 +13,7 @@ from fakes.components import EvenScorer, fake_recipe
 from for_each import for_each
 from ppoctl.algorithms.choose import step_function_at, trace_at
 from ppoctl.algorithms.estimators.kinds import ESTIMATORS
-from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.evaluation_spec import EVALUATION
 from ppoctl.algorithms.joint import JointUpdateSpec
 from ppoctl.algorithms.stage_spec import StageParts, StageSpec
 from ppoctl.core.recipe_table import Effect

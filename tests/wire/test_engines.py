@@ -14,11 +14,11 @@ from fakes.components import EvenScorer, fake_components, fake_recipe
 from ppoctl.core.batch.scores import Score
 from ppoctl.core.errors import RewardError
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.engines.ray.processes import RayProcesses
+from ppoctl.engines.ray.groups_of_processes import RayProcesses
 from ppoctl.plan.memory import driver
 from ppoctl.recipe.loading.load import load
 from ppoctl.rewards.probe import ProbeRow
-from ppoctl.run.wire import engines, processes
+from ppoctl.run.wire import engines, placed_processes
 from ppoctl.run.wire.engines import build_engines, encoder, place_roles
 from ppoctl.run.wire.prestart import cpu_threads, vllm_settings
 
@@ -28,13 +28,13 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 def test_deadlines_apply_to_their_calls() -> None:
     written = ["cluster.update_deadline_s=7", "cluster.draw_deadline_s=5"]
     recipe = load([RECIPES / "quickstart.toml"], written).recipe
-    assert processes._deadlines(recipe) == {
+    assert placed_processes._deadlines(recipe) == {
         "advance": (5.0, "cluster.draw_deadline_s"),
         "update": (7.0, "cluster.update_deadline_s"),
     }
     every = ["update", "draw", "forward", "save"]
     written = [f"cluster.{name}_deadline_s={number}" for number, name in enumerate(every, start=1)]
-    found = processes._deadlines(load([RECIPES / "quickstart.toml"], written).recipe)
+    found = placed_processes._deadlines(load([RECIPES / "quickstart.toml"], written).recipe)
     assert {method: deadline.seconds for method, deadline in found.items()} == {
         "update": 1.0,
         "advance": 2.0,
@@ -140,5 +140,5 @@ def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_
         placement=SimpleNamespace(colocated=colocated), start=lambda: events.append("up"), has_gpus=gpus
     )
     groups: Any = [SimpleNamespace(prestart=lambda: events.append("group"))] * 2
-    processes._prestart(cluster, groups)
+    placed_processes._prestart(cluster, groups)
     assert events.count("group") == ahead

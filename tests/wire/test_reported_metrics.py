@@ -13,7 +13,7 @@ from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import MEMORY, play
 from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find
 from ppoctl.core.step_metrics import reported
-from ppoctl.recipe.loading.rules.metrics import check_metrics_reported
+from ppoctl.recipe.loading.rules.metrics_rules import check_metrics_reported
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths

@@ -9,7 +9,7 @@ from fakes.components import fake_recipe
 from fakes.job import BuiltStages, Witness, open_run
 from ppoctl.algorithms.choose import step_function_at
 from ppoctl.algorithms.formulas.kl_coefficient import KlTarget
-from ppoctl.run.resources import time_left
+from ppoctl.run.given_resources import time_left
 from ppoctl.run.wire.run_context import StepsOfRun
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}

@@ -9,7 +9,7 @@ from fakes.components import fake_recipe
 from fakes.fingerprints import STAGES, stage_fingerprint, stages_that_read
 from fakes.job import BuiltStages, Witness, open_run, play
 from for_each import id_in_order
-from ppoctl.algorithms.advantages import ADVANTAGES
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
 from ppoctl.algorithms.formulas.aggregation import SequenceSum
 from ppoctl.algorithms.formulas.policy_loss import PolicyClip
 from ppoctl.algorithms.pf_ppo import RAW_ADVANTAGES
@@ -17,7 +17,7 @@ from ppoctl.algorithms.stages.actor_update import ActorUpdateStage
 from ppoctl.algorithms.stages.critic_update import CriticUpdateStage
 from ppoctl.algorithms.stages.updates import MinibatchPlan
 from ppoctl.core.batch.records import State
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 

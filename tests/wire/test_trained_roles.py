@@ -17,7 +17,7 @@ from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 from ppoctl.recipe.fingerprint import fingerprint, result_differences
 from ppoctl.recipe.loading.load import examine, from_resolved, load
-from ppoctl.recipe.loading.rules.across_tables import violations
+from ppoctl.recipe.loading.rules.all_rules import violations
 from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.recipe.parallel import layouts, processes, saved_layout
 from ppoctl.recipe.schema import Recipe

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from fakes.job import MEMORY, Witness
 from ppoctl.core.batch.records import Record
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.run_paths import RunPaths

@@ -38,7 +38,7 @@ from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.core.batch.selection import take
 from ppoctl.core.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import RunContext
+from ppoctl.run.loop.steps import RunContext
 from ppoctl.run.wire.components import Components
 from tolerance import STEP
 from wiring import textbook

@@ -14,10 +14,10 @@ from ppoctl.core.batch.prompts import Message
 from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.user_functions import digest_of
-from ppoctl.environments.pool import EnvironmentPool
+from ppoctl.environments.environment_pool import EnvironmentPool
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import RunContext
+from ppoctl.run.loop.steps import RunContext
 from wiring.cases import holds
 
 USERS = Path(__file__).parents[1] / "environments"

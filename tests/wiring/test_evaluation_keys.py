@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fakes.job import BuiltStages
-from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.evaluation_spec import EVALUATION
 from ppoctl.algorithms.stage_spec import ScoringParts
-from ppoctl.algorithms.stages.evaluate import ignore_message
+from ppoctl.algorithms.stages.evaluation import ignore_message
 from ppoctl.core.batch.records import Evaluation
 from ppoctl.core.batch.scores import Score
 from ppoctl.core.errors import RewardError

@@ -12,7 +12,7 @@ from typing import Any
 from fakes.job import MEMORY
 from ppoctl.core.batch.scores import Score
 from ppoctl.core.errors import DataError
-from ppoctl.run.loop.run import run
+from ppoctl.run.loop.steps import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record

@@ -14,7 +14,7 @@ from ppoctl.core.batch.prompts import Prompts
 from ppoctl.core.errors import DataError
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
-from ppoctl.recipe.loading.rules.rows import check_mix_weights
+from ppoctl.recipe.loading.rules.rows_rules import check_mix_weights
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.wire.engines import prompt_source
 from wiring.cases import each_key, holds

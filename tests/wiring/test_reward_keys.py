@@ -16,8 +16,8 @@ from ppoctl.core.errors import RewardError
 from ppoctl.core.user_functions import digest_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.python import PythonScorer
-from ppoctl.rewards.table import ProcessScorer, no_models
+from ppoctl.rewards.python_reward import PythonScorer
+from ppoctl.rewards.scorer_table import ProcessScorer, no_models
 from rewards.asking import request
 from rewards.endpoint import ended, endpoint
 from rewards.scoring_service import serving

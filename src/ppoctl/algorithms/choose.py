@@ -10,13 +10,13 @@ from functools import cache
 from itertools import product, starmap
 
 from ppoctl.algorithms.dynamic_sampling import KeptGroups, critic_sees_all
-from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.evaluation_spec import EVALUATION
+from ppoctl.algorithms.get_samples import ONE_ROUND
 from ppoctl.algorithms.joint import joint
 from ppoctl.algorithms.pf_ppo import ORDERS, PF_CRITIC_ONLY, pf_ppo
 from ppoctl.algorithms.policy_only import policy_only
 from ppoctl.algorithms.ppo import CRITIC_ONLY, critic_only, ppo
-from ppoctl.algorithms.remax import REMAX, REMAX_CORRECTED
-from ppoctl.algorithms.samples import ONE_ROUND
+from ppoctl.algorithms.remax_step import REMAX, REMAX_CORRECTED
 from ppoctl.algorithms.stage_spec import ReportedMetric
 from ppoctl.algorithms.stages.resample_table import NoResampling
 from ppoctl.algorithms.step_recipe import StepRecipe

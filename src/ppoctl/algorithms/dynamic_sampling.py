@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from ppoctl.algorithms.advantages import ADVANTAGES, AdvantagesSpec
-from ppoctl.algorithms.forward import CORRECTIONS, LOGPROBS, VALUES, Correct
-from ppoctl.algorithms.generation import REWARD, ROLLOUT, ROLLOUT_METRICS, SCORE_METRICS
-from ppoctl.algorithms.samples import Samples
+from ppoctl.algorithms.advantages_spec import ADVANTAGES, AdvantagesSpec
+from ppoctl.algorithms.forward_specs import CORRECTIONS, LOGPROBS, VALUES, Correct
+from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT, ROLLOUT_METRICS, SCORE_METRICS
+from ppoctl.algorithms.get_samples import Samples
 from ppoctl.algorithms.sizes import fewest_rounds, sequences_per_round
 from ppoctl.algorithms.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec
 from ppoctl.algorithms.stages.groups_table import GroupsTable
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.core import metric_registry as metrics
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from ppoctl.core.recipe_table import REPORTING, RESULTS, Array, AtLeastOne, NotNegative, Positive, Table
-from ppoctl.environments.kinds import EvalEnvironment
+from ppoctl.environments.environment_kinds import EvalEnvironment
 from ppoctl.rewards.metric_function import MetricFunction
 
 FunctionOrTable = BeforeValidator(lambda value: {"function": value} if isinstance(value, str) else value)

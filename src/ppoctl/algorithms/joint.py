@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ppoctl.algorithms.forward import CORRECTIONS
+from ppoctl.algorithms.forward_specs import CORRECTIONS
+from ppoctl.algorithms.get_samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithms.policy_only import policy_step
-from ppoctl.algorithms.samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithms.stage_spec import ReportedMetric, StageParts, always
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.algorithms.trace import StepFunction
-from ppoctl.algorithms.updates import VALUE_METRICS, PolicyUpdateSpec
+from ppoctl.algorithms.update_specs import VALUE_METRICS, PolicyUpdateSpec
 from ppoctl.core import metric_registry as metrics
 
 if TYPE_CHECKING:

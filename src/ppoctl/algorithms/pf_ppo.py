@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
-from ppoctl.algorithms.advantages import ADVANTAGES, AdvantagesSpec
-from ppoctl.algorithms.forward import CORRECTIONS, LOGPROBS, VALUES, Correct
-from ppoctl.algorithms.samples import ONE_ROUND
+from ppoctl.algorithms.advantages_spec import ADVANTAGES, AdvantagesSpec
+from ppoctl.algorithms.forward_specs import CORRECTIONS, LOGPROBS, VALUES, Correct
+from ppoctl.algorithms.get_samples import ONE_ROUND
 from ppoctl.algorithms.stage_spec import ReportedMetric, StageParts, StageSpec
 from ppoctl.algorithms.stages.resample_table import NoResampling
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 from ppoctl.core import metric_registry as metrics
 
 if TYPE_CHECKING:

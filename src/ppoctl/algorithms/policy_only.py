@@ -1,10 +1,10 @@
 """Policy gradient without a critic: the advantages are computed without values (`estimators`)."""
 
-from ppoctl.algorithms.advantages import ADVANTAGES
-from ppoctl.algorithms.forward import CORRECTIONS, LOGPROBS, Correct
-from ppoctl.algorithms.samples import ONE_ROUND, GetSamples, step_function
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
+from ppoctl.algorithms.forward_specs import CORRECTIONS, LOGPROBS, Correct
+from ppoctl.algorithms.get_samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE, PolicyUpdateSpec
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, PolicyUpdateSpec
 
 
 def policy_step(

@@ -12,11 +12,11 @@ Differences from textbook PPO:
    another source.
 """
 
-from ppoctl.algorithms.advantages import ADVANTAGES
-from ppoctl.algorithms.forward import CORRECTIONS, LOGPROBS, VALUES, Correct
-from ppoctl.algorithms.samples import ONE_ROUND, GetSamples, step_function
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
+from ppoctl.algorithms.forward_specs import CORRECTIONS, LOGPROBS, VALUES, Correct
+from ppoctl.algorithms.get_samples import ONE_ROUND, GetSamples, step_function
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE
 
 
 def _ppo(run_stage: RunStage, inputs: StepInputs, get_samples: GetSamples, correct: Correct) -> StepOutputs:

@@ -145,7 +145,7 @@ class PpoTable(Table):
 
     def build_correction(self, *, fingerprint: str, name: str = "correction") -> "CorrectionStage":
         """Return the correction stage of a recipe that corrects rollouts."""
-        from ppoctl.algorithms.formulas.correction import kept_by_gap
+        from ppoctl.algorithms.formulas.importance import kept_by_gap
         from ppoctl.algorithms.stages.correction import CorrectionStage
 
         table = self.rollout_correction

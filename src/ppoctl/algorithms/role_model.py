@@ -10,7 +10,7 @@ from ppoctl.models.model_tables import CriticModelTable, ReferenceModelTable
 from ppoctl.models.shape import ModelShape
 from ppoctl.models.shape_reader import shape_if_known
 from ppoctl.models.trainable import Trainable
-from ppoctl.rewards.model import ModelScorer
+from ppoctl.rewards.model_reward import ModelScorer
 
 
 @dataclass(frozen=True)

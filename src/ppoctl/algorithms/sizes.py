@@ -8,7 +8,7 @@ from ppoctl.algorithms.roles import POLICY, head_of
 from ppoctl.algorithms.rollout_table import RolloutTable
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.models.shape import ModelShape
-from ppoctl.rewards.model import USUAL_TOKENS, ModelScorer
+from ppoctl.rewards.model_reward import USUAL_TOKENS, ModelScorer
 
 
 def sequences_per_step(recipe: StepRecipe) -> int:

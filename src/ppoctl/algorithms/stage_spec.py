@@ -20,7 +20,7 @@ from ppoctl.core import metric_registry
 from ppoctl.core.batch.fields import FIELDS, RecordField
 from ppoctl.core.key_path import KeyPath
 from ppoctl.core.metric_registry import Metric
-from ppoctl.rewards.shaping import RewardShaping
+from ppoctl.rewards.shaping_tables import RewardShaping
 
 if TYPE_CHECKING:
     from ppoctl.algorithms.stages.generation import SampleGeneration

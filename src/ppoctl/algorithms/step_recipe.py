@@ -7,10 +7,10 @@ from ppoctl.algorithms.evaluation_table import EvalTable
 from ppoctl.algorithms.ppo_table import PpoTable
 from ppoctl.algorithms.role_table import TrainedTable
 from ppoctl.algorithms.rollout_table import RolloutTable
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.models.head import SharedValueHead
 from ppoctl.models.model_tables import ModelTable
-from ppoctl.rewards.reward import Reward
+from ppoctl.rewards.reward_table import Reward
 
 
 class StepRecipe(Protocol):

@@ -50,9 +50,9 @@ def train(
     with _screen_and_gate("train") as (screen, gate):
         loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
         with prestarted_engine(loaded.recipe):
-            from ppoctl.run import commands
+            from ppoctl.run import run_commands
 
-            ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
+            ended = run_commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
     return _run_of(ended)
 
 
@@ -67,9 +67,9 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
     with _screen_and_gate("rollout") as (screen, gate):
         loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
         with prestarted_engine(loaded.recipe):
-            from ppoctl.run import commands
+            from ppoctl.run import run_commands
 
-            ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
+            ended = run_commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
     return Run(ended.paths.root)
 
 
@@ -93,9 +93,9 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
         plan = plan_resume(recorded)
         plan.require_intact(paths)
         with prestarted_engine(resumable(recorded, _sets(keys), Messages(screen.line), force=force)):
-            from ppoctl.run import commands
+            from ppoctl.run import run_commands
 
-            ended = commands.resume(recorded, plan, _sets(keys), gate, only=None, screen=screen)
+            ended = run_commands.resume(recorded, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
 
 
@@ -131,9 +131,9 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
     with _screen_and_gate("eval") as (screen, _):
         target = find_checkpoint(path, _files(recipe), _sets(keys))
         with prestarted_engine(target.recipe):
-            from ppoctl.run import commands
+            from ppoctl.run import run_commands
 
-            evaluation = commands.evaluate(target, screen.line)
+            evaluation = run_commands.evaluate(target, screen.line)
     return Evaluated(evaluation.stamp, evaluation.metrics(), evaluation.rows)
 
 

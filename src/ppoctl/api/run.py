@@ -77,7 +77,7 @@ class Run:
 
     def steps_with_samples(self) -> list[int]:
         """Return the steps whose rollouts are kept (`checkpoint.keep_rollouts_every_steps`)."""
-        from ppoctl.store.samples import steps_with_rollouts
+        from ppoctl.store.stored_samples import steps_with_rollouts
 
         return steps_with_rollouts(self._recorded())
 
@@ -98,7 +98,7 @@ class Run:
     def evaluations(self) -> "pyarrow.Table":
         """Return one row per sample of every evaluation, with the step after which the evaluation ran."""
         from ppoctl.store.arrow_tables import as_table
-        from ppoctl.store.samples import evaluation_rows
+        from ppoctl.store.stored_samples import evaluation_rows
 
         run = self._recorded()
         rows = ({"step": step, **row} for step in run.evaluated_steps() for row in evaluation_rows(run, step))

@@ -13,8 +13,8 @@ from ppoctl.cli.summary import key_figures
 from ppoctl.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from ppoctl.store.compare import Comparison
     from ppoctl.store.compare_evaluations import ComparedSet
+    from ppoctl.store.compare_ledgers import Comparison
     from ppoctl.store.recorded_run import RecordedRun
 
 
@@ -88,7 +88,7 @@ def compare(
 
 def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     """Print the differences between two runs, and return whether the samples of the runs differ."""
-    from ppoctl.store.compare import compare as side_by_side
+    from ppoctl.store.compare_ledgers import compare as side_by_side
 
     left, right = open_run(run), open_run(other)
     found = _differences(left, right)

@@ -88,7 +88,7 @@ def convert_ckpt(
     step fails, OUT is not created."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
-    from ppoctl.store.folders import require_new
+    from ppoctl.store.writable_folders import require_new
 
     require_new(out, "folder")  # before the imports below, which take seconds
     from ppoctl.run.conversion.convert_ckpt import REPORT, ConvertRequest, convert

@@ -16,15 +16,15 @@ def diagnose(run: RunArgument, json: JsonOption = False) -> int | None:
     """Find out why a run does not learn. Prints the most likely cause first: since which step, a sample that shows
     it, and the key to change. Exits with code 5 if the run has failed to learn, with 0 if it is healthy or has only
     warnings."""
-    from ppoctl.show.diagnose import examine
+    from ppoctl.show.diagnose import causes
     from ppoctl.show.diagnose.evidence import evidence
 
-    curves = examine.read(run)
+    curves = causes.read(run)
     if not curves.series:
         raise RecipeError(f"run `{run}` has no metrics yet", hint=f"ppoctl status {quoted(run)}")
-    symptoms, recorded = examine.examine(curves), open_run(run)
+    symptoms, recorded = causes.examine(curves), open_run(run)
     found: list[tuple[Finding, Evidence | None]] = [(each.finding, evidence(recorded, each)) for each in symptoms]
-    found += [(each, None) for each in examine.summary(curves, symptoms)]
+    found += [(each, None) for each in causes.summary(curves, symptoms)]
     is_failed = any(finding.is_error for finding, _ in found)
     if json:
         render.json({"ok": not is_failed, "findings": [_as_json(*pair) for pair in found]})

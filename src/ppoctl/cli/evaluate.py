@@ -44,7 +44,7 @@ def evaluate(
     checkpoint, files = _arguments(words or (), ckpt)
     _require_known(checkpoint, files)
     if out is not None:
-        from ppoctl.store.folders import require_new
+        from ppoctl.store.writable_folders import require_new
 
         require_new(out, "file with --out")
     if on == "slurm":
@@ -107,9 +107,9 @@ def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> 
         found = find_checkpoint(checkpoint, files, sets)
         with engine_ahead(found.recipe):
             with loading("libraries"):
-                from ppoctl.run import commands
+                from ppoctl.run import run_commands
 
-            return commands.evaluate(found, lambda text: render.print_stderr(render.printable(text)))
+            return run_commands.evaluate(found, lambda text: render.print_stderr(render.printable(text)))
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _named(command: str) -> Iterator[None]:
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:
     from ppoctl.recipe.loading.load import load
     from ppoctl.run.run_recipe import loaded_of
-    from ppoctl.run.submission import as_options
+    from ppoctl.run.submit_job import as_options
     from ppoctl.run.wire.sources import run_of
     from ppoctl.start.slurm.script import Work
     from ppoctl.store.recorded_run import RecordedRun

@@ -80,7 +80,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
     from ppoctl.core.errors import PpoctlError
     from ppoctl.start.slurm import run_status
     from ppoctl.start.slurm.run_state import run_state
-    from ppoctl.store.disk import size_of
+    from ppoctl.store.disk_errors import size_of
 
     results: list[tuple[Path, _Read | str]] = []
     for run in runs:
@@ -117,7 +117,7 @@ def _read(run: Path) -> _Read:
 def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -> Listed:
     from ppoctl.core import metric_registry
     from ppoctl.start.slurm.run_state import AT_WORK, DONE, WAITING
-    from ppoctl.store.disk import size_of
+    from ppoctl.store.disk_errors import size_of
     from ppoctl.store.outline import EVAL
 
     stages = [line for line in read.lines if "stage" in line]

@@ -15,7 +15,7 @@ from ppoctl.core import units
 from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.logs import Tail
+    from ppoctl.store.log_files import Tail
     from ppoctl.store.run_paths import RunPaths
 
 LOOK_EVERY_S = 0.25
@@ -78,7 +78,7 @@ class _LogReader:
 
     def look(self) -> None:
         """Print new lines, and open new files."""
-        from ppoctl.store.logs import Tail, chosen
+        from ppoctl.store.log_files import Tail, chosen
 
         files = chosen(self.paths, self._what, self._attempt)
         is_first = not self.tails
@@ -147,7 +147,7 @@ def _is_over(paths: "RunPaths", events: list[LogLine], *, may_query: bool) -> bo
 
 
 def _list(paths: "RunPaths", attempt: int | None, *, as_json: bool) -> None:
-    from ppoctl.store.logs import of_attempt, of_slurm
+    from ppoctl.store.log_files import of_attempt, of_slurm
 
     numbers = paths.attempts() if attempt is None else [attempt]
     files: list[tuple[int | None, Path]] = [(n, path) for n in numbers for path in of_attempt(paths, n)]

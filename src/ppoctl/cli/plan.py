@@ -48,7 +48,7 @@ def plan(
             hint=f"{as_typed('plan', files, sets or ())} --fit 80 --gpus {gpus}",
         )
     if here and gpu_gib is None:
-        from ppoctl.start.preflight.resources import gpu_gib_here
+        from ppoctl.start.preflight.resource_checks import gpu_gib_here
 
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None and fit is None else "gpu"

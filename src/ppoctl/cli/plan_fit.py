@@ -10,7 +10,7 @@ from ppoctl.core import units
 from ppoctl.core.errors import OutOfMemoryError, as_typed, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.plan.fit.proposals import Proposal, Proposals
+    from ppoctl.plan.fit.proposed import Proposal, Proposals
     from ppoctl.plan.memory.pools import Pool
     from ppoctl.recipe.loading.load import Loaded
 
@@ -22,7 +22,7 @@ def print_proposals(
     files: Sequence[Path], sets: Sequence[str], loaded: "Loaded", gib: float, gpus: int | None, *, as_json: bool
 ) -> None:
     """Print the proposals for GPUs of `gib` GiB. Raises OutOfMemoryError if there are none."""
-    from ppoctl.start.preflight.proposals import proposals_for
+    from ppoctl.start.preflight.fitting import proposals_for
 
     proposals = proposals_for(loaded, sets, gib, gpus, _SearchProgress().notify)
     render.passing()
@@ -77,7 +77,7 @@ def _print(proposals: "Proposals", name: str, gib: float) -> None:
 
 
 def _print_one(proposal: "Proposal", proposals: "Proposals", number: str) -> None:
-    from ppoctl.start.preflight.proposals import settings_of, toml_of
+    from ppoctl.start.preflight.fitting import settings_of, toml_of
 
     ratio = proposal.seconds.total / proposals.as_it_is.total
     results = "changes the results" if proposal.results else "does not change the results"
@@ -146,7 +146,7 @@ def _as_json(proposals: "Proposals", name: str, gib: float) -> dict[str, Any]:
 
 
 def _proposal_as_json(proposal: "Proposal", proposals: "Proposals") -> dict[str, Any]:
-    from ppoctl.start.preflight.proposals import settings_of, toml_of
+    from ppoctl.start.preflight.fitting import settings_of, toml_of
 
     stage, node = _fullest(proposal).fullest, proposal.memory.node
     return {

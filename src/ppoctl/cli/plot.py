@@ -200,7 +200,7 @@ def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
 
 
 def _summary(events: "Sequence[JournalEvent]") -> str:
-    from ppoctl.store.samples import spans
+    from ppoctl.store.stored_samples import spans
 
     kinds = dict.fromkeys(event.what for event in events)
     steps = {kind: sorted({event.step for event in events if event.what == kind}) for kind in kinds}

@@ -10,7 +10,7 @@ from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
-    from ppoctl.start.preflight.preview import Preview, PreviewedRow
+    from ppoctl.start.preflight.prompt_preview import Preview, PreviewedRow
 
 
 def preview(
@@ -27,7 +27,7 @@ def preview(
     """Show rows as the model receives them. Prints text, tokens and stop tokens, and how many rows are too long,
     truncated or repeated."""
     from ppoctl.recipe.loading.load import load
-    from ppoctl.start.preflight.preview import preview as look
+    from ppoctl.start.preflight.prompt_preview import preview as look
 
     loaded = load(files, sets or ())
     try:

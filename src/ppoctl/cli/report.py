@@ -32,7 +32,7 @@ def report(
     """Write an HTML report of one run, or a comparison of several runs. The file contains curves, time use, samples
     with their tokens, the recipe and the attempts, and requires no network. An existing file is overwritten only if
     it is a report."""
-    from ppoctl.show.report.write import write_report
+    from ppoctl.show.report.report_file import write_report
 
     written = write_report(runs, out, steps=steps)
     if json:

@@ -93,10 +93,10 @@ def resume(
             _print(recorded, table, to_stderr=True)
             with engine_ahead(_resumable(recorded, sets or (), force=force)):
                 with loading("libraries"):
-                    from ppoctl.run import commands
+                    from ppoctl.run import run_commands
 
-                only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
-                ended = commands.resume(recorded, table, sets or (), gate, only=only, screen=screen)
+                only: run_commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
+                ended = run_commands.resume(recorded, table, sets or (), gate, only=only, screen=screen)
     # The JSON object is printed after the screen is closed: until then, libraries may write to stdout.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None

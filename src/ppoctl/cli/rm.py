@@ -15,7 +15,7 @@ from ppoctl.core.errors import PpoctlError, RecipeError, RunAliveError, StorageE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.recipe.tracking import MlflowTracking
+    from ppoctl.recipe.tracking_table import MlflowTracking
 
 
 def rm(
@@ -63,7 +63,7 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     Raises RecipeError if a folder is not a run, RunAliveError if a run may be running, and StorageError if the parent
     folder of a run is not writable.
     """
-    from ppoctl.store.folders import require_writable
+    from ppoctl.store.writable_folders import require_writable
 
     known = {run.resolve(): run for run in reversed(runs)}
     for root, run in known.items():
@@ -96,7 +96,7 @@ def _require_idle(row: Listed) -> None:
 def _tracking(run: Path) -> "MlflowTracking | None":
     """Return the MLflow settings of a run; None if it is not tracked. Raises StorageError if they cannot be read."""
     from ppoctl.recipe.loading.load import from_resolved
-    from ppoctl.recipe.tracking import MlflowTracking
+    from ppoctl.recipe.tracking_table import MlflowTracking
 
     try:
         tracking = from_resolved(open_run(run).recipe).tracking

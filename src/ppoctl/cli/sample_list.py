@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
-    from ppoctl.store.sample_list import Before, Question, SampleFilter, Source
-    from ppoctl.store.samples import SampleRow
+    from ppoctl.store.sample_query import Before, Question, SampleFilter, Source
+    from ppoctl.store.stored_samples import SampleRow
 
 Sort = Literal["row", "reward", "length", "advantage", "flipped"]
 
@@ -48,8 +48,8 @@ class _Flips:
 
 def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form: Form, *, as_json: bool) -> None:
     """Print a list of the rows that pass the filter."""
-    from ppoctl.store.sample_list import flips, ordered
-    from ppoctl.store.samples import spans
+    from ppoctl.store.sample_query import flips, ordered
+    from ppoctl.store.stored_samples import spans
 
     kept = [row for row in rows if wanted.takes(row)]
     steps = sorted({row.step for row in rows})

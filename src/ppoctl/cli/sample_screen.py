@@ -14,8 +14,8 @@ from ppoctl.core.units import counted
 if TYPE_CHECKING:
     from ppoctl.show.report.episode_parts import EpisodePart
     from ppoctl.show.report.shown_sample import ShownSample
-    from ppoctl.store.sample_list import Source
-    from ppoctl.store.samples import SampleRow
+    from ppoctl.store.sample_query import Source
+    from ppoctl.store.stored_samples import SampleRow
 
 TokenMetric = Literal["advantage", "value", "kl"]
 LEGENDS: dict[TokenMetric, str] = {
@@ -36,7 +36,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
         else:
             print_sample(sample, by)
         return
-    from ppoctl.store.samples import evaluation_rows, listed
+    from ppoctl.store.stored_samples import evaluation_rows, listed
 
     rows = evaluation_rows(source.run, step)
     require_row(row, len(rows))
@@ -97,7 +97,7 @@ def _print_head(
     given: str | None = None,
     extras: dict[str, float] | None = None,
 ) -> None:
-    from ppoctl.store.samples import END_TEXTS, finish_text
+    from ppoctl.store.stored_samples import END_TEXTS, finish_text
 
     answer = getattr(found, "answer", answer)
     reward = f"{found.outcome}, no score" if found.score is None else f"{found.outcome} {found.score:g}"

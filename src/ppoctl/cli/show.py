@@ -10,8 +10,8 @@ from ppoctl.core.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.recorded_run import RecordedRun
-    from ppoctl.store.sample_list import SampleFilter, Source
-    from ppoctl.store.samples import SampleRow
+    from ppoctl.store.sample_query import SampleFilter, Source
+    from ppoctl.store.stored_samples import SampleRow
 
 # These names equal the names in `batch.scores`. A test compares them.
 Finish = Literal["terminated", "truncated"]
@@ -107,7 +107,7 @@ def show(
 ) -> None:
     """Show samples with their scores, and with the value and advantage of each token. Shows one sample in full; with
     --list, --eval or a filter, a list of samples."""
-    from ppoctl.store.sample_list import SampleFilter, Source
+    from ppoctl.store.sample_query import SampleFilter, Source
 
     source = Source(open_run(run), evaluations=evaluation or set_ is not None)
     if manifest:
@@ -135,7 +135,7 @@ def show(
 
 def _require_one_form(one: list[str], several: list[str], wanted: "SampleFilter") -> None:
     """Raise RecipeError if options conflict: one sample and a list, or a row number and a filter."""
-    from ppoctl.store.sample_list import SampleFilter
+    from ppoctl.store.sample_query import SampleFilter
 
     options = [*one, *several] if several else one
     if len(options) > 1 and one:

@@ -13,7 +13,7 @@ from ppoctl.core.errors import RecipeError, quoted
 if TYPE_CHECKING:
     from ppoctl.recipe.loading.load import Loaded
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.run.submission import Submitted
+    from ppoctl.run.submit_job import Submitted
     from ppoctl.start.slurm.script import Work
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.run_paths import RunPaths
@@ -35,7 +35,7 @@ class Submission:
         from ppoctl.run.startable import submittable
 
         loaded = submittable(files, sets, runs, render.messages(), force=self.force)
-        from ppoctl.run import submission
+        from ppoctl.run import submit_job
         from ppoctl.store.recorded_run import RecordedRun
         from ppoctl.store.run_paths import RunPaths
 
@@ -46,13 +46,13 @@ class Submission:
             self.run_again(recorded, ())
             return
         options = self._options(rollout_only=command == "rollout")
-        work = submission.work_of_run(paths, options)
-        submission.require_accepted(loaded, work, force=self.force)
+        work = submit_job.work_of_run(paths, options)
+        submit_job.require_accepted(loaded, work, force=self.force)
         if self.test_only:
             self._test_only(loaded.recipe, work)
         else:
             progress = Reading().notify
-            submitted = submission.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
+            submitted = submit_job.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
             render.passing()
             self._print_run(submitted, paths)
 
@@ -60,19 +60,19 @@ class Submission:
         self, run: "RecordedRun", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
         """Submit a job that resumes an existing run."""
-        from ppoctl.run import submission
+        from ppoctl.run import submit_job
         from ppoctl.run.run_recipe import loaded_of
 
         paths, loaded = run.paths, loaded_of(run, sets)
         options = self._options(rollout_only=rollout_only, save_only=save_only)
-        options += submission.as_options(loaded, sets)
-        work = submission.work_of_run(paths, options)
-        submission.require_accepted(loaded, work, force=self.force)
+        options += submit_job.as_options(loaded, sets)
+        work = submit_job.work_of_run(paths, options)
+        submit_job.require_accepted(loaded, work, force=self.force)
         if self.test_only:
             self._test_only(loaded.recipe, work)
             return
         command = "rollout" if rollout_only else "resume"
-        submitted = submission.submit_again(paths, loaded.recipe, command, options, links=self.chain)
+        submitted = submit_job.submit_again(paths, loaded.recipe, command, options, links=self.chain)
         self._print_run(submitted, paths)
 
     def _options(self, *, rollout_only: bool = False, save_only: bool = False) -> list[str]:
@@ -82,14 +82,14 @@ class Submission:
 
     def other(self, loaded: "Loaded", work: "Work") -> None:
         """Submit a job that does not write to a run, such as an evaluation."""
-        from ppoctl.run import submission
+        from ppoctl.run import submit_job
 
         recipe = loaded.recipe
-        submission.require_accepted(loaded, work, force=self.force)
+        submit_job.require_accepted(loaded, work, force=self.force)
         if self.test_only:
             self._test_only(recipe, work)
             return
-        submitted = submission.submit_other(recipe, work)
+        submitted = submit_job.submit_other(recipe, work)
         (id,) = submitted.ids
         log = submitted.folder / submitted.log.replace("%j", id)
         if self.as_json:
@@ -99,9 +99,9 @@ class Submission:
         render.table([("follow:", f"tail -F {quoted(log)}"), ("stop:", f"scancel {id}")])
 
     def _test_only(self, recipe: "Recipe", work: "Work") -> None:
-        from ppoctl.run import submission
+        from ppoctl.run import submit_job
 
-        reply = submission.would_accept(recipe, work)
+        reply = submit_job.would_accept(recipe, work)
         if self.as_json:
             render.json({"accepted": True, "says": reply})
         else:
@@ -148,11 +148,11 @@ class Reading:
 
 def print_script(recipe: "Recipe", runs: Path, train: str) -> None:
     """Print only the batch script that `train` (a command) would submit, and a note on how to submit it."""
-    from ppoctl.run import submission
+    from ppoctl.run import submit_job
     from ppoctl.store.run_paths import RunPaths
 
     paths = RunPaths((runs / recipe.name).absolute())
-    render.line(submission.script_of(recipe, submission.work_of_run(paths)).removesuffix("\n"))
+    render.line(submit_job.script_of(recipe, submit_job.work_of_run(paths)).removesuffix("\n"))
     if not paths.run_json.is_file():
         render.print_stderr(
             f"note: `sbatch` cannot run this script yet: it resumes `{_short(paths.root)}`, which does not exist; "

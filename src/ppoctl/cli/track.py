@@ -8,7 +8,7 @@ from ppoctl.core.errors import RecipeError, quoted
 def track(run: RunArgument, sets: Sets = None, json: JsonOption = False) -> None:
     """Upload the parts of a run that MLflow does not have yet. A second call uploads only the files again. `--set`
     changes keys of `tracking` for this call."""
-    from ppoctl.recipe.tracking import MlflowTracking
+    from ppoctl.recipe.tracking_table import MlflowTracking
     from ppoctl.run.mlflow_extras import around
     from ppoctl.run.run_recipe import newest_recorded, recipe_of
     from ppoctl.show.tracking.mirror import rebuild as send

@@ -58,9 +58,9 @@ def train(
         _require_way(runs / loaded.recipe.name, or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
-                from ppoctl.run import commands
+                from ppoctl.run import run_commands
 
-            ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
+            ended = run_commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
 
 
@@ -88,9 +88,9 @@ def rollout(
         _require_way(runs / loaded.recipe.name, or_resume=True)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
-                from ppoctl.run import commands
+                from ppoctl.run import run_commands
 
-            ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
+            ended = run_commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)
 
 

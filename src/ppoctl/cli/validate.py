@@ -162,9 +162,9 @@ def validate(
 def _require_memory(loaded: "Loaded", gpu_gib: float | None) -> None:
     """Raise OutOfMemoryError if a run does not fit on GPUs with this memory; None: those of this machine."""
     from ppoctl.core.finding import require_none
-    from ppoctl.start.preflight import resources
+    from ppoctl.start.preflight import resource_checks
 
-    require_none([resources.memory(loaded.recipe, gpu_gib or resources.gpu_gib_here())])
+    require_none([resource_checks.memory(loaded.recipe, gpu_gib or resource_checks.gpu_gib_here())])
 
 
 def _print_assets(staged: "Sequence[Asset]") -> None:
@@ -177,7 +177,7 @@ def _print_assets(staged: "Sequence[Asset]") -> None:
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
     """Fetch the model and the data of the recipe that are not on this machine. Recipe errors are reported later."""
     from ppoctl.recipe.loading.load import examine
-    from ppoctl.recipe.loading.rules.across_tables import violations
+    from ppoctl.recipe.loading.rules.all_rules import violations
     from ppoctl.run import staging
 
     loaded, _ = examine(files, sets, judges=(violations,))

@@ -33,10 +33,10 @@ from ppoctl.core.batch.digest import FileDigest
 from ppoctl.core.batch.episodes import Dialogue as Dialogue
 from ppoctl.core.batch.episodes import Environments as Environments
 from ppoctl.core.batch.records import State
-from ppoctl.core.batch.sampling import Sample as Sample
-from ppoctl.core.batch.sampling import SampleRequest as SampleRequest
-from ppoctl.core.batch.sampling import SamplingParams as SamplingParams
-from ppoctl.core.batch.sampling import Stream as Stream
+from ppoctl.core.batch.requests import Sample as Sample
+from ppoctl.core.batch.requests import SampleRequest as SampleRequest
+from ppoctl.core.batch.requests import SamplingParams as SamplingParams
+from ppoctl.core.batch.requests import Stream as Stream
 from ppoctl.core.batch.scores import RewardModel as RewardModel
 from ppoctl.core.batch.scores import Scorer as Scorer
 from ppoctl.core.batch.sequences import Sequences

@@ -22,7 +22,7 @@ from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.data.template_arguments import TemplateArguments
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_table import EpisodeTable
 
 _FEW = 10
 """The rows whose prompts are too long are considered few if they are at most 1 in this number of rows."""

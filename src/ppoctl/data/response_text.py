@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ppoctl.core.batch.sampling import SamplingParams
+from ppoctl.core.batch.requests import SamplingParams
 from ppoctl.data.tokenizer import decode, load_tokenizer, quick_tokenizer, silent_ids
 
 _BEFORE = "x"

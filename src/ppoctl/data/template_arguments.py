@@ -8,7 +8,7 @@ from ppoctl.core.errors import DataError, RecipeError
 from ppoctl.data.index import RowSet
 from ppoctl.data.row_tables import SingleTable
 from ppoctl.data.rows import DatasetRow
-from ppoctl.environments.table import EnvironmentTable, EpisodeTable
+from ppoctl.environments.environment_table import EnvironmentTable, EpisodeTable
 
 EnvironmentOf = Callable[[str], EpisodeTable | None]
 """Function that returns the environment of a set, by its key below `data` (`train`, `eval.NAME`); None: its responses

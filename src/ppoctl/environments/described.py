@@ -9,7 +9,7 @@ from typing import Any
 from ppoctl.core.batch.episodes import EnvironmentFailure
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.user_functions import digest_of
-from ppoctl.environments.process import EnvironmentProcess
+from ppoctl.environments.environment_process import EnvironmentProcess
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped
 

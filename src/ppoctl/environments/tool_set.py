@@ -13,8 +13,8 @@ from ppoctl.environments.calculator import calculator
 from ppoctl.environments.tool_schema import WrongArgumentsError, arguments_for, schema_of
 from ppoctl.environments.user import EventLoop
 from ppoctl.rewards.message_loop import describe
-from ppoctl.rewards.sandbox.client import Sandbox, SandboxError
 from ppoctl.rewards.sandbox.job import Kind, Limits, Ran, SandboxJob
+from ppoctl.rewards.sandbox.sandbox_client import Sandbox, SandboxError
 from ppoctl.rewards.user_function import kind_of
 
 _PROGRAM = """

@@ -11,9 +11,9 @@ from ppoctl.core.errors import RecipeError
 from ppoctl.core.recipe_table import RESULTS, Array, AtLeastOne
 from ppoctl.core.user_functions import FUNCTION_PATTERN, import_command, require_function
 from ppoctl.environments.described import schemas_of
-from ppoctl.environments.table import EnvironmentTable
+from ppoctl.environments.environment_table import EnvironmentTable
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.sandbox.client import require
+from ppoctl.rewards.sandbox.sandbox_client import require
 
 BUILT_IN = ("calculator", "python")
 ToolName = Annotated[str, Field(pattern=f"^(?:{'|'.join(BUILT_IN)})$|{FUNCTION_PATTERN}")]

@@ -3,7 +3,7 @@
     folder            the folder of a model's files on this machine; JSON files of that folder
     bundled_configs   configurations of published models that ship with ppoctl
     config            config.json as transformers completes it
-    fields            how fields of a configuration become fields of a `ModelShape`, and which are rejected
+    shape_fields      how fields of a configuration become fields of a `ModelShape`, and which are rejected
     families          one table of fields per `model_type`
     rope              parameters of rotary position embeddings
     shape             `ModelShape`

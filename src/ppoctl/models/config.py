@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ppoctl.models.fields import Family
+from ppoctl.models.shape_fields import Family
 
 NOT_OF_THE_MODEL = (
     # Names, labels and output options, which transformers writes into any configuration.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
-from ppoctl.models.fields import UnsupportedValueError
+from ppoctl.models.shape_fields import UnsupportedValueError
 
 
 @dataclass(frozen=True)

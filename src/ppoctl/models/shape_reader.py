@@ -8,9 +8,9 @@ from ppoctl.core.errors import EnvironmentProblemError, PpoctlError, RecipeError
 from ppoctl.models.bundled_configs import carried_folder
 from ppoctl.models.config import NOT_OF_THE_MODEL, InvalidFieldError, completed
 from ppoctl.models.families import FAMILIES
-from ppoctl.models.fields import Family, UnsupportedValueError
 from ppoctl.models.folder import local_folder, read_config
 from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape_fields import Family, UnsupportedValueError
 
 
 def shape_if_known(path: str) -> ModelShape | None:

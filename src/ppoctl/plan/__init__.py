@@ -2,12 +2,13 @@
 
 The estimates are computed from the recipe and a config.json. The package imports no torch.
 
-run_plan       the whole plan: batches, updates, data, evaluations
-microbatches   number of microbatches of a rank, and their size
-algorithm      the choices of the recipe, in words
-learning_rate  the schedule of a role
-flops          FLOPs of a step
-disk           states and records
-shapes         shapes of the models of all trained roles
-memory/        bytes of each role, rank, stage and node, and whether they fit
+run_plan        the whole plan: batches, updates, data, evaluations
+algorithm       the choices of the recipe, in words
+step_work       uses of models in a step: the basis of FLOPs, seconds and residency
+flops           FLOPs of a step
+disk_space      states and records
+trained_part    parameters of a role that train
+shared_sizes    shapes of models, rows of stages, microbatches of a rank
+fit/            `plan --fit`: settings with which a recipe fits on some GPUs
+memory/         bytes of each role, rank, stage and node, and whether they fit
 """

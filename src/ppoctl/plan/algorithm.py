@@ -6,11 +6,11 @@ from ppoctl.algorithms.roles import head_of
 from ppoctl.algorithms.stages.kl_table import NoKl
 from ppoctl.algorithms.stages.resample_table import NoResampling
 from ppoctl.core.recipe_table import Table
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.models.head import Head
 from ppoctl.recipe.bounds import bounds_text
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.shaping import (
+from ppoctl.rewards.shaping_tables import (
     LengthPenalty,
     OverlongPenalty,
     ReferenceMoments,

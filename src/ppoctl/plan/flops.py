@@ -17,13 +17,13 @@ from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
 from ppoctl.models.trainable import OUTPUT_PARAMETER
 from ppoctl.plan.memory.driver import batch_of
-from ppoctl.plan.memory.parameters import (
+from ppoctl.plan.memory.parameter_memory import (
     adapter_parameters,
     layer_parameters,
     trunk_end,
     value_head_parameters,
 )
-from ppoctl.plan.sizes import shapes_of
+from ppoctl.plan.shared_sizes import shapes_of
 from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.recipe.schema import Recipe
 

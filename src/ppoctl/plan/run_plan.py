@@ -12,7 +12,7 @@ from typing import Any
 
 from ppoctl.algorithms import sizes
 from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at, traces
-from ppoctl.algorithms.learning_rate import learning_rate_of
+from ppoctl.algorithms.learning_rate_of import learning_rate_of
 from ppoctl.algorithms.ppo_table import algorithm_name
 from ppoctl.algorithms.role_model import model_of, reward_model_of, reward_models
 from ppoctl.algorithms.role_table import TrainedTable
@@ -23,10 +23,10 @@ from ppoctl.data.row_files import rows_of
 from ppoctl.models.cost import count_parameters
 from ppoctl.models.folder import local_folder
 from ppoctl.plan.algorithm import algorithm, reward_steps
-from ppoctl.plan.disk import StoragePlan, storage_of
+from ppoctl.plan.disk_space import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
-from ppoctl.plan.sizes import microbatches, stage_rows
+from ppoctl.plan.shared_sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes

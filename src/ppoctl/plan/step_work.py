@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ppoctl.algorithms.sizes import epochs
 from ppoctl.algorithms.stage_spec import ModelPass
 from ppoctl.algorithms.trace import Trace
-from ppoctl.plan.sizes import stage_rows
+from ppoctl.plan.shared_sizes import stage_rows
 from ppoctl.recipe.schema import Recipe
 
 

@@ -7,7 +7,7 @@ from ppoctl.algorithms.role_model import model_in, model_of, trainable_of
 from ppoctl.algorithms.roles import POLICY, head_of
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.shape import ModelShape
-from ppoctl.plan.memory.parameters import held_parameters, rank_parameters
+from ppoctl.plan.memory.parameter_memory import held_parameters, rank_parameters
 from ppoctl.plan.memory.pipeline import whole_model
 from ppoctl.recipe.schema import Recipe
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ppoctl.core.errors import RecipeError
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.environments.tools import ToolsEnvironment
 from ppoctl.models.families import FAMILIES
 from ppoctl.models.folder import read_config

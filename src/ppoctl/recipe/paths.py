@@ -16,7 +16,7 @@ from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.core.user_functions import digest_of, file_of
 from ppoctl.models.folder import fetched, is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.slurm import is_image_file
+from ppoctl.recipe.slurm_table import is_image_file
 
 _SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
 _ENVIRONMENTS = tuple(

@@ -26,15 +26,15 @@ from ppoctl.core.recipe_table import (
     Table,
 )
 from ppoctl.data.row_tables import DataTable
-from ppoctl.environments.kinds import EnvironmentOf
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_kinds import EnvironmentOf
+from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.models.head import SharedValueHead
 from ppoctl.models.model_tables import ModelTable
 from ppoctl.models.trainable_tables import ValueHeadTable
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.slurm import SlurmTable
-from ppoctl.recipe.tracking import MlflowTracking, Tracking
-from ppoctl.rewards.reward import Reward
+from ppoctl.recipe.slurm_table import SlurmTable
+from ppoctl.recipe.tracking_table import MlflowTracking, Tracking
+from ppoctl.rewards.reward_table import Reward
 
 
 class GeneratorTable(Table):

@@ -12,9 +12,9 @@ from ppoctl.core.errors import RewardError
 from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, Positive
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScorerSpec
 from ppoctl.rewards.programs import Test, program_of, tests_of
-from ppoctl.rewards.sandbox.client import Sandbox, require
 from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Limits, Ran, SandboxJob, UnreachableError
-from ppoctl.rewards.table import Candidates, ProcessScorer, RewardModels, no_models
+from ppoctl.rewards.sandbox.sandbox_client import Sandbox, require
+from ppoctl.rewards.scorer_table import Candidates, ProcessScorer, RewardModels, no_models
 
 if TYPE_CHECKING:
     from ppoctl.rewards.sandbox.fusion import FusionEndpoint

@@ -19,7 +19,7 @@ from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.core.errors import RewardError
 from ppoctl.core.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
-from ppoctl.rewards.table import Candidates, ProcessScorer
+from ppoctl.rewards.scorer_table import Candidates, ProcessScorer
 from ppoctl.rewards.verbatim import other_answer, verbatim_answer
 from ppoctl.rewards.written_numbers import joined
 

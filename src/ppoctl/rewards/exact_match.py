@@ -7,7 +7,7 @@ from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.core.errors import RewardError
 from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import Candidates, ProcessScorer
+from ppoctl.rewards.scorer_table import Candidates, ProcessScorer
 
 
 class ExactMatchScorer(ProcessScorer):

@@ -19,7 +19,7 @@ from pydantic import AfterValidator
 from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import ProcessScorer
+from ppoctl.rewards.scorer_table import ProcessScorer
 
 _OPTIONAL, _UNKNOWN = "\ue000", "\ue001"
 """Marks in the text of a pattern: here is text that may be absent, or some text that is not known."""

@@ -28,7 +28,7 @@ from ppoctl.core.errors import RewardError
 from ppoctl.core.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.boxed import MARK, marked_answer
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
-from ppoctl.rewards.table import Candidates, ProcessScorer
+from ppoctl.rewards.scorer_table import Candidates, ProcessScorer
 from ppoctl.rewards.verbatim import other_answer, verbatim_answer
 from ppoctl.rewards.written_numbers import in_ascii
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 
 from ppoctl.core.batch.scores import Scorer
 from ppoctl.core.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Positive
-from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
+from ppoctl.rewards.scorer_table import RewardModels, ScorerTable, no_models
 
 
 def _readable(url: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from ppoctl.core.batch.scores import Score, ScoreRequest
 from ppoctl.core.errors import MissingAssetError, quoted
 from ppoctl.core.http_client import HttpClient, HttpLimits, HttpResponse, NoAnswerError, Retries
-from ppoctl.rewards.pool import WorkerPool
+from ppoctl.rewards.scorer_pool import WorkerPool
 
 _ANSWER_BYTES = 1 << 20
 _SHOWN_CHARS = 200

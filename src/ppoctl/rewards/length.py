@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ppoctl.core.batch.scores import ScoreRequest
 from ppoctl.core.recipe_table import RESULTS, AtLeastOne, NotNegative
 from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import ProcessScorer
+from ppoctl.rewards.scorer_table import ProcessScorer
 
 
 class LengthScorer(ProcessScorer):

@@ -16,8 +16,8 @@ from ppoctl.core.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.core.errors import NonFiniteError, RewardError, ServiceLostError
 from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.function import is_trainable
-from ppoctl.rewards.rows import ADD_TRUTH
-from ppoctl.rewards.table import ScorerTable
+from ppoctl.rewards.reward_rows import ADD_TRUTH
+from ppoctl.rewards.scorer_table import ScorerTable
 
 Encode = Callable[[str, Finish], tuple[int, ...]]
 """Function that returns the token ids of a response with this text and finish reason. The last id is the end token if

@@ -11,9 +11,9 @@ from pydantic import Field
 from ppoctl.core.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.core.recipe_table import RESULTS
 from ppoctl.rewards.combined_scores import Scores, close_all, combined, flush_all_scorers
-from ppoctl.rewards.kinds import PARTS
-from ppoctl.rewards.model import ModelScorer
-from ppoctl.rewards.table import Candidates, PartTable, RewardModels, RewardTable, ScorerTable, no_models
+from ppoctl.rewards.model_reward import ModelScorer
+from ppoctl.rewards.reward_kinds import PARTS
+from ppoctl.rewards.scorer_table import Candidates, PartTable, RewardModels, RewardTable, ScorerTable, no_models
 
 if TYPE_CHECKING:
     Part = PartTable

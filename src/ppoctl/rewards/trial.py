@@ -19,10 +19,10 @@ from ppoctl.core.batch.prompts import Prompt
 from ppoctl.core.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.core.errors import RewardError
 from ppoctl.rewards.combined_scores import flush_all_scorers
-from ppoctl.rewards.environment import EnvironmentScorer
+from ppoctl.rewards.environment_reward import EnvironmentScorer
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
-from ppoctl.rewards.rows import ADD_TRUTH
-from ppoctl.rewards.table import Candidates, ScorerTable
+from ppoctl.rewards.reward_rows import ADD_TRUTH
+from ppoctl.rewards.scorer_table import Candidates, ScorerTable
 from ppoctl.rewards.verbatim import other_answer, parts_of, verbatim_answer
 
 FILLER = "Let me think about this step by step. "

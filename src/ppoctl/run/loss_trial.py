@@ -6,8 +6,8 @@ from typing import Any
 
 from ppoctl.algorithms.estimators.python import PythonAdvantages
 from ppoctl.algorithms.stages.estimator_trial import PROMPTS, try_estimator
+from ppoctl.algorithms.stages.loss_on_batch import COLUMNS, ROWS, try_loss
 from ppoctl.algorithms.stages.loss_tables import PythonPolicyLoss
-from ppoctl.algorithms.stages.loss_trial import COLUMNS, ROWS, try_loss
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.finding import Finding
 from ppoctl.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from ppoctl.show.tracking.mlflow_payloads import metric_name
 from ppoctl.store.liveness import ended_early
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import StepRecords
+from ppoctl.store.stored_samples import StepRecords
 
 REPORT = "report.html"
 SAMPLES_PER_STEP = 8
@@ -103,7 +103,7 @@ def gpus_here() -> dict[str, float]:
 
 
 def _report(paths: RunPaths) -> str:
-    from ppoctl.show.report.write import report_text
+    from ppoctl.show.report.report_file import report_text
 
     return report_text(paths.root, steps=STEPS_WITH_SAMPLES)
 

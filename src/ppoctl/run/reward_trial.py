@@ -9,7 +9,7 @@ from ppoctl.algorithms.role_model import reward_models
 from ppoctl.core.errors import RewardError
 from ppoctl.core.finding import Finding, as_error
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.findings import findings
+from ppoctl.rewards.reward_findings import findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from ppoctl.run.wire.engines import encoder, place_roles, read_prompts, tried_scorer
 from ppoctl.run.wire.reward_models import RewardModelsOf

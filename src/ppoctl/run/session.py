@@ -31,10 +31,10 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.loading.capabilities import require_capable
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.run import mlflow_extras
-from ppoctl.run.loop.run import RunContext, ended_early, last_saved, run
-from ppoctl.run.resources import add_what_to_do, allotted, out_of_memory, time_left
+from ppoctl.run.given_resources import add_what_to_do, allotted, out_of_memory, time_left
+from ppoctl.run.loop.steps import RunContext, ended_early, last_saved, run
 from ppoctl.run.shutdown.signals import SignalGate, signal_gate
 from ppoctl.run.wire import engines
 from ppoctl.run.wire.components import Components
@@ -50,7 +50,7 @@ from ppoctl.show.tracking.view import RunView
 from ppoctl.start.preflight import check as preflight
 from ppoctl.store import artifact
 from ppoctl.store.attempt import Attempt, claim
-from ppoctl.store.disk import refused
+from ppoctl.store.disk_errors import refused
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal, JournalLine
 from ppoctl.store.liveness import EARLY_END

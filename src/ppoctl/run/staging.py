@@ -24,12 +24,12 @@ from ppoctl.data.row_files import files_of
 from ppoctl.data.row_tables import StoredRows
 from ppoctl.models.folder import NAMED_TEMPLATES, is_hub_id, local_folder
 from ppoctl.recipe.loading.load import Loaded
-from ppoctl.recipe.loading.rules.rows import tables_of_rows
+from ppoctl.recipe.loading.rules.rows_rules import tables_of_rows
 from ppoctl.recipe.paths import IMAGE, VARIABLE
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.schema_tree import values
-from ppoctl.recipe.slurm import Apptainer, Pyxis, is_image_file
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.slurm_table import Apptainer, Pyxis, is_image_file
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.run.wire.sources import weights_and_configs
 from ppoctl.start.slurm.script import PASSED_ON
 

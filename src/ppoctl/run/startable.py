@@ -10,16 +10,16 @@ from ppoctl.core.errors import RewardError, as_typed
 from ppoctl.core.finding import Finding, as_error, notes, require_none, without_missing
 from ppoctl.recipe.loading.capabilities import require_capable
 from ppoctl.recipe.loading.load import Loaded, examine
-from ppoctl.recipe.loading.rules.across_tables import violations
+from ppoctl.recipe.loading.rules.all_rules import violations
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.changed_settings import require_same_run
 from ppoctl.run.run_recipe import loaded_of
-from ppoctl.start.preflight import resources
+from ppoctl.start.preflight import resource_checks
 from ppoctl.start.preflight.check import OriginOf, check
-from ppoctl.start.preflight.resources import gpu_gib_here
-from ppoctl.store.folders import require_writable
+from ppoctl.start.preflight.resource_checks import gpu_gib_here
 from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.writable_folders import require_writable
 
 
 def memory_of(recipe: Recipe) -> tuple[float | None, int | None]:
@@ -127,10 +127,10 @@ def require_resources(recipe: Recipe, run: Path, *, force: bool) -> None:
     EnvironmentProblemError if the compute mode of a GPU excludes the processes of the run, and OutOfMemoryError if
     the memory is too small.
     """
-    require_none(resources.shared_gpus(recipe))
+    require_none(resource_checks.shared_gpus(recipe))
     _require_disk(recipe, run, force=force)
     if not force:
-        require_none([resources.memory(recipe, *memory_of(recipe))])
+        require_none([resource_checks.memory(recipe, *memory_of(recipe))])
 
 
 def _capable(files: Sequence[Path], sets: Sequence[str], runs: Path, messages: Messages) -> Loaded:
@@ -158,7 +158,7 @@ def _require_usable_functions(recipe: Recipe, validate: str, messages: Messages)
 def _require_disk(recipe: Recipe, run: Path, *, force: bool) -> None:
     require_writable(run)
     if not force:
-        require_none([resources.disk(recipe, run)])
+        require_none([resource_checks.disk(recipe, run)])
 
 
 def _print(findings: Sequence[Finding], messages: Messages) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ppoctl.core.batch.sealed_json import intact_lines, repair_hint
 from ppoctl.core.errors import CorruptArtifactError
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk_errors import storage_error
 
 
 @dataclass(frozen=True)

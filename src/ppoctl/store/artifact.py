@@ -15,7 +15,7 @@ from pathlib import Path
 from ppoctl.core.batch.digest import FileDigest, flush, flushed_digest
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk_errors import storage_error
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, folders
 

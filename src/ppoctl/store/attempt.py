@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ppoctl.core.batch.digest import flush
 from ppoctl.core.errors import StorageError, SupersededError, quoted
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk_errors import storage_error
 from ppoctl.store.run_paths import RunPaths
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ppoctl.core.batch.sealed_json import seal, unseal
 from ppoctl.core.errors import CorruptArtifactError, quoted
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk_errors import storage_error
 from ppoctl.store.run_paths import RunPaths
 
 

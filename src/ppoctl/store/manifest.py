@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ppoctl.core.batch.digest import FileDigest, file_digest
 from ppoctl.core.batch.sealed_json import ChecksumMismatchError, repair_hint, seal, unseal
 from ppoctl.core.errors import CorruptArtifactError, quoted
-from ppoctl.store.disk import require_format, storage_error
+from ppoctl.store.disk_errors import require_format, storage_error
 from ppoctl.store.run_paths import FORMAT, MANIFEST
 
 if TYPE_CHECKING:

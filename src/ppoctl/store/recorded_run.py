@@ -12,7 +12,7 @@ from typing import Any, Self
 from ppoctl.core.batch.sealed_json import unseal
 from ppoctl.core.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import manifest as manifests
-from ppoctl.store.disk import require_format, storage_error
+from ppoctl.store.disk_errors import require_format, storage_error
 from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.outline import EVAL, Outline, Outlines

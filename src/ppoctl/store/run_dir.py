@@ -17,7 +17,7 @@ from typing import Any
 from ppoctl.core.batch.sealed_json import seal
 from ppoctl.core.errors import RunExistsError, quoted
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk_errors import storage_error
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import FORMAT, RunPaths
 

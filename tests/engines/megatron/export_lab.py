@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ppoctl.engines.vllm.engine import Engine
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
 from vllm_in_process import engines_are_guests
 from vllm_prepared_once import prepare_once

@@ -22,7 +22,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import checkpoint
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 
 SHARDED = " sharded"

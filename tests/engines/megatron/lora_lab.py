@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppoctl.algorithms.role_table import BySequences
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.models.convert.adapters import adapters
 from ppoctl.models.convert.tensors import Placement

@@ -39,11 +39,11 @@ from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.factory import DTYPES
+from ppoctl.engines.megatron.parameter_shards import parts_in
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
-from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.engines.weights.bucket import tensors_of
 from tolerance import Level
 

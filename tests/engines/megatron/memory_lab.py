@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
 from ppoctl.core.ports import Minibatch, OutputRequest, TokenOutputs, Totals
 from ppoctl.engines.megatron import optimizer
-from ppoctl.engines.megatron.adapters import Adapters
 from ppoctl.engines.megatron.host_optimizer import HostAdamW
-from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.low_rank import Adapters
+from ppoctl.engines.megatron.megatron_model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.weights.sending import SenderRanks

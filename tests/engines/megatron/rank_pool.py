@@ -24,11 +24,11 @@ from torch import Tensor
 
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import process_group
+from ppoctl.engines.megatron.parameter_shards import parts_in
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import ManyProcesses
-from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.engines.weights.bucket import tensors_of
 from ppoctl.engines.weights.loopback import environment
 from ppoctl.engines.weights.sending import RankSource

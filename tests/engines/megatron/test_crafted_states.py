@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from ppoctl.core.errors import StorageError
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 
 WEIGHT = "decoder.final_layernorm.weight"
 CHUNKS = "__0_0.distcp"

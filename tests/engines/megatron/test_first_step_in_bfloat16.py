@@ -17,7 +17,7 @@ from torch import Tensor
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.algorithms.stages.objective import Terms
 from ppoctl.core.ports import Minibatch, OutputRequest
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.models.head import SharedValueHead
 from ppoctl.models.trainable import Trainable

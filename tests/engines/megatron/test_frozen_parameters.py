@@ -16,7 +16,7 @@ from ppoctl.core.errors import StorageError
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.optimizer import gradient_buffers, held_tensors
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.models.convert.frozen_base import read_frozen_base
 from ppoctl.models.trainable import Trainable

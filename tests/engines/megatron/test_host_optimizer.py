@@ -20,7 +20,7 @@ from ppoctl.core.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.core.ports import OptimizerStep
 from ppoctl.engines.megatron.host_optimizer import PIECE, HostAdamW
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32

@@ -55,7 +55,7 @@ from torch import Tensor
 from covering import pairs_of
 from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.models.convert.frozen_base import read_frozen_base
 from ppoctl.models.convert.tensors import weight_names

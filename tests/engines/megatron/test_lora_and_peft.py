@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from ppoctl.algorithms.stages.objective import Terms
 from ppoctl.core.ports import OutputRequest, TokenOutputs
-from ppoctl.engines.megatron.weights import parts_of
+from ppoctl.engines.megatron.parameter_shards import parts_of
 from ppoctl.models.lora import Lora
 from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32

@@ -9,7 +9,7 @@ import torch
 
 from ppoctl.core.errors import EnvironmentProblemError, RecipeError
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron.config import transformer_config
+from ppoctl.engines.megatron.megatron_config import transformer_config
 from ppoctl.models.families import FAMILIES
 from ppoctl.models.folder import model_folder
 from ppoctl.models.rope import Llama3Scaling, Rope

@@ -24,7 +24,7 @@ from ppoctl.core.batch.digest import file_digest
 from ppoctl.core.errors import NonFiniteError, StorageError
 from ppoctl.core.ports import OutputRequest
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.models.convert.tensors import weight_names
 

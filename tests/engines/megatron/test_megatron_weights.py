@@ -15,9 +15,9 @@ from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.batch.records import State
 from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.core.recipe_table import ParallelTable
+from ppoctl.engines.megatron.parameter_shards import parts_in
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.weights import parts_in
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.weights.bucket import tensors_of
 from ppoctl.engines.weights.sending import PARTS
 from ppoctl.models.convert.transformer_engine import transformer_engine_name

@@ -16,8 +16,8 @@ from ppoctl.algorithms.optimizer_table import OptimizerPlace
 from ppoctl.algorithms.role_table import ByTokens, Recompute
 from ppoctl.algorithms.roles import head_of
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron import host_optimizer, logprobs
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron import host_optimizer, output_logprobs
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.models.head import SharedValueHead
 from ppoctl.models.lora import Lora
 from ppoctl.models.model import Model
@@ -26,7 +26,7 @@ from ppoctl.models.trainable import EVERYTHING, Trainable
 from ppoctl.plan.memory import activations
 from ppoctl.plan.memory.assumptions import STAGED_PARAMETERS
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
-from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.plan.memory.trainer_memory import RankBytes, Training, ranks_of, state_bytes
 
 WITHIN = 0.1
 KEPT_WITHIN = 0.05
@@ -346,4 +346,4 @@ def test_plan_block_sizes_equal_engine_block_sizes() -> None:
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
-    } == logprobs.BLOCK_ELEMENTS
+    } == output_logprobs.BLOCK_ELEMENTS

@@ -14,8 +14,8 @@ from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, ensure_process_group, join
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import OpenRank
-from ppoctl.engines.megatron.settings import TrainerSettings
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"

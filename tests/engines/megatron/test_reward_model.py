@@ -13,9 +13,9 @@ from ppoctl.algorithms.role_table import ByTokens
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.reward_model import MegatronRewardModel
-from ppoctl.engines.megatron.settings import TrainerSettings
 
 Model = Callable[[str], Path]
 TEXTS = [(5, 9, 2, 77, 31), (8,), (3, 3, 60, 14, 2, 2, 90, 41, 17), (64, 12)]

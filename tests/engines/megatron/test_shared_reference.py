@@ -17,9 +17,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.ports import OutputRequest
-from ppoctl.engines.megatron.frozen import trained_names
+from ppoctl.engines.megatron.frozen_parameters import trained_names
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.models.trainable import Trainable
 from tolerance import EXACT, FLOAT32

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.core.ports import OutputRequest
-from ppoctl.engines.megatron import logprobs as module
-from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+from ppoctl.engines.megatron import output_logprobs
+from ppoctl.engines.megatron.output_logprobs import LogprobSettings, token_logprobs
 from tolerance import BFLOAT16, FLOAT32
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
@@ -67,7 +67,7 @@ def test_chunked_logprobs_and_gradients_match_plain_formula(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_gradient_accumulates_in_float32_main_grad(dtype):
     """The weight has five rows, in bands of two. The temperature keeps all probabilities above 0."""
-    width = module.BAND_ELEMENTS // 2
+    width = output_logprobs.BAND_ELEMENTS // 2
     hidden, weight, targets = inputs(dtype, width, num=3, vocabulary=5)
     temperature = width**0.5
     settings = LogprobSettings(OutputRequest(temperature), 2)

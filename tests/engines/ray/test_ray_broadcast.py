@@ -13,11 +13,11 @@ from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.canary import Canary
 from ppoctl.engines.weights.sync import EngineSide, Sync
 from ppoctl.recipe.loading.load import load
-from ppoctl.run.wire.processes import Placed, place
+from ppoctl.run.wire.placed_processes import Placed, place
 
 ROOT = Path(__file__).parents[3]
 CHANGES = [

@@ -20,9 +20,9 @@ import ray
 
 from ppoctl.core.errors import EnvironmentProblemError, ProcessLostError
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.groups_of_processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.node import NodeOrder, lost_daemon
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.srun import JobNodes, NodeSteps
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 

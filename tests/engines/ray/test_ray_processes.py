@@ -28,10 +28,10 @@ from ppoctl.core.activity import ACTIVITIES, track_items
 from ppoctl.core.batch.sequences import one_sequence
 from ppoctl.core.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 from ppoctl.engines.megatron import process_group
-from ppoctl.engines.ray import processes as processes_module
+from ppoctl.engines.ray import groups_of_processes
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.groups_of_processes import Deadline, GroupSettings, PendingCall, RayProcesses, first_done
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import Deadline, GroupSettings, PendingCall, RayProcesses, first_done
 from ppoctl.engines.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.engines.weights.sharing import Shared, SharedBuffers
 from ppoctl.models.convert.checksum import TensorChecksum, checksum_of
@@ -460,7 +460,7 @@ def test_long_wait_reports_awaited_call(cluster, processes, monkeypatch):
     monkeypatch.setattr(cluster, "notify", lines.append)
     processes.call("sleep", 0.5)
     assert lines == []
-    monkeypatch.setattr(processes_module, "SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(groups_of_processes, "SAY_EVERY_S", 0.2)
     processes.call("sleep", 2.0)
     assert len(lines) >= 2
     says = "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py"

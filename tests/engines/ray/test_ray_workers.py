@@ -10,8 +10,8 @@ import pytest
 
 from ppoctl.core.errors import ProcessLostError
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.groups_of_processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 

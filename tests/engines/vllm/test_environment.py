@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.engines.vllm import arguments, engine_factories, environment
+from ppoctl.engines.vllm import arguments, engine_factories, vllm_environment
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine_factories import OpenEngine
-from ppoctl.engines.vllm.environment import compiles, prepare_environment
 from ppoctl.engines.vllm.log import close_log, keep_log, log_location, write_log
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_environment import compiles, prepare_environment
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def show_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (environment, arguments, engine_module):
+    for module in (vllm_environment, arguments, engine_module):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 

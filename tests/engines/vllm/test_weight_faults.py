@@ -19,7 +19,7 @@ from vllm_bench import WINDOW, Bench, prompts, settings_for
 from ppoctl.core.batch.records import State
 from ppoctl.core.errors import WeightSyncError
 from ppoctl.core.ports import SamplingParams
-from ppoctl.engines.vllm import weights as weights_module
+from ppoctl.engines.vllm import vllm_weights
 from ppoctl.engines.vllm.engine import Engine, GenerationOutput
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.weights.bucket import NamedTensors
@@ -99,7 +99,7 @@ def test_failed_load_is_repeated_for_same_state(bench: Bench) -> None:
 def test_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(tied)
     tied.trainer.move(TINY)
-    monkeypatch.setattr(weights_module, "repack_heads", lambda model: None)
+    monkeypatch.setattr(vllm_weights, "repack_heads", lambda model: None)
     with pytest.raises(WeightSyncError, match=r"`lm_head.weight` was sent with `model.embed_tokens.weight`"):
         generate(tied)
 

@@ -12,7 +12,7 @@ from ppoctl.core.batch.records import State
 from ppoctl.core.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.bucket import Bucket, bucket_of
 from ppoctl.engines.weights.sending import NamedWeights, Part
 from ppoctl.engines.weights.sync import EngineSide, TrainerSide
@@ -131,7 +131,7 @@ class HfTrainer:
         ids, output_request = torch.tensor([tokens]), output_request or OutputRequest()
         with torch.no_grad():
             if output_request.is_filtered or output_request.min_new_tokens:
-                from ppoctl.engines.megatron.logprobs import ExcludedTokens, LogprobSettings, token_logprobs
+                from ppoctl.engines.megatron.output_logprobs import ExcludedTokens, LogprobSettings, token_logprobs
 
                 hidden = self.model.model(ids).last_hidden_state[0, :-1]
                 # Tokens 1.. of the prompt come before the response's.

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fakes.components import FEW_ROWS, fake_recipe
-from ppoctl.algorithms.advantages import ADVANTAGES
-from ppoctl.algorithms.forward import LOGPROBS
-from ppoctl.algorithms.generation import REWARD, ROLLOUT, RolloutSpec
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
+from ppoctl.algorithms.forward_specs import LOGPROBS
+from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT, RolloutSpec
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE
 from ppoctl.core.batch.records import Rollouts
 from ppoctl.recipe.schema import Recipe
 

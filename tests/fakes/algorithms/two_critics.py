@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fakes.components import FEW_ROWS, fake_recipe
-from ppoctl.algorithms.advantages import ADVANTAGES
-from ppoctl.algorithms.forward import LOGPROBS, VALUES, ValuesSpec
-from ppoctl.algorithms.generation import REWARD, ROLLOUT
+from ppoctl.algorithms.advantages_spec import ADVANTAGES
+from ppoctl.algorithms.forward_specs import LOGPROBS, VALUES, ValuesSpec
+from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT
 from ppoctl.algorithms.role_table import TrainedTable
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
-from ppoctl.algorithms.updates import ACTOR_UPDATE, CRITIC_UPDATE, ValueUpdateSpec
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE, CRITIC_UPDATE, ValueUpdateSpec
 from ppoctl.recipe.schema import Recipe
 
 

@@ -75,8 +75,8 @@ class Gae:
     """Factor of the length-adaptive lambda of the advantages; None: the lambda is `lam`."""
 
     def __call__(self, inputs: "EstimatorInputs") -> "AdvantageEstimate":
-        from ppoctl.algorithms.formulas.advantages import gae, length_adaptive_lambda
         from ppoctl.algorithms.formulas.estimator import AdvantageEstimate
+        from ppoctl.algorithms.formulas.generalized_advantages import gae, length_adaptive_lambda
         from ppoctl.algorithms.formulas.masking import masked_mean
 
         rewards, values, mask = inputs.token_rewards, inputs.values, inputs.mask

@@ -45,8 +45,8 @@ class MonteCarlo:
     gamma: float
 
     def __call__(self, inputs: "EstimatorInputs") -> "AdvantageEstimate":
-        from ppoctl.algorithms.formulas.advantages import monte_carlo
         from ppoctl.algorithms.formulas.estimator import AdvantageEstimate
+        from ppoctl.algorithms.formulas.generalized_advantages import monte_carlo
 
         returns = monte_carlo(inputs.token_rewards, inputs.mask, gamma=self.gamma)
         return AdvantageEstimate(returns.clone(), returns, {})

@@ -46,7 +46,7 @@ class RawReward:
     gamma: float
 
     def __call__(self, inputs: "EstimatorInputs") -> "AdvantageEstimate":
-        from ppoctl.algorithms.formulas.advantages import monte_carlo
         from ppoctl.algorithms.formulas.estimator import AdvantageEstimate
+        from ppoctl.algorithms.formulas.generalized_advantages import monte_carlo
 
         return AdvantageEstimate(monte_carlo(inputs.token_rewards, inputs.mask, gamma=self.gamma), None, {})

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl.algorithms.formulas.correction import log_ratios, sequence_gaps
+from ppoctl.algorithms.formulas.importance import log_ratios, sequence_gaps
 from ppoctl.algorithms.formulas.kl import KlEstimator
 from ppoctl.algorithms.formulas.masking import masked_mean, masked_variance
 from ppoctl.algorithms.formulas.policy_loss import PolicyLoss, token_ratios

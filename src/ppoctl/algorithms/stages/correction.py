@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl.algorithms.formulas.correction import CorrectionWeights, log_ratios
+from ppoctl.algorithms.formulas.importance import CorrectionWeights, log_ratios
 from ppoctl.algorithms.formulas.masking import masked_mean
 from ppoctl.algorithms.stages.logprobs import require_finite
 from ppoctl.core import metric_registry

@@ -47,7 +47,7 @@ class NoCorrection(ImportanceTable):
     """No importance weights."""
 
     def weigh(self) -> "Weigh":
-        from ppoctl.algorithms.formulas.correction import unit_weights
+        from ppoctl.algorithms.formulas.importance import unit_weights
 
         return unit_weights
 
@@ -73,7 +73,7 @@ class ImportanceWeights(ImportanceTable):
     rejection, so that short and long sequences count equally (verl with weights of sequences)."""
 
     def normalization(self) -> "Normalize | None":
-        from ppoctl.algorithms.formulas.correction import normalized
+        from ppoctl.algorithms.formulas.importance import normalized
 
         return partial(normalized, over=self.normalize_over) if self.normalize else None
 
@@ -96,7 +96,7 @@ class TruncatedImportance(ImportanceWeights):
     """Smallest importance weight of a token."""
 
     def weigh(self) -> "Weigh":
-        from ppoctl.algorithms.formulas.correction import truncated_weights
+        from ppoctl.algorithms.formulas.importance import truncated_weights
 
         return partial(truncated_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
@@ -120,7 +120,7 @@ class TruncatedSequenceImportance(ImportanceWeights):
     """Smallest importance weight of a sequence."""
 
     def weigh(self) -> "Weigh":
-        from ppoctl.algorithms.formulas.correction import truncated_sequence_weights
+        from ppoctl.algorithms.formulas.importance import truncated_sequence_weights
 
         return partial(truncated_sequence_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
@@ -144,7 +144,7 @@ class IcePop(ImportanceWeights):
     """Largest ratio with a nonzero weight (default: the value of the paper and of verl)."""
 
     def weigh(self) -> "Weigh":
-        from ppoctl.algorithms.formulas.correction import inside_weights
+        from ppoctl.algorithms.formulas.importance import inside_weights
 
         return partial(inside_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
@@ -168,7 +168,7 @@ class SequenceIcePop(ImportanceWeights):
     """Largest product of ratios with a nonzero weight (default: that of `icepop`)."""
 
     def weigh(self) -> "Weigh":
-        from ppoctl.algorithms.formulas.correction import inside_sequence_weights
+        from ppoctl.algorithms.formulas.importance import inside_sequence_weights
 
         return partial(inside_sequence_weights, min_ratio=self.min_ratio, max_ratio=self.max_ratio)
 
@@ -195,12 +195,12 @@ class SequenceMask(ImportanceWeights):
     """Largest geometric mean of a sequence in the loss (verl's preset: 1.001)."""
 
     def weigh(self) -> "Weigh":
-        from ppoctl.algorithms.formulas.correction import plain_weights
+        from ppoctl.algorithms.formulas.importance import plain_weights
 
         return plain_weights
 
     def keeps(self) -> "tuple[Keep, ...]":
-        from ppoctl.algorithms.formulas.correction import kept_by_ratio
+        from ppoctl.algorithms.formulas.importance import kept_by_ratio
 
         low, high = self.min_ratio, self.max_ratio
         return (partial(kept_by_ratio, level="sequence_mean", min_ratio=low, max_ratio=high),)
@@ -253,7 +253,7 @@ class RatioRejection(Table):
 
     def keeps(self) -> "tuple[Keep, ...]":
         """Return the test of the statistic."""
-        from ppoctl.algorithms.formulas.correction import kept_by_divergence, kept_by_ratio
+        from ppoctl.algorithms.formulas.importance import kept_by_divergence, kept_by_ratio
 
         if self.statistic == "k1":
             return (partial(kept_by_ratio, level=self.level, min_ratio=self.min_ratio, max_ratio=self.max_ratio),)

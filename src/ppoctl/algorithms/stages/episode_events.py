@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ppoctl.algorithms.stages.episodes import Event, Observed, Opened
+from ppoctl.algorithms.stages.episode_runner import Event, Observed, Opened
 from ppoctl.core.batch.episodes import EnvironmentFailure, Observation, ToolCall, messages_from
 from ppoctl.core.ports import Sample
 

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
 from ppoctl.algorithms.stages.episode_events import as_json
-from ppoctl.algorithms.stages.episodes import EpisodeState, Event, Open, Step
+from ppoctl.algorithms.stages.episode_runner import EpisodeState, Event, Open, Step
 from ppoctl.core.batch.episodes import EpisodeSettings, Outcome
 from ppoctl.core.clock import WORK
 from ppoctl.core.ports import EpisodeEntry, Sample, SampleRequest, Stream

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ppoctl.algorithms.formulas.estimator import Estimator, EstimatorInputs
-from ppoctl.algorithms.stages.loss_trial import COLUMNS, PADDING, random_mask, same
+from ppoctl.algorithms.stages.loss_on_batch import COLUMNS, PADDING, random_mask, same
 from ppoctl.core.errors import PpoctlError
 from ppoctl.core.finding import Finding, ok, problem
 

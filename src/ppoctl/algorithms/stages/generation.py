@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ppoctl.algorithms.stages.episode_events import from_json
 from ppoctl.algorithms.stages.episode_loop import EpisodeLoop
-from ppoctl.algorithms.stages.episodes import EpisodeState, replayed
+from ppoctl.algorithms.stages.episode_runner import EpisodeState, replayed
 from ppoctl.core.activity import ACTIVITIES
 from ppoctl.core.batch.episodes import EpisodeSettings
 from ppoctl.core.batch.records import State

@@ -24,7 +24,7 @@ from ppoctl.algorithms.formulas.rewards import (
 )
 from ppoctl.core import metric_registry
 from ppoctl.core.batch.records import TRUNCATED, Carry, Rewards, Rollouts
-from ppoctl.rewards.shaping import (
+from ppoctl.rewards.shaping_tables import (
     LengthPenalty,
     OverlongPenalty,
     ReferenceMoments,

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ppoctl.core.batch.digest import FileDigest
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron.frozen import trained_names
+from ppoctl.engines.megatron.frozen_parameters import trained_names
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts, restore_empty_fields, sharded_state
 from ppoctl.engines.megatron.pinned_memory import PinnedStaging
 from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes

@@ -12,8 +12,8 @@ from ppoctl.core.machine.device import this_device
 from ppoctl.core.ports import OutputRequest, TokenOutputs
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.megatron_model import MODELS, ModelSettings, build_stages
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
-from ppoctl.engines.megatron.model import MODELS, ModelSettings, build_stages
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.schedule import run_forward, share_of

@@ -8,7 +8,7 @@ from ppoctl.algorithms.roles import POLICY, REFERENCE
 from ppoctl.algorithms.sizes import reward_tokens
 from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.models.folder import model_folder
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.models.trainable_tables import AdaptersTable

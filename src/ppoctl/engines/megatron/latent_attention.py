@@ -29,8 +29,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ppoctl.engines.megatron.adapters import Adaptable
 from ppoctl.engines.megatron.attention import apply_rope
+from ppoctl.engines.megatron.low_rank import Adaptable
 from ppoctl.engines.megatron.packed_input import PackedInput
 from ppoctl.models.shape import LatentShape
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.engines.megatron.adapters import adapters_in
-from ppoctl.engines.megatron.model import PackedModel
-from ppoctl.engines.megatron.weights import sent_parts
+from ppoctl.engines.megatron.low_rank import adapters_in
+from ppoctl.engines.megatron.megatron_model import PackedModel
+from ppoctl.engines.megatron.parameter_shards import sent_parts
 from ppoctl.models.convert.adapters import merged
 
 NUMBERS_AT_ONCE = 2**22

@@ -14,7 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ppoctl.engines.megatron.adapters import AdaptableSplit
+from ppoctl.engines.megatron.low_rank import AdaptableSplit
 
 
 class RmsNorm(torch.nn.RMSNorm):

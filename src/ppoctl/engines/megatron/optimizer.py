@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppoctl.core.ports import OptimizerStep
 from ppoctl.engines.megatron.host_optimizer import HostAdamW, accepting_device_gradients, to_host
-from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.megatron_model import PackedModel
 from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.schedule import reduce_gradients
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ppoctl.core.batch.grid import Packed
 from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
-from ppoctl.engines.megatron.logprobs import ExcludedTokens, FrozenOutputs
+from ppoctl.engines.megatron.output_logprobs import ExcludedTokens, FrozenOutputs
 
 
 class RopeTables(NamedTuple):

@@ -28,13 +28,11 @@ from ppoctl.core.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.core.machine.device import this_device
 from ppoctl.core.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron import checkpoint, optimizer
-from ppoctl.engines.megatron.adapters import attach_adapters
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.frozen import freeze, frozen_checksums
-from ppoctl.engines.megatron.merge_error import merge_error
-from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
-from ppoctl.engines.megatron.model import (
+from ppoctl.engines.megatron.frozen_parameters import freeze, frozen_checksums
+from ppoctl.engines.megatron.low_rank import attach_adapters
+from ppoctl.engines.megatron.megatron_model import (
     MODELS,
     LogprobModel,
     ModelSettings,
@@ -42,10 +40,14 @@ from ppoctl.engines.megatron.model import (
     ScoreModel,
     build_stages,
 )
+from ppoctl.engines.megatron.merge_error import merge_error
+from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
+from ppoctl.engines.megatron.parameter_shards import gathered_weights, specs_in, start_adapters
 from ppoctl.engines.megatron.process_group import ensure_process_group
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.reference import ActorWeights, ActorWithoutAdapters, Reference, ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     MicrobatchResult,
@@ -53,10 +55,8 @@ from ppoctl.engines.megatron.schedule import (
     run_forward_backward,
     share_of,
 )
-from ppoctl.engines.megatron.settings import TrainerSettings
-from ppoctl.engines.megatron.source import ModelSources
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, specs_in, start_adapters
+from ppoctl.engines.megatron.weight_source import ModelSources
 from ppoctl.engines.weights.bucket import TensorSpec
 from ppoctl.engines.weights.sending import PARTS, Part, SendingRank
 from ppoctl.models.convert.checksum import TensorChecksum

@@ -12,7 +12,7 @@ from ppoctl.core.machine.device import on_gpu
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, join
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.settings import TrainerSettings
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.weights.device_sharing import DeviceSharing
 from ppoctl.engines.weights.engine_calls import CompletedReply, Executor, Reply
 from ppoctl.engines.weights.sending import RankSource

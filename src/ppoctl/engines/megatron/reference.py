@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ppoctl.core.ports import OutputRequest
-from ppoctl.engines.megatron.adapters import adapters_off
-from ppoctl.engines.megatron.frozen import trained_names
+from ppoctl.engines.megatron.frozen_parameters import trained_names
 from ppoctl.engines.megatron.layer_input import captured_input
-from ppoctl.engines.megatron.logprobs import PositionOutputs
+from ppoctl.engines.megatron.low_rank import adapters_off
+from ppoctl.engines.megatron.megatron_model import PackedModel
 from ppoctl.engines.megatron.microbatches import Microbatch
-from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.output_logprobs import PositionOutputs
 from ppoctl.engines.megatron.packed_input import PackedInput
 from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, with_reference
 from ppoctl.models.convert.adapters import trunk_layers

@@ -18,9 +18,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from ppoctl.core.ports import TokenOutputs, concatenate_outputs
-from ppoctl.engines.megatron.logprobs import FrozenOutputs, PositionOutputs
+from ppoctl.engines.megatron.megatron_model import LogprobModel
 from ppoctl.engines.megatron.microbatches import Microbatch, RankOutputs
-from ppoctl.engines.megatron.model import LogprobModel
+from ppoctl.engines.megatron.output_logprobs import FrozenOutputs, PositionOutputs
 
 ModelChunks = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""

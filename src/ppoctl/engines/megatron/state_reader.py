@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.core.errors import StorageError, quoted
-from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.megatron_model import PackedModel
+from ppoctl.engines.megatron.parameter_shards import parts_of
 from ppoctl.engines.megatron.safe_loader import DataOnly, causes
-from ppoctl.engines.megatron.weights import parts_of
 from ppoctl.models.convert.checksum import TensorChecksum
 from ppoctl.models.convert.megatron_folder import checksums_of, open_megatron
 from ppoctl.models.convert.parameters import MegatronWeights, layers_alike

@@ -17,8 +17,8 @@ from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult
+from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
-from ppoctl.engines.megatron.settings import TrainerSettings
 from ppoctl.engines.weights.sending import NamedWeights
 from ppoctl.engines.weights.sync import TrainerAt, TrainerSide
 from ppoctl.models.convert.adapters import constant_names

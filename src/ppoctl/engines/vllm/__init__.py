@@ -1,7 +1,7 @@
 """The generator: vLLM, in separate processes.
 
-settings           how an engine is started; imports no vLLM
-environment        environment variables that are read when vLLM is imported
+vllm_settings      how an engine is started; imports no vLLM
+vllm_environment   environment variables that are read when vLLM is imported
 arguments          arguments of vLLM's `EngineArgs`
 engine             vLLM's engine behind a few methods
 weights, loader    loading new weights into an engine

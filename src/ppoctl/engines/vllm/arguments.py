@@ -3,8 +3,8 @@
 from typing import Any
 
 from ppoctl.core.machine.device import on_gpu
-from ppoctl.engines.vllm.environment import compiles
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_environment import compiles
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per engine step on a CPU."""
@@ -20,9 +20,9 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
 def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
 
-    from ppoctl.engines.vllm import weights
+    from ppoctl.engines.vllm import vllm_weights
 
-    weights.register()
+    vllm_weights.register()
     table = settings.table
     return {
         "model": settings.model,
@@ -35,11 +35,11 @@ def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": f"{weights.__name__}.{weights.WeightReader.__qualname__}",
+        "worker_extension_cls": f"{vllm_weights.__name__}.{vllm_weights.WeightReader.__qualname__}",
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "weight_transfer_config": WeightTransferConfig(backend=weights.BACKEND),
+        "weight_transfer_config": WeightTransferConfig(backend=vllm_weights.BACKEND),
         "tensor_parallel_size": table.tensor,
         # Each tensor rank is a separate process with its own engine. All ranks receive the same calls.
         "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,

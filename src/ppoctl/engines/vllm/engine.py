@@ -19,10 +19,10 @@ from ppoctl.core.machine.device import on_gpu
 from ppoctl.core.ports import SamplingParams
 from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.arguments import engine_arguments
-from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import log_location, write_logs_alone
-from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tool_calls import NO_CALLS, ParsedCalls, VllmToolCalls, parsed_calls
+from ppoctl.engines.vllm.vllm_environment import prepare_environment, store_in_memory
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.bucket import NamedTensors
 from ppoctl.engines.weights.canary import CanaryScores
 from ppoctl.engines.weights.receiving import ReceivingEngine

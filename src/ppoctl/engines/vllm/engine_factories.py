@@ -4,9 +4,9 @@ of a driver without Ray."""
 from dataclasses import dataclass
 
 from ppoctl.engines.vllm.engine import Engine
-from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.engines.vllm.log import keep_log, write_log, write_logs_alone
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_environment import join_tensor_ranks
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
 
 @dataclass

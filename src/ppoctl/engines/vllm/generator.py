@@ -9,7 +9,7 @@ from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.canary import Canary
 from ppoctl.engines.weights.sync import EngineSide, Sync, TrainerAt
 from ppoctl.recipe.generator_limits import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE

@@ -6,7 +6,7 @@ from logging.handlers import MemoryHandler
 
 from ppoctl.core.errors import quoted
 from ppoctl.engines.child.output import write_into
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
 _MOST_KEPT = 10_000
 """Maximum number of lines that `keep_log` keeps."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ppoctl.core.errors import PpoctlError
 from ppoctl.engines.child.process import ChildFactory, ChildProcess, ChildReply, taken
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
 
 def engine_process(settings: VllmSettings, threads: int, folder: str | None = None) -> ChildProcess:

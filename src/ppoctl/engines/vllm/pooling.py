@@ -11,7 +11,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.vllm.engine import end, generation_error, started_from_folder
 from ppoctl.engines.vllm.log import write_log
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
 
 @dataclass(frozen=True)

@@ -53,5 +53,5 @@ The files, from the bytes upwards:
 
 Code that needs a third-party library is in the package for that library: reading tensors from Megatron's parameters
 (`engines.megatron.weights`), loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store
-(`engines.ray.worker.InStore`).
+(`engines.ray.ray_worker.InStore`).
 """

@@ -5,7 +5,7 @@ from ppoctl.models.families.gemma2 import GEMMA2
 from ppoctl.models.families.llama import LLAMA
 from ppoctl.models.families.mistral import MISTRAL
 from ppoctl.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from ppoctl.models.fields import Family
+from ppoctl.models.shape_fields import Family
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": DEEPSEEK_V3,

@@ -9,9 +9,9 @@ from typing import Any
 
 from ppoctl.models.families.llama import DEFAULTS, IGNORES, READS, REQUIRES
 from ppoctl.models.families.qwen import fewer_than_all
-from ppoctl.models.fields import Family, From, NestedFields, Only, UnsupportedValueError, off, on
 from ppoctl.models.rope import YarnScaling, read_rope
 from ppoctl.models.shape import ExpertShape, LatentShape, SigmoidRouting
+from ppoctl.models.shape_fields import Family, From, NestedFields, Only, UnsupportedValueError, off, on
 
 
 def _values_fit(value: int, nope: int, rope: int) -> int:

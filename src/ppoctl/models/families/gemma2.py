@@ -2,7 +2,7 @@
 scaled at the input, and tied to the output layer."""
 
 from ppoctl.models.families.llama import DEFAULTS, IGNORES, READS, divided_by_heads
-from ppoctl.models.fields import Family, From, Only, off
+from ppoctl.models.shape_fields import Family, From, Only, off
 
 
 def _windows(layer_types: list[str] | None, window: int | None, layers: int) -> tuple[int | None, ...]:

@@ -3,8 +3,8 @@ Llama."""
 
 from typing import Any
 
-from ppoctl.models.fields import Allowed, Family, From, Only, UnsupportedValueError, off
 from ppoctl.models.rope import read_rope
+from ppoctl.models.shape_fields import Allowed, Family, From, Only, UnsupportedValueError, off
 
 
 def _groups(groups: int | None, heads: int) -> int:

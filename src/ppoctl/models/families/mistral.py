@@ -2,7 +2,7 @@
 in none."""
 
 from ppoctl.models.families.llama import DEFAULTS, IGNORES, READS, REQUIRES
-from ppoctl.models.fields import Family, From
+from ppoctl.models.shape_fields import Family, From
 
 
 def _windows(window: int | None, layers: int) -> tuple[int | None, ...]:

@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from ppoctl.models.families.llama import DEFAULTS, IGNORES, READS, REQUIRES
-from ppoctl.models.fields import (
+from ppoctl.models.shape import ExpertShape
+from ppoctl.models.shape_fields import (
     Allowed,
     Family,
     From,
@@ -14,7 +15,6 @@ from ppoctl.models.fields import (
     off,
     only_full_attention,
 )
-from ppoctl.models.shape import ExpertShape
 
 _NO_WINDOW: dict[str, Allowed] = {
     "use_sliding_window": off,

@@ -16,11 +16,11 @@ from ppoctl.models.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, candidate_of, choice_of, settled
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import estimate, training_of
-from ppoctl.plan.memory.generator import GeneratorBytes, generator_bytes
+from ppoctl.plan.memory.generator_memory import GeneratorBytes, generator_bytes
 from ppoctl.plan.memory.items import Sizes, process_items, shared_items
 from ppoctl.plan.memory.residency import MemoryItem, resident
 from ppoctl.plan.memory.shard import Precision
-from ppoctl.plan.memory.trainer import role_bytes
+from ppoctl.plan.memory.trainer_memory import role_bytes
 from ppoctl.recipe.parallel import processes
 from ppoctl.recipe.schema import GeneratorTable, Recipe
 from ppoctl.store.outline import EVAL

@@ -26,8 +26,8 @@ from ppoctl.models.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, TrainedPartTable, candidate_of, settled
 from ppoctl.plan.flops import pass_flops, row_work
 from ppoctl.plan.memory.driver import StepBatch, batch_of
-from ppoctl.plan.memory.generator import GeneratorBytes
-from ppoctl.plan.sizes import microbatches
+from ppoctl.plan.memory.generator_memory import GeneratorBytes
+from ppoctl.plan.shared_sizes import microbatches
 from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts

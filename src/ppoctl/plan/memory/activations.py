@@ -20,8 +20,8 @@ with sequence parallelism, else 1), b bytes of a number of the model.
 
 from dataclasses import replace
 
-from ppoctl.plan.memory import attention, mlp
-from ppoctl.plan.memory.parameters import FINAL_NORM, VALUE_HEAD_NORM, trunk_end
+from ppoctl.plan.memory import attention_memory, mlp
+from ppoctl.plan.memory.parameter_memory import FINAL_NORM, VALUE_HEAD_NORM, trunk_end
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, SavedActivations
 
 _FIRST_PROJECTIONS = tuple(
@@ -53,9 +53,9 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
         ends += tokens * _final_norm(shard) + batch.read * _read(shard) + _converted_weights(shard)
     shared_input = tokens * shard.hidden_bytes * _copy_shares_input(shard)
     total = SavedActivations(
-        norms=tokens * sum(attention.norms_bytes(shard, layer) for layer in layers) - shared_input,
+        norms=tokens * sum(attention_memory.norms_bytes(shard, layer) for layer in layers) - shared_input,
         projections=sum(_projections(shard, batch, layer) for layer in layers),
-        attention=sum(attention.attention_bytes(shard, batch, layer) for layer in layers),
+        attention=sum(attention_memory.attention_bytes(shard, batch, layer) for layer in layers),
         mlp=tokens * sum(mlp.mlp_bytes(shard, layer) for layer in dense_layers),
         experts=tokens * sum(mlp.experts_bytes(shard, layer) for layer in moe_layers),
         ends=ends,
@@ -70,7 +70,7 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
             norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=total.logits, inputs=inputs
         )
     post_norms = sum(
-        attention.norm_in_layer(shard, layer, attention.MLP_POST_NORM, shape.hidden_size)
+        attention_memory.norm_in_layer(shard, layer, attention_memory.MLP_POST_NORM, shape.hidden_size)
         for layer in dense_layers
         if shape.post_norms
     )
@@ -118,9 +118,9 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     shape, weight, tokens = shard.shape, shard.precision.weight, batch.tokens
     hidden = tokens * shard.hidden_bytes
     tables = tokens * weight * shape.rope_dim
-    widest = [3 * hidden + attention.attention_at_work(shard, batch, layer) for layer in _kinds(shard)]
+    widest = [3 * hidden + attention_memory.attention_at_work(shard, batch, layer) for layer in _kinds(shard)]
     widest += [4 * hidden + mlp.forward_bytes(shard, batch, layer) for layer in _kinds(shard)]
-    layer = max(*widest, 4 * hidden + tokens * attention.norm_at_work(shard)) + tables
+    layer = max(*widest, 4 * hidden + tokens * attention_memory.norm_at_work(shard)) + tables
     if not shard.stage.is_last:
         return layer
     head = tokens * weight * shape.hidden_size + tables + _chunk(shard, batch) * weight
@@ -208,7 +208,9 @@ def _final_norm(shard: ModelShard) -> int:
         has_input[VALUE_HEAD_NORM] = True
     trains = {name: shard.model.trains(name) for name in has_input}
     width = shard.shape.hidden_size
-    norms = (attention.norm_bytes(shard, width, trains=trains[name], has_input=has_input[name]) for name in trains)
+    norms = (
+        attention_memory.norm_bytes(shard, width, trains=trains[name], has_input=has_input[name]) for name in trains
+    )
     return sum(norms) // shard.shares
 
 

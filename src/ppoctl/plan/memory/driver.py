@@ -16,7 +16,7 @@ from ppoctl.algorithms.trace import Trace
 from ppoctl.core.batch.fields import RecordField
 from ppoctl.models.head import Head
 from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
-from ppoctl.plan.sizes import stage_rows
+from ppoctl.plan.shared_sizes import stage_rows
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.recipe.schema import Recipe
 

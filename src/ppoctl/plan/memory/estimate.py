@@ -16,17 +16,17 @@ from ppoctl.core.machine import memory as machine_memory
 from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.assumptions import GIB
-from ppoctl.plan.memory.attention import pair_bytes
+from ppoctl.plan.memory.attention_memory import pair_bytes
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
-from ppoctl.plan.memory.generator import TransferBytes, bucket_bytes, copies_of, generator_bytes
+from ppoctl.plan.memory.generator_memory import TransferBytes, bucket_bytes, copies_of, generator_bytes
 from ppoctl.plan.memory.items import Sizes
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
 from ppoctl.plan.memory.residency import schedule_of
 from ppoctl.plan.memory.scoring import ScoringBytes, scoring_bytes
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
-from ppoctl.plan.memory.trainer import Training, role_bytes
-from ppoctl.plan.sizes import microbatches, most_tokens, shapes_of
+from ppoctl.plan.memory.trainer_memory import Training, role_bytes
+from ppoctl.plan.shared_sizes import microbatches, most_tokens, shapes_of
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, leaving, processes
 from ppoctl.recipe.schema import Recipe
 

@@ -24,10 +24,10 @@ from ppoctl.plan.memory.assumptions import (
     VLLM_BYTES,
 )
 from ppoctl.plan.memory.driver import DriverBytes, StepBatch, object_store_bytes, update_input_bytes
-from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
+from ppoctl.plan.memory.generator_memory import GeneratorBytes, TransferBytes
 from ppoctl.plan.memory.residency import MemoryItem, MemoryPlace, ResidencySchedule
 from ppoctl.plan.memory.scoring import ScoringBytes
-from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
+from ppoctl.plan.memory.trainer_memory import RankBytes, RoleBytes
 from ppoctl.recipe.parallel import is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe
 

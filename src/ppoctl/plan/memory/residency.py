@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ppoctl.algorithms.evaluation import EVALUATION
+from ppoctl.algorithms.evaluation_spec import EVALUATION
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import reward_models
 from ppoctl.algorithms.roles import POLICY

@@ -10,7 +10,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.shard import MicrobatchShape, Precision
-from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of
+from ppoctl.plan.memory.trainer_memory import RankBytes, Training, ranks_of
 from ppoctl.recipe.schema import Recipe
 
 VLLM_TEXTS = 64

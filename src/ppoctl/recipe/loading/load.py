@@ -25,7 +25,7 @@ from ppoctl.recipe.fingerprint import with_earlier_values
 from ppoctl.recipe.loading.explain import problems_of
 from ppoctl.recipe.loading.layers import SITE, Layers, site_file
 from ppoctl.recipe.loading.partial import partial
-from ppoctl.recipe.loading.rules.across_tables import violations
+from ppoctl.recipe.loading.rules.all_rules import violations
 from ppoctl.recipe.loading.run_length import put_steps_for_epochs
 from ppoctl.recipe.schema import Recipe
 

@@ -1,12 +1,12 @@
 """Sandbox for programs that a model wrote. A sandbox receives a job and returns the program's output; it never
 receives an expected output.
 
-    client     the scorer's side: starts a launcher, sends jobs, tests whether a sandbox isolates programs
-      launcher   a process that never held a ground truth: forks into a sandbox, enforces limits, kills its processes
-        jail       steps from a forked process to the program: namespaces, root, limits, privileges
-          kernel     system calls that Python does not provide
-          seccomp    system calls that the program must not use
-    job        jobs, limits and results
+    sandbox_client   the scorer's side: starts a launcher, sends jobs, tests whether a sandbox isolates programs
+      launcher         a process that never held a ground truth: forks into a sandbox, enforces limits, kills processes
+        jail             steps from a forked process to the program: namespaces, root, limits, privileges
+          kernel           system calls that Python does not provide
+          seccomp          system calls that the program must not use
+    job              jobs, limits and results
 
 The recipe chooses one of two isolation layers; both have the same limits and system-call filter. `namespaces` works
 for every user who may create a user namespace, root or not: the program sees only its own processes, files, network

@@ -24,7 +24,7 @@ from ppoctl.models.convert.verify import Check
 from ppoctl.models.head import Head
 from ppoctl.models.shape import ModelShape
 from ppoctl.models.trainable import Trainable
-from ppoctl.run.conversion.source import FoundCheckpoint
+from ppoctl.run.conversion.found_checkpoint import FoundCheckpoint
 
 
 @dataclass(frozen=True)

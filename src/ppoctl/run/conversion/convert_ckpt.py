@@ -26,7 +26,7 @@ from ppoctl.models.head import VALUE_HEAD_PREFIX
 from ppoctl.models.shape import ModelShape
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.run.conversion.adapter import StateAdapter, open_adapter
-from ppoctl.run.conversion.source import FoundCheckpoint, find_source
+from ppoctl.run.conversion.found_checkpoint import FoundCheckpoint, find_source
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

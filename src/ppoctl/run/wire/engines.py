@@ -25,17 +25,17 @@ from ppoctl.data.tokenizer_check import require_ids_as_stored
 from ppoctl.models.folder import model_folder
 from ppoctl.models.head import Head
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.environment import AsOneTurn
+from ppoctl.rewards.environment_reward import AsOneTurn
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
-from ppoctl.rewards.rows import RowCheck
+from ppoctl.rewards.reward_rows import RowCheck
 from ppoctl.run.wire.components import Components
+from ppoctl.run.wire.placed_processes import Placed, Say, place
 from ppoctl.run.wire.prestart import cpu_threads, vllm_settings
-from ppoctl.run.wire.processes import Placed, Say, place
 from ppoctl.run.wire.reward_models import RewardModelsOf, settings_of
 from ppoctl.run.wire.sources import reward_digest
 
 if TYPE_CHECKING:
-    from ppoctl.engines.vllm.settings import VllmSettings
+    from ppoctl.engines.vllm.vllm_settings import VllmSettings
     from ppoctl.engines.weights.sync import TrainerAt
 
 
@@ -210,7 +210,7 @@ def _conversations(
     if tables == (None, None):
         return None, None, None
     from ppoctl.data.dialogue import TemplateDialogue
-    from ppoctl.environments.pool import EnvironmentPool
+    from ppoctl.environments.environment_pool import EnvironmentPool
     from ppoctl.models.end_tokens import end_token_ids
     from ppoctl.models.folder import model_folder
 

@@ -10,7 +10,7 @@ from ppoctl.core.machine import nvml
 from ppoctl.core.machine.device import visible
 from ppoctl.engines.child.process import prestarted
 from ppoctl.engines.vllm.own_process import engine_process
-from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.models.end_tokens import end_token_ids
 from ppoctl.models.folder import local_folder
 from ppoctl.recipe.call_format import call_format_of

@@ -16,13 +16,13 @@ from ppoctl.models.labels import label_number
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.plan.memory.scoring import VLLM_TEXTS, cache_bytes, step_tokens
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.model import ModelScorer
-from ppoctl.rewards.table import ScorerTable
+from ppoctl.rewards.model_reward import ModelScorer
+from ppoctl.rewards.scorer_table import ScorerTable
 
 if TYPE_CHECKING:
+    from ppoctl.engines.megatron.rank_settings import TrainerSettings
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.megatron.reward_model import MegatronRewardModel
-    from ppoctl.engines.megatron.settings import TrainerSettings
     from ppoctl.engines.vllm.pooling import PoolingSettings, VllmRewardModel
 
 
@@ -31,7 +31,7 @@ def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSetti
     folder is missing."""
     from ppoctl.engines.megatron.factory import reward_settings
     from ppoctl.engines.vllm.pooling import PoolingSettings
-    from ppoctl.engines.vllm.settings import VllmSettings
+    from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
     table = reward_models(recipe)[key]
     if table.engine == "megatron":

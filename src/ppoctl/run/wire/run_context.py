@@ -15,11 +15,11 @@ from ppoctl.core.batch.lineage import initial_state
 from ppoctl.core.batch.records import State, Update
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.ports import Gate, Generator
-from ppoctl.recipe.loading.rules.metrics import is_lower_better
+from ppoctl.recipe.loading.rules.metrics_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.loop.run import Health, RunContext
 from ppoctl.run.loop.run_stage import ReplayingStep, replay
+from ppoctl.run.loop.steps import Health, RunContext
 from ppoctl.run.wire.components import Components
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.best import BestStates

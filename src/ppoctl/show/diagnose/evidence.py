@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ppoctl.core.errors import PpoctlError, quoted
 from ppoctl.show.diagnose.curves import Shown, Symptom
 from ppoctl.store.recorded_run import RecordedRun
-from ppoctl.store.sample_list import Source
-from ppoctl.store.samples import SampleRow
+from ppoctl.store.sample_query import Source
+from ppoctl.store.stored_samples import SampleRow
 
 _ORDER: Mapping[Shown, Callable[[SampleRow], float]] = {
     "worst": lambda row: -(row.score or 0.0),

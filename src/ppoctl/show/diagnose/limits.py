@@ -7,7 +7,7 @@ from typing import Any
 from ppoctl.core.errors import PpoctlError
 from ppoctl.show.diagnose.curves import Curves
 from ppoctl.store.recorded_run import RecordedRun
-from ppoctl.store.samples import StepRecords, steps_with_rollouts
+from ppoctl.store.stored_samples import StepRecords, steps_with_rollouts
 
 TURNS, NEW_TOKENS = "environment.turns", "rollout.max_new_tokens"
 PER_TURN, EPISODE_TOKENS, WINDOW = "environment.tokens_per_turn", "environment.tokens", "rollout.max_window_tokens"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.core.errors import EnvironmentProblemError, quoted
 from ppoctl.show.chart.axis import step_axis
-from ppoctl.show.report import curves, samples, time_use
+from ppoctl.show.report import report_curves, report_samples, report_time
 from ppoctl.show.report.events import ATTEMPTS, ChartEvent, attempt_rows, changes, events
 from ppoctl.show.report.formatting import moment, toml
 from ppoctl.show.report.overview import head
@@ -36,10 +36,10 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
     """Return the contents for these runs, in about `room` bytes, with samples of `steps` steps of each run."""
     heads = [head(run) for run in runs]
     run_events = [events(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)]
-    lists = curves.Steps()
+    lists = report_curves.Steps()
     grouped = [
-        (title, [curves.chart(name, runs, lists, fewest=_fewest(title)) for name in names])
-        for title, names in curves.groups(runs)
+        (title, [report_curves.chart(name, runs, lists, fewest=_fewest(title)) for name in names])
+        for title, names in report_curves.groups(runs)
     ]
     charts = [chart for _, group in grouped for chart in group]
     data = {
@@ -48,7 +48,7 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
         "axis": asdict(step_axis(step for steps_of in lists.lists for step in steps_of)),
         "charts": [chart.pop("data") for chart in charts],
         "marks": [mark for number, found in enumerate(run_events) for mark in _marks(number, found)],
-        "stages": [time_use.timeline(run, number) for number, run in enumerate(runs)],
+        "stages": [report_time.timeline(run, number) for number, run in enumerate(runs)],
     }
     words = {
         "title": " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
@@ -56,8 +56,8 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
         "heads": heads,
         "events": run_events,
         "groups": grouped,
-        "further": curves.FURTHER,
-        "shares": [time_use.shares(run) for run in runs],
+        "further": report_curves.FURTHER,
+        "shares": [report_time.shares(run) for run in runs],
         "attempts": [attempt_rows(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)],
         "attempt_headers": ATTEMPTS,
         "changes": [[(step, key, toml(a), toml(b)) for step, key, a, b in changes(run)] for run in runs],
@@ -76,7 +76,7 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
 
 
 def _fewest(title: str) -> int:
-    return 2 if title == curves.FURTHER else curves.FEWEST
+    return 2 if title == report_curves.FURTHER else report_curves.FEWEST
 
 
 def _samples(runs: Sequence[ReportedRun], steps: int) -> tuple[list[Json], list[str]]:
@@ -85,10 +85,10 @@ def _samples(runs: Sequence[ReportedRun], steps: int) -> tuple[list[Json], list[
     troubles = []
     for number, run in enumerate(runs):
         try:
-            sets += samples.rollouts(run, number, steps)
+            sets += report_samples.rollouts(run, number, steps)
         except EnvironmentProblemError as error:  # the model's tokenizer is not on this machine
             troubles.append(f"samples of the steps of {run.label}: {error.message}")
-        sets += samples.evaluations(run, number) if steps else []
+        sets += report_samples.evaluations(run, number) if steps else []
     return sets, troubles
 
 
@@ -125,7 +125,7 @@ def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int, run: s
     if dropped:
         found.append(f"{dropped} of {dropped + shown} chosen samples, to stay below 2 MB")
     if is_cut:
-        found.append(f"tokens after the first {samples.MOST_TOKENS} in {is_cut} samples")
+        found.append(f"tokens after the first {report_samples.MOST_TOKENS} in {is_cut} samples")
     if total > shown:
         found.append(
             f"{total - shown} of {total} samples (`ppoctl show {quoted(run)} --list` prints all of a step, with "

@@ -9,7 +9,7 @@ from ppoctl.core.batch.episodes import EndReason, Episode
 from ppoctl.core.errors import RecipeError
 from ppoctl.data.token_text import TokenText
 from ppoctl.store.recorded_run import RecordedRun
-from ppoctl.store.samples import StepRecords
+from ppoctl.store.stored_samples import StepRecords
 
 
 @dataclass(frozen=True)

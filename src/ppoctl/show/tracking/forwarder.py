@@ -21,7 +21,7 @@ from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.outline import EVAL
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.samples import ADVANTAGES
+from ppoctl.store.stored_samples import ADVANTAGES
 
 _DONE = ("finished", "unmet")
 """Status of an attempt after which no round follows."""

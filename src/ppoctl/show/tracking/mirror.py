@@ -21,7 +21,7 @@ from typing import Any
 from ppoctl.core.errors import EnvironmentProblemError, PpoctlError, quoted
 from ppoctl.core.machine.system_metrics import SystemMetrics
 from ppoctl.core.machine.versions import versions
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.forwarder import Forwarder, Sent
 from ppoctl.show.tracking.mlflow_payloads import Ending, ending
 from ppoctl.show.tracking.mlflow_problems import fix, reason

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ppoctl.core.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.tracking import MlflowTracking
+from ppoctl.recipe.tracking_table import MlflowTracking
 from ppoctl.show.tracking.inputs import DataInput
 from ppoctl.show.tracking.mlflow_payloads import MARKER, Ending, JournalBatch
 from ppoctl.store.recorded_run import RecordedRun

@@ -9,7 +9,7 @@ from ppoctl.core.machine.host_info import HostInfo
 from ppoctl.recipe.loading.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.start.doctor import folders, gpus, host
-from ppoctl.start.preflight import resources
+from ppoctl.start.preflight import resource_checks
 from ppoctl.start.preflight.check import check
 
 RunCheck = Callable[[], Finding | Iterable[Finding]]
@@ -43,11 +43,11 @@ def of_recipe(loaded: Loaded, machine: HostInfo, runs: Path) -> dict[str, RunChe
     recipe = loaded.recipe
     return {
         "model": partial(_model, loaded, machine),
-        "layout": partial(resources.layout, recipe, machine),
+        "layout": partial(resource_checks.layout, recipe, machine),
         "memory": partial(_memory, recipe, machine),
-        "space": partial(resources.disk, recipe, runs / recipe.name),
-        "joined_ray": partial(resources.joined_ray, recipe),
-        "mlflow": partial(resources.mlflow, recipe),
+        "space": partial(resource_checks.disk, recipe, runs / recipe.name),
+        "joined_ray": partial(resource_checks.joined_ray, recipe),
+        "mlflow": partial(resource_checks.mlflow, recipe),
     }
 
 
@@ -61,9 +61,9 @@ def _model(loaded: Loaded, machine: HostInfo) -> Iterator[Finding]:
 
 def _memory(recipe: Recipe, machine: HostInfo) -> Finding:
     """Check the memory of this machine. The nodes of a running Ray are not checked."""
-    if (address := resources.joined(recipe)) is not None:
+    if (address := resource_checks.joined(recipe)) is not None:
         return ok(f"not checked: ppoctl train queries the Ray at `{address}`", "memory", kind="memory")
-    return resources.memory(recipe, resources.smallest_gib(machine.gpus))
+    return resource_checks.memory(recipe, resource_checks.smallest_gib(machine.gpus))
 
 
 def findings(checks: Mapping[str, RunCheck], notify: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:

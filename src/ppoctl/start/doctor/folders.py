@@ -10,8 +10,8 @@ from pathlib import Path
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.finding import Finding, from_error, ok, warning, wrong
 from ppoctl.start.doctor.host import TEMPORARY
-from ppoctl.store.disk import existing
-from ppoctl.store.folders import require_writable
+from ppoctl.store.disk_errors import existing
+from ppoctl.store.writable_folders import require_writable
 
 LITTLE_BYTES = 5 << 30
 """Free space below which a warning is shown."""

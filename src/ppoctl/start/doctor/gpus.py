@@ -7,7 +7,7 @@ from ppoctl.core.finding import Finding, ok, warning, wrong
 from ppoctl.core.machine import nvml
 from ppoctl.core.machine.device import VISIBLE, gpu_expected
 from ppoctl.core.machine.host_info import HostInfo
-from ppoctl.start.preflight import resources
+from ppoctl.start.preflight import resource_checks
 
 NONE = "no GPU"
 DRIVERS = {12: 525, 13: 580}
@@ -100,7 +100,7 @@ def compute_mode(machine: HostInfo) -> Finding:
     """Check that several processes may use a GPU, as colocated roles do."""
     if not machine.gpus:
         return ok(_none(machine), "compute mode", kind="gpu")
-    return resources.compute_mode(machine.gpus)
+    return resource_checks.compute_mode(machine.gpus)
 
 
 def nccl(machine: HostInfo) -> Finding:

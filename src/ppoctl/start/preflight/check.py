@@ -16,7 +16,7 @@ from ppoctl.core.recipe_table import Table
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.data.row_tables import AnyRows, StoredRows, sources_of
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.models.bundled_configs import carried_folder, source_of
 from ppoctl.models.convert.peft_folder import PeftFolder, require_fits
 from ppoctl.models.folder import local_folder
@@ -25,18 +25,18 @@ from ppoctl.models.trainable_tables import AdaptersTable
 from ppoctl.recipe.call_format import call_format_of
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.loading.capabilities import says, wanting
-from ppoctl.recipe.loading.rules.rows import TAKEN_ARGUMENTS
+from ppoctl.recipe.loading.rules.rows_rules import TAKEN_ARGUMENTS
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.schema_tree import values
 from ppoctl.rewards.metric_function import MetricFunction
-from ppoctl.rewards.model import ModelScorer
-from ppoctl.rewards.python import PythonScorer
-from ppoctl.rewards.table import RewardTable
+from ppoctl.rewards.model_reward import ModelScorer
+from ppoctl.rewards.python_reward import PythonScorer
+from ppoctl.rewards.scorer_table import RewardTable
 from ppoctl.start.preflight.conversations import conversation_notes
-from ppoctl.start.preflight.model import find_model, model_faults, require_own_model, require_reward_model
-from ppoctl.start.preflight.prompts import RowChecks
-from ppoctl.start.preflight.tokenizer import stop_errors
+from ppoctl.start.preflight.model_checks import find_model, model_faults, require_own_model, require_reward_model
+from ppoctl.start.preflight.prompt_checks import RowChecks
+from ppoctl.start.preflight.tokenizer_checks import stop_errors
 
 OriginOf = Callable[[KeyPath], str]
 """Function that returns where a key was set, as text."""

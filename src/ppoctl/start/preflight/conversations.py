@@ -13,7 +13,7 @@ from ppoctl.core.errors import RecipeError
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.suffix_text import MARK, QUESTION, TURN, Chat, suffix_frame
 from ppoctl.data.template_arguments import tools_of
-from ppoctl.environments.table import EpisodeTable
+from ppoctl.environments.environment_table import EpisodeTable
 
 _ANSWER = {"role": "assistant", "content": "An answer."}
 _RESULT = {"role": "tool", "content": "12"}

@@ -16,9 +16,9 @@ from ppoctl.data.template import PromptTemplate
 from ppoctl.data.tokenizer import light_tokenizer
 from ppoctl.models.folder import local_folder
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.environment import AsOneTurn
+from ppoctl.rewards.environment_reward import AsOneTurn
 from ppoctl.rewards.probe import probe, probed_rows, require_sound
-from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.python_reward import PythonScorer
 
 _ROWS = 100
 """Number of rows of each source among which a row of each scorer is looked for."""

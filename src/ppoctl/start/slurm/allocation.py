@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppoctl.start.slurm.client import Slurm, SlurmAwayError
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmAwayError
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from ppoctl.core.finding import Finding, problem
 from ppoctl.recipe.loading.load import Loaded
 from ppoctl.recipe.parallel import devices, nodes_for, nodes_of, processes
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.slurm import limit_s, memory_mib
-from ppoctl.start.slurm.client import Slurm, SlurmAwayError
+from ppoctl.recipe.slurm_table import limit_s, memory_mib
 from ppoctl.start.slurm.partitions import Partition
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmAwayError
 
 Nearest = Mapping[str, str | int]
 """Values to set instead, by their key in `[slurm]`."""

@@ -35,8 +35,8 @@ from typing import Any
 
 from ppoctl.core.clock import duration
 from ppoctl.core.errors import ExitCode
-from ppoctl.start.slurm.client import SlurmJob
 from ppoctl.start.slurm.job_start import is_resumable
+from ppoctl.start.slurm.slurm_client import SlurmJob
 from ppoctl.store.jobs import JobRecord, ScriptEnd, last_end
 from ppoctl.store.liveness import EARLY_END
 

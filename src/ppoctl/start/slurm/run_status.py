@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ppoctl.core.errors import RunAliveError, SlurmError, quoted, without_secrets
 from ppoctl.start.slurm.allocation import Allocation, allocation
-from ppoctl.start.slurm.client import Slurm, SlurmAbsentError, SlurmJob
 from ppoctl.start.slurm.run_state import RunFacts, SlurmSnapshot
+from ppoctl.start.slurm.slurm_client import Slurm, SlurmAbsentError, SlurmJob
 from ppoctl.store import jobs as jobs_of
 from ppoctl.store import liveness
 from ppoctl.store.append import intact

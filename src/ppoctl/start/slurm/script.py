@@ -13,7 +13,7 @@ from pathlib import Path
 from ppoctl.core.errors import quoted
 from ppoctl.recipe.parallel import nodes_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.slurm import Apptainer, BareNodes, Pyxis
+from ppoctl.recipe.slurm_table import Apptainer, BareNodes, Pyxis
 
 PASSED_ON = ("HOME", "PATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
 """Variables of the submitting shell that every job gets if they are set: locations of programs and models."""

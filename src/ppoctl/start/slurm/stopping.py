@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ppoctl.core.errors import ExitCode
-from ppoctl.start.slurm.client import DEADLINE_S, Slurm
 from ppoctl.start.slurm.job_start import is_resumable
 from ppoctl.start.slurm.run_state import RunFacts, SlurmSnapshot
 from ppoctl.start.slurm.run_status import ask, facts
+from ppoctl.start.slurm.slurm_client import DEADLINE_S, Slurm
 from ppoctl.store.append import intact
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths

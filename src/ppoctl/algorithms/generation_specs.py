@@ -1,0 +1,124 @@
+"""Specs of generation and scoring: 10-rollout and 20-reward."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ppoctl.algorithms.distribution import episode_settings, rollout_sampling
+from ppoctl.algorithms.sizes import sequences_per_round
+from ppoctl.algorithms.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
+from ppoctl.algorithms.step_recipe import StepRecipe
+from ppoctl.core import metric_registry as metrics
+from ppoctl.core.errors import quoted
+from ppoctl.core.key_path import dotted
+from ppoctl.rewards.scorer_table import RewardTable
+
+if TYPE_CHECKING:
+    from ppoctl.core.batch.records import Rewards, Rollouts
+    from ppoctl.store.stage_runner import Stage
+
+ROLLOUT_METRICS = (
+    metrics.ROLLOUT_RESPONSE_TOKENS_MEAN, metrics.ROLLOUT_RESPONSE_TOKENS_MAX, metrics.ROLLOUT_TRUNCATED_FRAC,
+    metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
+)  # fmt: skip
+"""Metrics of the responses of one or several rounds."""
+EPISODE_METRICS = (
+    metrics.ENVIRONMENT_TURNS_MEAN, metrics.ENVIRONMENT_OBSERVED_TOKENS_MEAN, metrics.ENVIRONMENT_CALLS_MEAN,
+    metrics.ENVIRONMENT_MALFORMED_FRAC, metrics.ENVIRONMENT_TURN_LIMIT_FRAC, metrics.ENVIRONMENT_FAILED_FRAC,
+    metrics.ENVIRONMENT_METRIC_MEAN, metrics.THROUGHPUT_ENGINE_IDLE_FRAC,
+)  # fmt: skip
+"""Metrics of responses of several turns."""
+SCORE_METRICS = (
+    metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC, metrics.REWARD_TIMEOUT_FRAC,
+)  # fmt: skip
+"""Metrics of the scores of one or several rounds."""
+
+
+@dataclass(frozen=True)
+class RolloutSpec(StageSpec["Rollouts"]):
+    """10-rollout: generation of responses."""
+
+    kind: ClassVar[str] = "rollouts"
+    keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout", "environment")
+    excluded_keys: ClassVar[tuple[str, ...]] = (
+        *StageSpec.excluded_keys, "rollout.groups", "environment.on_failure",
+    )  # fmt: skip
+    defines_rows: ClassVar[bool] = True
+    role: str = "actor"
+
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("generate", self.role),)
+
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
+        has_episodes = recipe.environment is not None
+        of_episodes = (
+            ReportedMetric(metric, has_episodes, "requires `[environment]`", (("environment",),))
+            for metric in EPISODE_METRICS
+        )
+        return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED), *of_episodes)
+
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
+        return {"episodes": recipe.environment is not None}
+
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
+        rows = sequences_per_round(recipe)
+        return rows, rows
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer
+        from ppoctl.algorithms.stages.rollout import RolloutStage
+
+        return RolloutStage(
+            models=parts.models,
+            generation=parts.generation,
+            params=rollout_sampling(recipe),
+            samples_per_prompt=recipe.rollout.samples_per_prompt,
+            seed=recipe.seed,
+            fingerprint=self.fingerprint(recipe),
+            episodes=episode_settings(recipe.environment, parts.environments, parts.dialogue),
+            on_sample=parts.scorer.start if isinstance(parts.scorer, OverlappedScorer) else None,
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class RewardSpec(StageSpec["Rewards"]):
+    """20-reward: a score of each response."""
+
+    kind: ClassVar[str] = "rewards"
+    keys: ClassVar[tuple[str, ...]] = ("reward", "environment.on_failure")
+
+    def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
+        return (ModelPass("score"),)
+
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
+        return always(*SCORE_METRICS, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX)
+
+    def reports(self, recipe: StepRecipe, name: str) -> bool:
+        # Every name of a metric of a scorer counts here; `loading.rules.metrics` checks the scorer.
+        from_scorer = metrics.reward_part(name) is not None
+        readings = (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name)
+        return from_scorer or name in readings or super().reports(recipe, name)
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rewards]":
+        from ppoctl.algorithms.stages.reward import RewardStage
+
+        return RewardStage(
+            scorer=parts.scorer,
+            max_error_frac=recipe.reward.max_error_frac,
+            fingerprint=self.fingerprint(recipe, parts.reward_digest),
+            between=parts.generation.gate.between,
+            notify=parts.notify,
+            name=self.name,
+            failed_score=None if recipe.environment is None else recipe.environment.on_failure.score,
+            accept=_accept(recipe.reward),
+        )
+
+
+def _accept(reward: RewardTable) -> str:
+    """Return the options with which a resume accepts the changed files of a reward, as they follow a command."""
+    settings = (scorer.accepted_by(dotted(("reward", *below))) for below, scorer in reward.scorers.items())
+    return "".join(f" --set {quoted(setting)}" for setting in settings if setting is not None)
+
+
+ROLLOUT = RolloutSpec("rollout")
+REWARD = RewardSpec("reward")

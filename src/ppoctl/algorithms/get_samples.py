@@ -1,0 +1,63 @@
+"""The first half of a step: the samples that it trains on. The second half, the step functions in `ppo` and
+`policy_only`, is the same for every way of getting samples."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT
+from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
+
+if TYPE_CHECKING:
+    from ppoctl.core.batch.records import Rewards, Rollouts
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a step."""
+
+    rollouts: "Rollouts"
+    """Responses that the step trains on."""
+    rewards: "Rewards"
+    generated: "tuple[tuple[Rollouts, Rewards], ...]"
+    """All rollouts and rewards of each round of generation, for the ledger."""
+
+
+class GetSamples(Protocol):
+    """A way of getting the samples of a step. It compares equal to another one with the same settings."""
+
+    @property
+    def suffix(self) -> str:
+        """End of the names of step functions that get their samples in this way."""
+
+    def __call__(self, run_stage: RunStage, inputs: StepInputs) -> Samples:
+        """Run the stages that generate and score the samples."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class OneRound:
+    """One round of generation, of which every sample is used."""
+
+    suffix: ClassVar[str] = ""
+
+    def __call__(self, run_stage: RunStage, inputs: StepInputs) -> Samples:
+        rollouts = run_stage(ROLLOUT, inputs.states["actor"], inputs.prompts)
+        rewards = run_stage(REWARD, inputs.prompts, rollouts)
+        return Samples(rollouts, rewards, ((rollouts, rewards),))
+
+
+ONE_ROUND = OneRound()
+
+
+@cache
+def step_function(
+    name: str, run: Callable[..., StepOutputs], get_samples: GetSamples, *settings: Hashable
+) -> StepFunction:
+    """Return the step function `run` with these samples, and with settings of its own."""
+    return StepFunction(
+        name + get_samples.suffix, lambda run_stage, inputs: run(run_stage, inputs, get_samples, *settings)
+    )
