@@ -2,7 +2,7 @@
 receives an expected output.
 
     sandbox_client   the scorer's side: starts a launcher, sends jobs, tests whether a sandbox isolates programs
-      launcher         a process that never held a ground truth: forks into a sandbox, enforces limits, kills processes
+      launcher         a process that never held a ground truth: forks into a sandbox, sets limits, kills processes
         jail             steps from a forked process to the program: namespaces, root, limits, privileges
           kernel           system calls that Python does not provide
           seccomp          system calls that the program must not use
