@@ -213,6 +213,14 @@ def test_third_party_imports_stay_in_their_packages(module: Path) -> None:
         assert package not in HOMES or HOMES[package] & {*sources}, f"{module} imports {name}"
 
 
+def test_modules_of_different_rooms_have_different_names() -> None:
+    rooms = defaultdict[str, set[str]](set)
+    for module in MODULES:
+        if len(module.parts) > 1 and module.name != "__init__.py":
+            rooms[module.name].add(module.parts[0])
+    assert {name: sorted(found) for name, found in rooms.items() if len(found) > 1} == {}
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_packages_have_no_cycles(depth: int) -> None:
     """No room (depth 1) imports itself through others, and no subpackage or file of a room (depth 2) does: not when
