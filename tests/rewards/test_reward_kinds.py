@@ -83,7 +83,7 @@ def test_custom_reward_kind_works_from_recipe_to_score(tmp_path: Path) -> None:
 
 
 def test_reward_imports_are_lightweight() -> None:
-    modules = "scorer_main, reward, boxed, pool, probe"
+    modules = "scorer_main, reward_table, boxed, scorer_pool, probe"
     heavy = "{'torch', 'transformers', 'numpy', 'pyarrow', 'sympy', 'math_verify'} & sys.modules.keys()"
     code = f"import sys; from ppoctl.rewards import {modules}; print({heavy} or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
