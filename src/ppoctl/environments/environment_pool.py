@@ -139,6 +139,7 @@ class _KindProcesses:
                     if job[0] is not None:
                         job[0].cancel()
             lane.process.close()
+        # All processes are killed by now, so no thread waits for an answer.
         for lane in self._lanes:
             if lane.thread is not None:
                 lane.jobs.put(None)

@@ -168,6 +168,7 @@ class UserProcess(ABC):
                 self._close_output()
                 raise self._cannot_start(str(error)) from error
             self._socket, self._inbox = ours, bytearray()
+            # With this copy open, the end of the child's output would never be seen.
             self._output.close_writing()
 
     def _exchange(self, line: bytes, limit_s: float) -> dict[str, Any] | None:

@@ -196,6 +196,7 @@ def attempt_run(
     journal, outlines = Journal(paths, attempt), recorded.outlines
     this_process = {"pid": os.getpid(), "host": platform.node(), "threads": torch.get_num_threads()}
     journal.event("attempt_started", **this_process, **allotted(recipe))
+    # The attempt closes last: everything inside it may still write to the run.
     with (
         closing(attempt),
         _watched(opened, screen, outlines, attempt, journal) as watcher,
@@ -301,6 +302,7 @@ def _ending(
             early = {} if watcher.early_end is None else {EARLY_END: watcher.early_end}
             during = {} if watcher.unkept_since is None else {"during": list(watcher.stage)}
             journal.event("attempt_ended", status=status, exit_code=code, **early, **during, **watcher.lost())
+        # After the line of the journal, from which the mirror reads the status.
         if watcher.mirror is not None:
             watcher.mirror.close(status, MIRROR_DEADLINE_S)
 

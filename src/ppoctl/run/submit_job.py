@@ -154,6 +154,7 @@ def _submit_run(
     work = work_of_run(paths, options)
     script, ids = script_of(recipe, work), list[str]()
     restarts = recipe.slurm.requeues if recipe.slurm.requeue else 0
+    # Before the submission: a job may start at once, and its script records its end in this folder.
     paths.jobs.mkdir(exist_ok=True)
     try:
         for _ in range(links):
@@ -166,6 +167,7 @@ def _submit_run(
             record(paths, JobRecord(ids[-1], time.time(), command, before, restarts))
     except SlurmAwayError as error:
         raise _unknown_submission(error, recipe, paths) from error
+    # Also after Ctrl-C: a job without a record must not stay in the queue.
     except BaseException as error:
         if not _all_cancelled(slurm, ids):
             raise _unknown_submission(error, recipe, paths) from error

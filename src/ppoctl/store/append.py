@@ -40,6 +40,7 @@ class GrowingFile:
         end = self.size
         try:
             written = os.pwrite(self.descriptor, data, end)
+            # A disk that becomes full shortens a write before it rejects one.
             if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self.descriptor)

@@ -71,6 +71,7 @@ class Draft:
         """
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))
+        # Flushed before the rename: after a crash of the machine, a published folder must have all of its files.
         _write_flushed(self.aside / MANIFEST, complete.to_text().encode("ascii"))
         flush(self.aside)
         self.moment("written")

@@ -111,6 +111,7 @@ class Attempt:
         """
         self._make_folder(target.parent)
         aside.rename(target)
+        # Otherwise a crash of the machine could undo the rename.
         flush(target.parent)
 
     def _make_folder(self, folder: Path) -> None:

@@ -46,6 +46,7 @@ class BestStates:
             extra = {"updates": state.updates, "metric": self.metric, "value": value}
             manifest = manifests.of_state("best", state, extra, self.attempt.number, self.versions)
             artifact.commit(folder, save_weights, manifest, self.attempt, lambda _: None)
+        # After the commit: a kill in between leaves one actor too many, never one too few.
         for _, other in others[: max(len(others) + 1 - self.keep, 0)]:
             self.attempt.remove(other)
 

@@ -65,6 +65,7 @@ def p_value(differences: Sequence[float], better: int, worse: int) -> float:
         fewer, total = min(better, worse), better + worse
         return min(1.0, 2 * _fraction(sum(comb(total, k) for k in range(fewer + 1)), 2**total))
     reached = abs(sum(differences)) - _TIE * len(sizes)
+    # One random byte chooses the signs of up to eight pairs.
     tables = [_sums(sizes[start : start + 8]) for start in range(0, len(sizes), 8)]
     signs = random.Random(0)
     beyond = sum(
@@ -72,6 +73,7 @@ def p_value(differences: Sequence[float], better: int, worse: int) -> float:
         >= reached
         for _ in range(_FLIPS)
     )
+    # The observed signs count as one choice, so that the fraction is never 0.
     return (beyond + 1) / (_FLIPS + 1)
 
 

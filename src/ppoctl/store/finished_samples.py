@@ -60,6 +60,7 @@ class FinishedSampleFiles:
 
         try:
             yield take
+        # Not after a normal end: the whole stage is committed then.
         except BaseException:
             if pending:
                 self._write(folder, encoded(pending, key.fingerprint))

@@ -160,6 +160,7 @@ class Journal:
     def _append(self, file: GrowingFile, body: JournalLine) -> JournalLine:
         line = {"seq": self.seq + 1, **body}
         self._attempt.require_newest()
+        # A kill may have cut short the last line. The new line must not be appended to it.
         file.truncate(self._end)
         file.append(sealed_line(line))
         self._catch_up(file)

@@ -78,5 +78,6 @@ def _is_alive(pid: int, *, since: float) -> bool:
         return bool(process.create_time() <= since) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+    # The process exists, and may be the attempt.
     except psutil.AccessDenied:
         return True

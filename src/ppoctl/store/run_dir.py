@@ -56,6 +56,7 @@ def _sweep(paths: RunPaths) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in paths.root.parent.glob(f".{glob.escape(paths.root.name)}.creating-*"):
         with suppress(OSError):
+            # Another command may still be creating a younger folder.
             if time.time() - path.stat().st_mtime > 3600:
                 shutil.rmtree(path, ignore_errors=True)
 

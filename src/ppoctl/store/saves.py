@@ -66,6 +66,7 @@ class Saves:
 
     def _publish(self, flight: InFlight) -> None:
         manifest, began = flight.manifest, time.monotonic()
+        # First: a save that fails is not finished again when the run stops.
         del self._in_flight[manifest.stage]
         with ACTIVITIES.track(f"saving the {manifest.stage.removeprefix('state/')}"), flight.draft.work():
             files = flight.saving.finish()

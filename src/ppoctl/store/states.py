@@ -244,6 +244,7 @@ class States:
         with preparing(f"loading the {state.role}") as act:
             start, updates = self._path_to(state)
             if resident.lineage != start.lineage:
+                # Until the load ends, the trainer is at no known state.
                 resident.state = None
                 self._start_from(start, engine)
                 resident.state = start

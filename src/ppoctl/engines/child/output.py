@@ -12,7 +12,9 @@ def write_into(log: Path) -> None:
     with suppress(OSError):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            # Text in the buffer was printed before, so it belongs to the earlier output.
             stream.flush()
             os.dup2(descriptor, number)
         os.close(descriptor)
+        # Line by line, so that the file has the last lines before a kill.
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115 - these descriptors

@@ -115,6 +115,7 @@ class ChildProcess:
             return
         self._methods = {}
         self._connection.close()
+        # The child has a group of its own, so processes that libraries started in it end too.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

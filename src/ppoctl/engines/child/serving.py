@@ -40,6 +40,7 @@ def _serve(connection: Connection) -> None:
     # No garbage collection during imports: scanning the imported objects would take a third of the import time.
     gc.disable()
     target, failure = _call_safely(_create, connection.recv())
+    # Later collections need not scan the imported objects, which stay.
     gc.freeze()
     gc.enable()
     connection.send((START, None, failure))
@@ -67,6 +68,7 @@ def _call_safely(function: Any, *arguments: Any) -> tuple[Any, Failure | None]:
     except BaseException as error:  # noqa: BLE001 - the parent raises every error
         stack = "".join(traceback.format_exception(error))
         try:
+            # Some errors can be pickled but not restored, for example if their constructor has other arguments.
             pickle.loads(pickle.dumps(error))
         except Exception:  # noqa: BLE001 - the error cannot be pickled, for any reason
             error = RuntimeError(f"{type(error).__name__}: {error}")

@@ -95,6 +95,7 @@ def _per_piece(
             q.transpose(0, 1).unsqueeze(0),
             k.transpose(0, 1).unsqueeze(0),
             v.transpose(0, 1).unsqueeze(0),
+            # With `is_causal`, torch aligns the first query with the first key. That is wrong for a later piece.
             attn_mask=None if len(q) == len(k) else sees(len(q), len(k), q.device),
             is_causal=len(q) == len(k),
             scale=scale,

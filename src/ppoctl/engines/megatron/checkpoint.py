@@ -65,6 +65,7 @@ def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_back
     with _named_save_errors(folder), _without_torch_deprecations():
         state = _sharded_state(trained, reshardable, is_loading=False)
         writer = StateWriter(_copier(trained, state, reshardable) if in_background else None)
+        # Always asynchronous: Megatron-Core then returns the request, and `RankSaving` decides when it runs.
         request = dist_checkpointing.save(state, str(folder), sharded_strategy=writer, async_sharded_save=True)
         return RankSaving(request, writer.files, in_background=in_background)
 

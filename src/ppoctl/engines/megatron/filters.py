@@ -50,12 +50,14 @@ def lowered_to(smallest: Float[Tensor, " n"], drawn: Float[Tensor, " n"], group:
     """Return thresholds that also keep the sampled id. Its logit may be below the threshold because of rounding, or
     because the model was trained after sampling. `drawn` is the logit of the sampled id, or minus infinity if another
     rank has the id."""
+    # `_reduced` works in place, so it gets a copy.
     return torch.minimum(smallest, _reduced(drawn.clone(), torch.distributed.ReduceOp.MAX, group))
 
 
 def _kth_largest(x: Float[Tensor, "n v"], k: int, group: RankGroup) -> Float[Tensor, " n"]:
     """Return the k-th largest logit of each position. It is minus infinity if there are fewer than k logits."""
     largest = x.topk(min(k, x.shape[1]), -1).values
+    # `all_gather` requires equal shapes, and the last ranks of the vocabulary may have fewer than k ids.
     largest = torch.nn.functional.pad(largest, (0, k - largest.shape[1]), value=-torch.inf)
     if group is not None:
         gathered = [torch.empty_like(largest) for _ in range(group.size())]

@@ -46,6 +46,7 @@ def accepting_device_gradients(parts: Iterable[Any]) -> Iterator[None]:
     hosts = {main: main.data for adam in adams for main in adam.weights}
     for adam in adams:
         for main, weight in adam.weights.items():
+            # An expanded scalar has the shape, but takes no memory of the device.
             main.data = torch.zeros((), dtype=main.dtype, device=weight.device).expand(main.shape)
     try:
         yield
@@ -145,6 +146,7 @@ class _Staging:
         """`size` is the largest number of elements of a piece."""
         self._device = device
         self.size = max(1, size)
+        # Two gradients and two weights, each of at most 4 bytes per element.
         self._memory = PinnedMemory(4 * 4 * self.size, device, "staging memory of the optimizer")
         gradients_and_weights = self._memory.bytes.view(torch.float32)[: 4 * self.size].split(self.size)
         self._gradients, self._weights = gradients_and_weights[:2], gradients_and_weights[2:]

@@ -75,7 +75,7 @@ def transformer_config(
         bias_activation_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
-        cuda_graph_scope=[],
+        cuda_graph_scope=[],  # the default, `full`, is deprecated and warns
         **_layout(parallel),
         **({} if shape.experts is None else _experts(shape.experts, parallel)),
         **_RECOMPUTE[recompute],
@@ -108,7 +108,7 @@ def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:
         "moe_layer_freq": [int(has_experts) for has_experts in experts.layers],
         "moe_ffn_hidden_size": experts.ffn_hidden_size,
         "moe_router_topk": experts.per_token,
-        "moe_router_pre_softmax": True,
+        "moe_router_pre_softmax": True,  # else Megatron-Core rejects one expert per token; our routers do not read it
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_expert_capacity_factor": None,

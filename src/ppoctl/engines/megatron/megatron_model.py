@@ -99,6 +99,7 @@ class PackedModel(GPTModel):
         scale, embedded = self.settings.shape.embedding_scale, None
         if scale is not None and self.pre_process:
             embedded = self.embedding(**ids)
+            # As in transformers, the factor is rounded to the dtype of the model.
             embedded = embedded * torch.tensor(scale, dtype=embedded.dtype)
         return super().forward(**ids, decoder_input=embedded, attention_mask=None, packed_seq_params=packed)
 
@@ -142,6 +143,7 @@ class PackedModel(GPTModel):
         raise NotImplementedError
 
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
+        # In float32: bfloat16 does not represent all positions above 256.
         places = torch.arange(packed.max_seqlen_kv, device=packed.positions.device, dtype=torch.float32)
         angles = torch.outer(places, self.inv_freq)[:, None]
         factor = self.settings.shape.rope.attention_factor

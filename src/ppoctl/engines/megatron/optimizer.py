@@ -58,6 +58,7 @@ def build_optimizer(
         use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
     with warnings.catch_warnings():
+        # A rank whose parameters are all frozen has no optimizer.
         warnings.filterwarnings("ignore", message="WARNING: there is no optimizer on RANK")
         made = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=config.use_distributed_optimizer)
     # If only experts train, Megatron-Core's optimizer of all other parameters is an object that cannot be saved.

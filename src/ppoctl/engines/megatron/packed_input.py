@@ -149,4 +149,5 @@ def _keys_at(pieces: Sequence[Piece], rows: Int[Tensor, " N"]) -> Int[Tensor, " 
 
 
 def _starts(lengths: Sequence[int]) -> Int[Tensor, " s"]:
+    # The attention kernels require int32, and `cumsum` returns int64 by default.
     return torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)

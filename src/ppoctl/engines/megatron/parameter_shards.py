@@ -82,6 +82,7 @@ class ParameterShard:
         full tensor contiguously."""
         full = self._gathered(groups) if self.is_here(groups) else self.view.new_empty(self.shape)
         if self.holder is not None and groups.ep.size() > 1:
+            # Collectives require contiguous tensors, and a view of a fused parameter is not contiguous.
             full = full.contiguous()
             torch.distributed.broadcast(full, group=groups.ep, group_src=self.holder)
         return full

@@ -95,6 +95,7 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
                 # States of a distributed optimizer are gathered over gloo, in host memory instead of GPU memory.
                 # Roles of a single process share the groups, and the optimizer of another role may be distributed.
                 create_gloo_process_groups=alone or parallel.distributed_optimizer,
+                # Megatron-Core takes whole minutes. A shorter timeout could end a collective too early.
                 distributed_timeout_minutes=ceil(collective_s / 60),
             )
             # Megatron-Core's inference tracker does not change torch's random-number generators. The models use no

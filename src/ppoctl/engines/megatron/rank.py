@@ -265,6 +265,7 @@ class MegatronRank(SendingRank):
         try:
             with megatron_device():
                 return build_stages(model_class, built_from, self.groups, None if shared is None else shared.adopt)
+        # Megatron-Core reports a layout that does not fit by either of these.
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
@@ -361,7 +362,7 @@ class MegatronRank(SendingRank):
 
         for stage in self.stages:
             stage.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # main weights have gradients of their own
         with named_out_of_memory(self.settings.role, self.settings.batching, with_gradient=True):
             microbatches = self._with_reference(microbatches, objective.request)
             results = run_forward_backward(self.stages, microbatches, loss_of)

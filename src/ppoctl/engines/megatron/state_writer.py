@@ -55,6 +55,7 @@ class StateWriter(TorchDistSaveShardedStrategy):
         writer = FileSystemWriter(checkpoint_dir, sync_files=False)  # closing a `DigestingFile` flushes
         writer.fs = self.files
         ranks = _DistWrapper(None, use_dist=True, coordinator_rank=0)
+        # As in Megatron-Core: copies of other ranks were left out above, so torch need not look for them.
         planner: Any = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         plan, metadata = _plan_together(state, planner, writer, ranks)
         source: Any = planner if self.copied is None else _Copies(plan, planner, self.copied)

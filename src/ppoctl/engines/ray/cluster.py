@@ -267,7 +267,7 @@ class RayCluster:
         until = time.monotonic() + self.start_deadline_s
         logs = self.logs or Path.cwd()
         token = logs / f"ray-token-{nodes.job}"
-        token.unlink(missing_ok=True)
+        token.unlink(missing_ok=True)  # of a killed driver; `write_token` writes only a new file
         write_token(token)
         self._own.callback(token.unlink, missing_ok=True)
         self._own.enter_context(_token_in(token))
@@ -279,7 +279,7 @@ class RayCluster:
         try:
             with _loopback_only() if host == LOOPBACK else nullcontext(), _keeping_signal_handler():
                 ray.init(address=address, _node_ip_address=host, log_to_driver=False, logging_level=logging.ERROR)
-            self._connected = True
+            self._connected = True  # now: `close` must disconnect even if a node does not join
             while len(found := _alive()) < len(nodes.addresses) and time.monotonic() < until and steps.dead() is None:
                 time.sleep(JOIN_EVERY_S)
         except Exception as error:

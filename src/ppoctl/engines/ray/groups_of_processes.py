@@ -153,6 +153,7 @@ class RayProcesses:
         remote: Any = ray.remote
         # The name of the class is shown in lists of processes, such as `ray::actor`.
         member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Worker,), {})
+        # Ray must not restart a single process: it would be missing in the collectives of its group.
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         self.ranks = [
             actor.options(**self.cluster.options(group.role, rank)).remote(
@@ -338,6 +339,7 @@ def _first_done(pendings: Sequence[PendingCall], watched: RemoteActivity) -> lis
         starting = [pending.processes.group.name for pending in pendings if pending.is_starting]
         if starting:
             watched.show(Activity(f"starting the {starting[0]}"))
+        # The work clock measures stages, which do not include the startup of processes.
         with WORK.stopped() if starting else nullcontext():
             ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
         for pending in pendings:

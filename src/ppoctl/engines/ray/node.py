@@ -72,6 +72,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     wakeup_pipe, signal_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(signal_end)
+    # Python writes a signal to the pipe only if the signal has a handler.
     for number in (*ENDS, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core files when Ray is killed
@@ -160,6 +161,7 @@ def _command(order: NodeOrder, ip: str, folder: PrivateFolder) -> list[str]:
 def _environment(ip: str, folder: PrivateFolder) -> dict[str, str]:
     """Return the environment variables of Ray on this node. All processes of the run on this node inherit them."""
     variables = {**os.environ, shared_memory.FOLDER: str(folder.path)}
+    # The user's variable may name another cluster, and Ray's programs would connect to it.
     variables.pop("RAY_ADDRESS", None)
     interface = next((name for name, its in psutil.net_if_addrs().items() if any(a.address == ip for a in its)), None)
     if interface is not None:  # the node's name may resolve to the loopback address
@@ -198,6 +200,7 @@ def _ended(code: int) -> str:
 
 def _end_children() -> None:
     this_process, until = psutil.Process(), time.monotonic() + END_DEADLINE_S
+    # Again until none is left: a process may start others before it is killed.
     while (left := this_process.children(recursive=True)) and time.monotonic() < until:
         for process in left:
             with suppress(psutil.NoSuchProcess):

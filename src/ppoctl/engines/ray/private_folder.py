@@ -33,6 +33,7 @@ class PrivateFolder:
 
     def __init__(self, parent: Path = PARENT) -> None:
         """Create and lock the folder. Raises OSError."""
+        # Another command's `sweep` may lock and remove the folder before this process has locked it.
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             lock = _locked(self.path)
@@ -79,6 +80,7 @@ def _locked(folder: Path) -> int | None:
         return None
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The folder may have been removed and created again since it was opened.
         opened, current = os.fstat(descriptor), folder.lstat()
         is_private = opened.st_uid == os.getuid() and stat.S_IMODE(opened.st_mode) == 0o700
         if is_private and os.path.samestat(opened, current):

@@ -100,6 +100,7 @@ class Worker:
         _work_in(self._folder)
         if self._log is not None:
             write_into(self._log)
+        # Ray sets OMP_NUM_THREADS to the number of the actor's CPUs, which is 1.
         torch.set_num_threads(self._threads)
         before = set(shared_memory.mapped())
         if self._held is not None:
@@ -126,6 +127,7 @@ class Worker:
 
 def _received(argument: Any) -> Any:
     """Return the argument. If it is a reference, return the object that it refers to."""
+    # Ray resolves references only at the top level of a call's arguments, and these are in a tuple.
     return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 

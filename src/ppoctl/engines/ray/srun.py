@@ -27,6 +27,8 @@ LOOK_EVERY_S = 0.2
 END_DEADLINE_S = 15.0
 KILL_AFTER_S = 5.0
 
+# Without `--overlap`, a step waits while another step of the job has the CPUs. `--unbuffered`: the driver
+# waits for the first line.
 SRUN = (
     *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--export=ALL"),
     *("--cpu-bind=none", "--mpi=none", "--unbuffered", "--quiet"),

@@ -32,8 +32,11 @@ def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
         "enforce_eager": not compiles(table),
         "async_scheduling": table.async_scheduling,
         "seed": settings.seed,
+        # Prompts and responses are token ids; ppoctl decodes them itself.
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
+        # By default vLLM returns log-probs before temperature and filters. Here they must be those of the
+        # sampled distribution.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": f"{vllm_weights.__name__}.{vllm_weights.WeightReader.__qualname__}",
         "enable_prefix_caching": True,
@@ -63,6 +66,7 @@ def _cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
         "enable_chunked_prefill": False,
+        # Without chunked prefill, vLLM requires that the longest sequence fits into one step.
         "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
     }
     if not compiles(settings.table) and _has_latent_attention(settings.model):

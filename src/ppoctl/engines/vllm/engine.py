@@ -224,6 +224,7 @@ class Engine(ReceivingEngine):
             self.abort()
 
     def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
+        # A sleeping vLLM would accept the request and never finish it.
         if self._is_asleep:
             raise WeightSyncError("the generator was called while it sleeps and has no weights")
         if not self._has_weights:
@@ -257,6 +258,7 @@ class Engine(ReceivingEngine):
         """Free the engine and all process groups of this process."""
         end(self._llm)
         del self._llm
+        # vLLM collects garbage during its shutdown, when `self._llm` still refers to the engine.
         gc.collect()
 
 

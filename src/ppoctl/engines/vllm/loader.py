@@ -31,6 +31,7 @@ class FolderLoader(DefaultModelLoader):
     safetensors file if there is no index, and prefers `consolidated.safetensors`."""
 
     def __init__(self, load_config: LoadConfig) -> None:
+        # vLLM's default loader rejects a load format that it does not know, such as the name of ours.
         config = copy.copy(load_config)
         config.load_format = "safetensors"
         super().__init__(config)
@@ -55,6 +56,7 @@ def register() -> None:
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 
     for name, loader in ((FOLDER, FolderLoader), (WITNESSED, WitnessedLoader)):
+        # vLLM warns if a load format is registered twice.
         if name not in _LOAD_FORMAT_TO_MODEL_LOADER:
             register_model_loader(name)(loader)
 

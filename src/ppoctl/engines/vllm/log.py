@@ -62,6 +62,7 @@ def close_log() -> None:
         logger.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.ERROR)
+    # Otherwise vLLM's lines would also reach the handlers of the root logger.
     logger.propagate = False
 
 

@@ -56,6 +56,7 @@ class PoolingEngine:
             kv_cache_memory_bytes=self._settings.cache_bytes,
             enable_prefix_caching=False,
             enable_chunked_prefill=False,
+            # The weights never change, so nothing of the weight transfer is set up.
             worker_extension_cls="",
             weight_transfer_config=None,
             logprobs_mode="raw_logprobs",

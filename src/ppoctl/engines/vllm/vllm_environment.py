@@ -120,6 +120,7 @@ def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
     os.environ["LOCAL_RANK"] = str(_see_all_devices(store, rank, world_size))
+    # By default gloo resolves the host name, which can fail without a network.
     if host.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 

@@ -45,6 +45,7 @@ _PROBE_ROWS = 512
 
 def register() -> None:
     """Register `HostTransfer` with vLLM in this process. May be called again."""
+    # vLLM raises an error if a name is registered twice.
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostTransfer)
 
@@ -177,6 +178,7 @@ def _whole(module: Any, kind: str, part: Tensor) -> Tensor:
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     ranks = get_tp_group()
+    # Collectives require contiguous tensors; a part may be a slice or a transposed matrix.
     if ranks.world_size > 1:
         if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
             part = ranks.all_gather(part.contiguous(), 0)

@@ -152,6 +152,7 @@ class _Member:
 
     def begin(self, memory: Tensor) -> None:
         with self._breaking():
+            # Keeps the buffer alive until it has arrived.
             self._memory = memory
             self._work = self._processes.broadcast(memory, SENDER, self._timeout)
 

@@ -65,6 +65,7 @@ class Canary:
     def tokens(self, vocab_size: int) -> tuple[int, ...]:
         """Return the token ids of the prompt. They are spread over the vocabulary, and are the same in every
         process."""
+        # 2654435761 is the constant of Knuth's multiplicative hash, which spreads consecutive numbers.
         return tuple(((i + 1) * 2654435761 >> 7) % vocab_size for i in range(self._num_prompt))
 
     def check(self, generator: CanaryScores, trainer: CanaryScores) -> None:

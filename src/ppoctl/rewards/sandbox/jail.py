@@ -72,6 +72,7 @@ def enter_namespaces(channel: socket.socket) -> None:
 def make_root(limits: Limits) -> None:
     """Build a root in memory from read-only system folders and a small writable `/tmp`, and unmount the old root."""
     shown, covered = folders(), _packages()
+    # Otherwise the mounts below could also appear in the machine's own namespace.
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _ROOT_OPTIONS)
     os.chdir("/tmp")
@@ -92,6 +93,7 @@ def make_root(limits: Limits) -> None:
     Path("/dev/shm").symlink_to("/tmp")
     kernel.unmount("/old")
     Path("/old").rmdir()
+    # Not recursive: /tmp stays writable.
     kernel.make_read_only("/", recursive=False)
     socket.sethostname("sandbox")
 
@@ -110,8 +112,10 @@ def become_program(
     nothing = os.open("/dev/null", os.O_WRONLY)
     for theirs, ours in enumerate((stdin, stdout, nothing, program)):
         os.dup2(ours, theirs)
+        # `dup2` of a descriptor to itself does not make it inheritable.
         os.set_inheritable(theirs, True)  # noqa: FBT003 - signature of the standard library
     kernel.close_but(_NOT_OPEN_FROM, channel)
+    # Python ignores these signals, and an ignored signal stays ignored in the executed program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     _set_limits(limits)
@@ -138,6 +142,7 @@ def _set_limits(limits: Limits) -> None:
         (resource.RLIMIT_RTPRIO, 0),
         (resource.RLIMIT_NICE, 0),
     ):
+        # Without root, a limit cannot be raised above its present maximum.
         _, most = resource.getrlimit(which)
         bound = bound if most == resource.RLIM_INFINITY else min(bound, most)
         resource.setrlimit(which, (bound, bound))

@@ -122,6 +122,7 @@ def leave_files(folders: list[str], devices: list[str]) -> None:
     """Restrict this process and its descendants permanently: they can read and execute files in `folders`, read and
     write `devices`, and open no other file."""
     version = landlock_version()
+    # Newer versions of Landlock know more rights. A right that is handled and not granted is denied.
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     rules = _syscall("Landlock", _LANDLOCK_CREATE, struct.pack("Q", rights), 8, 0)
     try:
@@ -135,6 +136,7 @@ def leave_files(folders: list[str], devices: list[str]) -> None:
             beneath = struct.pack("=Qi", access, descriptor)
             _syscall("Landlock", _LANDLOCK_ADD, rules, _LANDLOCK_PATH_BENEATH, beneath, 0)
             os.close(descriptor)
+        # Landlock requires this from a process without CAP_SYS_ADMIN.
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         _syscall("Landlock", _LANDLOCK_RESTRICT, rules, 0)
     finally:
@@ -146,6 +148,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _syscall(name: str, number: int, *arguments: object) -> int:
+    # `syscall` takes machine words; ctypes would pass Python's numbers as 32-bit integers.
     converted = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return _ok(_libc.syscall(ctypes.c_long(number), *converted), name)
 

@@ -47,6 +47,7 @@ class SetupError(Exception):
 def main(kind: Kind, parent: int) -> int:
     """Run jobs until stdin ends, and return the exit code."""
     kernel.die_with_parent(signal.SIGKILL)
+    # The parent ended before the death signal was set.
     if os.getppid() != parent:
         return 1
     kernel.adopt_orphans()
@@ -75,6 +76,7 @@ def run(kind: Kind, job: SandboxJob) -> Ran:
             with suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text("1000")  # if memory is short, it is killed first
             _in_child(theirs, lambda: _SUPERVISORS[kind](theirs, descriptors, job.limits))
+        # With these copies open, the ends of the channel and of the pipe would never be seen.
         theirs.close()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -100,6 +102,7 @@ def _watch(channel: socket.socket, supervisor: int, reading: int, limits: Limits
             return _ran("timeout", 0, output)
         ready, _, _ = select.select([answers, reading], [], [], left_s)
         if reading in ready and not _read(reading, output, most):
+            # The pipe has ended, and would be ready at once in each further pass.
             ready, _, _ = select.select([answers], [], [], max(deadline - time.monotonic(), 0))
         if len(output) > most:
             return _ran("output", 0, output[:most])
@@ -143,6 +146,7 @@ def _map_users(supervisor: int) -> None:
         (process / "gid_map").write_text(mapping)
         return
     (process / "uid_map").write_text(f"{jail.INSIDE_ID} {os.geteuid()} 1\n")
+    # The kernel requires this before a process without root writes `gid_map`.
     (process / "setgroups").write_text("deny")
     (process / "gid_map").write_text(f"{jail.INSIDE_ID} {os.getegid()} 1\n")
 
@@ -194,6 +198,7 @@ def _as_own_user(channel: socket.socket, descriptors: tuple[int, int, int], limi
     processes of the user."""
     os.setsid()
     own_id = _OWN_IDS + os.getppid()
+    # Raises an error before `started` is sent, if the kernel has no Landlock.
     kernel.landlock_version()
     channel.send(b"started")
     program = os.fork()

@@ -59,6 +59,7 @@ class StateAdapter:
         assert self.trainable.lora is not None
         modules = target_modules(adapters(self.shape, self.trainable), self.shape)
         write_peft_config(folder, self.trainable.lora, self.head, modules, self.base)
+        # safetensors accepts only contiguous tensors.
         tensors = {f"{PREFIX}{name}": self.tensor(name).contiguous() for name in self.specs}
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 

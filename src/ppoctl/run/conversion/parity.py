@@ -64,6 +64,7 @@ def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
         expected = {name: theirs.values(sequences, head) for name, head in heads.items()}
     else:
         expected = dict(zip(("log-probs", "entropies"), theirs.score(sequences), strict=True))
+    # Both models together may not fit into memory: `require_memory` counts one.
     del theirs
     ours = CheckpointScorer(pair.megatron, pair.shape, pair.head, pair.rounded_to, pair.like)
     actual = {}

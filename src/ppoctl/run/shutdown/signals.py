@@ -283,6 +283,7 @@ def _answered(gate: SignalGate) -> Iterator[None]:
     engine.
     """
     reading, writing = os.pipe()
+    # Python accepts only a descriptor that does not block.
     os.set_blocking(writing, False)
     earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     counts = dict[int, int]()
@@ -300,6 +301,7 @@ def _answered(gate: SignalGate) -> Iterator[None]:
     try:
         yield
     finally:
+        # First, so that Python writes no signal to a closed descriptor.
         signal.set_wakeup_fd(earlier)
         os.close(writing)
         thread.join()

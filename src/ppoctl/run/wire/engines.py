@@ -149,6 +149,7 @@ def closed_if_it_fails(opened: Scorer | Components | Placed) -> Iterator[None]:
 def set_threads(recipe: Recipe) -> None:
     """Set the number of CPU threads of this process."""
     threads = cpu_threads(recipe)
+    # For child processes, which inherit it. This process has loaded torch already, so it needs the call.
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
 

@@ -83,6 +83,7 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
                 own.close()
                 own.folder = folder
 
+        # `list` treats the only reply as arrived; `answers` then waits for it.
         return EngineSide([own], list, sharing=sharing, begin_on=begin_on if settings.sleeps else None)
 
     def close() -> None:

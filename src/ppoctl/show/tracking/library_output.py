@@ -60,6 +60,7 @@ class LibraryOutput:
         with suppress(OSError), log.open("ab") as file:
             self._aside.seek(0)
             shutil.copyfileobj(self._aside, file)
+            # Later output goes directly to the descriptor, and must follow this text.
             file.flush()
             _write_to(file.fileno())
             self._log = log

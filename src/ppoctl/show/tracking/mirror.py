@@ -180,6 +180,7 @@ class MlflowMirror:
             if not closing:
                 self._set_status(self._forwarder, closing=False)
         self._forwarder.forward(stop=self._abandoned.is_set)
+        # The status precedes the files, which a client may not be allowed to write.
         if closing and not self._abandoned.is_set():
             self._set_status(self._forwarder, closing=True)
         self._forwarder.keep_files()

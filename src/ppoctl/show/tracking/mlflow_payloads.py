@@ -23,7 +23,7 @@ POINTS_PER_BATCH = 900
 size is stored completely or not at all."""
 LONGEST_VALUE = 5900
 """Largest number of characters of a value. MLflow's limit is 6000 for params and 8000 for tags."""
-LONGEST_KEY = 250
+LONGEST_KEY = 250  # MLflow's limit for names
 ABSENT = "absent"
 
 STATUS: dict[str, str] = {
@@ -204,6 +204,7 @@ def metric_name(name: str) -> str:
     A name contains the name of an evaluation set, which may have any character.
     """
     allowed = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
+    # MLflow rejects a name that `posixpath.normpath` would change.
     parts = ["_" if part in ("", ".", "..") else part for part in allowed.split("/")]
     return "/".join(parts)[:LONGEST_KEY].rstrip("/")
 

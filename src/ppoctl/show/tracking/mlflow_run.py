@@ -299,6 +299,7 @@ def _tagged(client: Any, experiments: Iterable[Any], run_id: str) -> set[str]:
 
 
 def _client(address: Address) -> Any:
+    # Before the import of mlflow, which reads the log level then.
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     # Deprecation warnings between mlflow, sqlalchemy and alembic do not concern the user.
@@ -338,6 +339,7 @@ def _check_sqlite(address: Address) -> None:
     if not path.exists():
         _make_sqlite(path)
     with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_WAIT_S)) as connection:
+        # It takes the write lock, so it fails if another process still holds the lock after `_LOCK_WAIT_S`.
         connection.execute("BEGIN IMMEDIATE")
         connection.rollback()
 

@@ -118,4 +118,5 @@ def _progress(paths: RunPaths) -> int:
     sample_files = [
         file for step in paths.committed_steps()[-2:] for folder in paths.all_parts(step) for file in folder.iterdir()
     ]
+    # When a stage is committed, its files of samples are removed: the number must still grow.
     return 1_000_000 * stages + len(sample_files)

@@ -78,6 +78,7 @@ def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
 def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
     """Return the command of the job. With container options, it is a job step: only `srun` has these options."""
     options, before = in_container(recipe)
+    # Some versions of srun do not take this number from the job.
     cpus = [f"--cpus-per-task={recipe.slurm.cpus_per_node}"] if recipe.slurm.cpus_per_node else []
     step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", *cpus, *options] if options else []
     return [*step, *before, *([recipe.slurm.command] if recipe.slurm.command else program), *work.words]
@@ -97,8 +98,10 @@ def _options(recipe: Recipe, work: Work) -> Iterator[str]:
         "mem": table.memory,
         "time": table.time,
         "constraint": table.constraint,
+        # `B:` sends the signal to the script, which passes it on. Otherwise only job steps would get it.
         "signal": f"B:USR1@{table.warn_s}",
         "output": work.log,
+        # A requeued job must not truncate its log.
         "open-mode": "append",
         "export": ",".join(dict.fromkeys((*PASSED_ON, *table.pass_on))),
     }

@@ -244,6 +244,7 @@ class Slurm:
 
     def _settings(self) -> dict[str, str]:
         kept = {name: value for name, value in self.environ.items() if not name.startswith(_OWN_SETTINGS)}
+        # By default Slurm's programs print times in the local time zone, without an offset.
         return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
