@@ -8,9 +8,6 @@ from ppoctl.core.errors import quoted
 from ppoctl.engines.child.output import write_into
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
-_MOST_KEPT = 10_000
-"""Maximum number of lines that `keep_log` keeps."""
-
 
 def write_log(settings: VllmSettings, name: str) -> None:
     """Write vLLM's log of this process, including the kept lines, to `vllm-NAME.log` in the folder of the settings.
@@ -49,7 +46,8 @@ def keep_log() -> None:
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     close_log()
     logger = logging.getLogger("vllm")
-    logger.addHandler(MemoryHandler(_MOST_KEPT, flushLevel=logging.CRITICAL + 1, flushOnClose=False))
+    # Without a target, the handler keeps every line, whatever its capacity.
+    logger.addHandler(MemoryHandler(capacity=1))
     logger.setLevel(logging.INFO)
 
 

@@ -324,7 +324,7 @@ def _sqlite_file(address: Address) -> Path:
 
 
 def _check_sqlite(address: Address) -> None:
-    """Raise at once if the file is locked or cannot be written (MLflow would wait 20 s); create it if it is missing.
+    """Raise an error soon if the file is locked (MLflow would wait 20 s); create it if it is missing.
 
     A new file is created in a temporary folder and then moved: MLflow creates its tables in about eighty migrations.
     A kill during the migrations, or a second run that starts then, would leave a database that MLflow cannot open.
