@@ -67,8 +67,8 @@ test-slow: setup ## Run the long tests: all kills on the real engines, all recip
 
 SEED ?= $(shell git rev-parse HEAD)
 
-test-slow-sample: setup ## Run the quickstart, and one in 64 of the long tests, selected by SEED
-	$(BIN)/python -m pytest $(ON_WORKERS) -m slow --one-in 64 --seed "$(SEED)" $(ARGS)
+test-slow-sample: setup ## Run the quickstart, and one in 128 of the long tests, selected by SEED
+	$(BIN)/python -m pytest $(ON_WORKERS) -m slow --one-in 128 --seed "$(SEED)" $(ARGS)
 
 contracts: setup ## Run the recipes with published results, on their GPUs, and write one table (days)
 	PYTHONPATH=src $(BIN)/python benchmarks/contracts.py $(ARGS)
