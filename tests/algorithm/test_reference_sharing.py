@@ -6,8 +6,7 @@ import pytest
 
 from fakes.components import fake_recipe
 from ppoctl.algorithms.forward_specs import LogprobsSpec
-from ppoctl.algorithms.role_model import reference_of
-from ppoctl.algorithms.shared_reference import shared_layers
+from ppoctl.algorithms.role_model import reference_of, shared_layers
 from ppoctl.algorithms.stage_spec import ModelPass
 from ppoctl.recipe.schema import Recipe
 

@@ -25,13 +25,13 @@ CALLED = {
         "minibatch_seqs",
         "updates_per_tick",
         "warmup_updates",
+        "learning_rate_of",
     ),
     Path("recipe/loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
     Path("recipe/loading/rules/metrics_rules.py"): ("is_lower_better",),
-    Path("algorithms/learning_rate_of.py"): ("learning_rate_of",),
 }
-"""The functions of `recipe/`, `plan/` and `algorithm/` that engines, wiring and loop call to read a key."""
+"""The functions of `recipe/`, `plan/` and `algorithms/` that engines, wiring and loop call to read a key."""
 BUILDERS = ("build", "build_correction", "weigh", "keeps", "_penalty", "shape", "trainable")
 """The methods and functions of table modules that build a part of the run from a table."""
 

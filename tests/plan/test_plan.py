@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.algorithms.learning_rate_of import learning_rate_of
-from ppoctl.algorithms.sizes import planned_updates
+from ppoctl.algorithms.sizes import learning_rate_of, planned_updates
 from ppoctl.algorithms.stages.shaping import shaping_steps
 from ppoctl.plan.flops import WorkPlan
 from ppoctl.plan.run_plan import plan

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl.algorithms.distribution import DISTRIBUTION_KEYS, scored_distribution
 from ppoctl.algorithms.kl_use import kl_use
+from ppoctl.algorithms.role_model import shared_layers
 from ppoctl.algorithms.roles import REFERENCE
-from ppoctl.algorithms.shared_reference import shared_layers
 from ppoctl.algorithms.stage_spec import SHAPING_KEYS, ModelPass, ReportedMetric, StageParts, StageSpec
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.core import metric_registry as metrics

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ppoctl.algorithms.roles import POLICY, REFERENCE, head_of
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.core.key_path import KeyPath
+from ppoctl.models.convert.adapters import trunk_layers
 from ppoctl.models.model import Model, ReferenceKind, reference_kind
 from ppoctl.models.model_tables import CriticModelTable, ReferenceModelTable
 from ppoctl.models.shape import ModelShape
@@ -22,7 +23,7 @@ class RoleModel:
     dtype: str
     """Dtype of weights and activations, float32 or bfloat16."""
     key: KeyPath
-    """StepRecipe key that has the path as its value."""
+    """Recipe key that has the path as its value."""
 
     @property
     def weight_bytes(self) -> int:
@@ -58,6 +59,16 @@ def reference_of(recipe: StepRecipe) -> ReferenceKind:
     """Return the kind of the reference, whether or not a stage uses it."""
     is_initial = model_of(recipe, REFERENCE).path == model_of(recipe, POLICY).path
     return reference_kind(trainable_of(recipe, POLICY), is_initial=is_initial)
+
+
+def shared_layers(recipe: StepRecipe) -> int:
+    """Return the number of layers that one forward pass computes for both actor and reference: the frozen trunk. 0:
+    there is no trunk, the shape of the model is not known, or the reference shares no weights. The trainer shares by
+    the same rule (`engines.megatron.reference`)."""
+    shape = model_of(recipe, POLICY).shape
+    if reference_of(recipe) != "shared" or shape is None:
+        return 0
+    return trunk_layers(model_in(recipe, POLICY, shape))
 
 
 def own_models(recipe: StepRecipe) -> dict[str, CriticModelTable | ReferenceModelTable]:

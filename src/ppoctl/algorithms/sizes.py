@@ -1,7 +1,9 @@
-"""Sizes derived from several keys of a recipe: sequences and updates per step, per run and per microbatch."""
+"""Numbers derived from several keys of a recipe: sequences and updates per step, per run and per microbatch, and the
+schedule of a learning rate."""
 
 from math import ceil
 
+from ppoctl.algorithms.formulas.learning_rate import LearningRate
 from ppoctl.algorithms.optimizer_table import OptimizerTable
 from ppoctl.algorithms.role_table import BySequences, ByTokens
 from ppoctl.algorithms.roles import POLICY, head_of
@@ -99,6 +101,19 @@ def warmup_updates(recipe: StepRecipe, role: str) -> int:
     if table.lr_warmup_frac is None:
         return table.lr_warmup_updates
     return round(table.lr_warmup_frac * (planned_updates(recipe, role) // per_tick)) * per_tick
+
+
+def learning_rate_of(recipe: StepRecipe, role: str) -> LearningRate:
+    """Return the learning rate schedule of a role. Without `lr_decay_updates`, the decay ends with the run."""
+    table, per_tick = optimizer_of(recipe, role), updates_per_tick(recipe, role)
+    return LearningRate(
+        peak=table.lr,
+        kind=table.lr_schedule,
+        warmup_ticks=warmup_updates(recipe, role) // per_tick,
+        total_ticks=(table.lr_decay_updates or planned_updates(recipe, role)) // per_tick,
+        min_frac=table.lr_min_frac,
+        warmup_init_frac=table.lr_warmup_init_frac,
+    )
 
 
 def reward_tokens(table: ModelScorer, shape: ModelShape) -> int:

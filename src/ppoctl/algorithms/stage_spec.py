@@ -113,7 +113,7 @@ class StageSpec(Generic[Result]):
     kind: ClassVar[str]
     """Kind of the record that the stage commits, as in `batch.fields`."""
     keys: ClassVar[tuple[str, ...]] = ()
-    """StepRecipe keys that decide the result."""
+    """Recipe keys that decide the result."""
     excluded_keys: ClassVar[tuple[str, ...]] = (*SHAPING_KEYS, OWN_REFERENCE)
     """Keys below `keys` that do not decide the result. Only the advantages read the keys of reward shaping."""
     defines_rows: ClassVar[bool] = False

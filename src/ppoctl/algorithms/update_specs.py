@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ppoctl.algorithms.distribution import DISTRIBUTION_KEYS, scored_distribution
 from ppoctl.algorithms.forward_specs import SAMPLER_GAP
 from ppoctl.algorithms.kl_use import kl_use, reported_kl
-from ppoctl.algorithms.learning_rate_of import learning_rate_of
 from ppoctl.algorithms.role_model import trainable_of
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.algorithms.sizes import (
     critic_only_steps,
     epochs,
+    learning_rate_of,
     minibatch_seqs,
     optimizer_of,
     planned_updates,

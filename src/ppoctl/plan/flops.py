@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithms.kl_use import kl_use
-from ppoctl.algorithms.role_model import model_in
+from ppoctl.algorithms.role_model import model_in, shared_layers
 from ppoctl.algorithms.roles import REFERENCE
-from ppoctl.algorithms.shared_reference import shared_layers
 from ppoctl.models.cost import forward_flops
 from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape

@@ -12,11 +12,11 @@ from typing import Any
 
 from ppoctl.algorithms import sizes
 from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at, traces
-from ppoctl.algorithms.learning_rate_of import learning_rate_of
 from ppoctl.algorithms.ppo_table import algorithm_name
 from ppoctl.algorithms.role_model import model_of, reward_model_of, reward_models
 from ppoctl.algorithms.role_table import TrainedTable
 from ppoctl.algorithms.roles import POLICY
+from ppoctl.algorithms.sizes import learning_rate_of
 from ppoctl.core.key_path import KeyPath, dotted
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.data.row_files import rows_of
