@@ -18,6 +18,7 @@ from ppoctl.algorithms.stages.episode_runner import EpisodeState, Event, Observe
 from ppoctl.algorithms.stages.generation import RequestBatch, SampleGeneration
 from ppoctl.algorithms.stages.rollout import assemble
 from ppoctl.core.batch.episodes import (
+    ControlTokensError,
     EnvironmentFailure,
     EpisodeLimits,
     EpisodeSettings,
@@ -72,6 +73,24 @@ def test_episode_alternates_between_requests_and_steps() -> None:
     )
     assert after(OPENED, FIRST, Observed(answer, (8, 9, 10)), SECOND).action == Step(
         past.then(first, answer), Turn("turn 2", (4, 9), (), "no JSON")
+    )
+
+
+@dataclass
+class BrokenDialogue(NumberDialogue):
+    """A template that cannot continue a conversation."""
+
+    def suffix(self, *_: Any) -> tuple[int, ...]:
+        raise ControlTokensError("no role tool")
+
+
+def test_messages_that_no_turn_follows_are_not_rendered() -> None:
+    ended, between = says("x", done=True), says("7")
+    assert after(OPENED, FIRST).event_of(ended, BrokenDialogue()) == Observed(ended)
+    one_turn = after(OPENED, FIRST, limits=replace(LIMITS, turns=1))
+    assert one_turn.event_of(between, BrokenDialogue()) == Observed(between)
+    assert after(OPENED, FIRST).event_of(between, BrokenDialogue()) == EnvironmentFailure(
+        "control_tokens", "no role tool"
     )
 
 
