@@ -1,7 +1,7 @@
 """A hint is a command that can be typed as is: no placeholder, and the real command line and recipe accept it.
 
 Every text of the source that contains a command or a setting is checked, with a value of the right form in place of
-each inserted value. Except `RUN` and `RECIPE`: `runs.session` and `cli.app` replace them by paths, for packages that
+each inserted value. Except `RUN` and `RECIPE`: `run.session` and `cli.app` replace them by paths, for packages that
 do not know the run. The tests in `tests/recipe` and `tests/cli` check the hints of the errors that they raise
 (`tests/hints.py`).
 """

@@ -94,7 +94,7 @@ class RewardSpec(StageSpec["Rewards"]):
         return always(*SCORE_METRICS, metrics.REWARD_SECONDS_MEAN, metrics.REWARD_SECONDS_MAX)
 
     def reports(self, recipe: StepRecipe, name: str) -> bool:
-        # Every name of a metric of a scorer counts here; `loading.rules.metrics` checks the scorer.
+        # Every name of a metric of a scorer counts here; `recipe.loading.rules.metrics_rules` checks the scorer.
         from_scorer = metrics.reward_part(name) is not None
         readings = (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name)
         return from_scorer or name in readings or super().reports(recipe, name)

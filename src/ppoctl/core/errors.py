@@ -38,7 +38,7 @@ class ExitCode(IntEnum):
 
 
 RESUME_RUN = "ppoctl resume RUN"
-"""Command in a hint of a package that does not know the run. `cli` and `runs.session` replace RUN by the run."""
+"""Command in a hint of a package that does not know the run. `cli` and `run.session` replace RUN by the run."""
 
 
 def quoted(value: str | Path) -> str:

@@ -2,8 +2,8 @@
 
 Metric names are defined only here; stages, console, health rules and the final table use these constants. A test
 checks that the registry and the journals of test runs have the same metrics. Braces mark a part that the user
-chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics the settings of a recipe report.
-`evaluation_metrics` has the metrics of evaluations. These modules import only the standard library.
+chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics_rules` determines which metrics the settings of a recipe
+report. `evaluation_metrics` has the metrics of evaluations. These modules import only the standard library.
 """
 
 import re

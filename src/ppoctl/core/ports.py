@@ -15,7 +15,7 @@ index that is passed to a port is a row of the `Sequences` that the port receive
             ->  Gate                                 (decides whether the job must stop)
 
 `Scorer` and `RewardModel` are defined in `batch.scores`, `Environments` and `Dialogue` in `batch.episodes`, requests
-and samples in `batch.sampling`; these modules import no torch. No port transfers weights from the
+and samples in `core.batch.requests`; these modules import no torch. No port transfers weights from the
 actor to the generator: trainers and engines exchange weights directly (`ppoctl.engines.weights`).
 """
 

@@ -172,7 +172,7 @@ class Awaited:
 
 
 def first_done(promises: Sequence[Awaited]) -> list[Awaited]:
-    """Return the first completed replies, as `engines.ray.processes.first_done` does."""
+    """Return the first completed replies, as `engines.ray.groups_of_processes.first_done` does."""
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         done = [promise for promise in promises if promise.is_ready()]

@@ -1,6 +1,6 @@
 """A trained deepseek_v3 model, exported as a Hugging Face folder, is the same model to transformers and to vLLM.
 
-On a CPU vLLM computes latent attention as plain attention (see `engines.vllm.environment`), and loads new expert
+On a CPU vLLM computes latent attention as plain attention (see `engines.vllm.vllm_environment`), and loads new expert
 weights in place incorrectly without an error. A generator therefore gets them through a folder.
 """
 

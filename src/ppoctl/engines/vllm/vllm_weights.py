@@ -7,8 +7,8 @@ Weights are loaded in place by vLLM's layerwise reload, through vLLM's weight-tr
 in any number and order. A fused layer is loaded when its last part has arrived. A layer of which no tensor arrives
 keeps its weights. (`loader` reads a folder when an engine starts.)
 
-The verification (`weights.checksum`) does not rely on the loading code: weights are read *back from the memory with
-which the engine computes*.
+The verification (`models.convert.checksum`) does not rely on the loading code: weights are read *back from the memory
+with which the engine computes*.
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each

@@ -52,6 +52,6 @@ The files, from the bytes upwards:
     sync               one transfer, from the driver's point of view: read this file first
 
 Code that needs a third-party library is in the package for that library: reading tensors from Megatron's parameters
-(`engines.megatron.weights`), loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store
-(`engines.ray.ray_worker.InStore`).
+(`engines.megatron.parameter_shards`), loading into vLLM and reading back (`engines.vllm.vllm_weights`), Ray's object
+store (`engines.ray.ray_worker.InStore`).
 """

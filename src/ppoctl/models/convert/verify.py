@@ -8,7 +8,7 @@
     configuration              describes the same model
 
 One mapping is used in both directions, so a wrong mapping passes all of these checks. Only the comparison of model
-outputs (`runs.conversion.parity`) detects it.
+outputs (`run.conversion.parity`) detects it.
 """
 
 import hashlib

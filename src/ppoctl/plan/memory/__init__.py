@@ -1,4 +1,4 @@
-"""Memory estimates of a run, computed from the shape of the model (`model.shape`) and the recipe.
+"""Memory estimates of a run, computed from the shape of the model (`models.shape`) and the recipe.
 
     pipeline           layers of a rank
     parameter_memory   parameters of a rank: all, and those that train

@@ -88,7 +88,7 @@ def generator_bytes(
 
     Like Megatron-Core, vLLM splits matrices, including matrices of experts, and pads the vocabulary to a multiple
     of 64. On a GPU, latent attention caches the complete latent and rotary key in each process. On a CPU, vLLM
-    computes latent attention as plain attention (`engines.vllm.environment`).
+    computes latent attention as plain attention (`engines.vllm.vllm_environment`).
     Sliding windows are counted as full contexts.
     """
     tensor = table.tensor

@@ -5,7 +5,7 @@ that. Other kept activations do not depend on what trains.
 
 Each adapter of rank r keeps r numbers per token, A x, and a copy of its matrix A. While the adapters of a linear
 layer compute, its output exists in three copies: its own, by projection, and in Megatron's order
-(`engines.megatron.adapters`).
+(`engines.megatron.low_rank`).
 """
 
 from collections import defaultdict

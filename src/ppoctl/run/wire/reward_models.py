@@ -93,7 +93,7 @@ class PlacedRewardModel:
 
 
 class RewardModelsOf:
-    """Reward model of each table, on the ranks that were placed for it (`rewards.table.RewardModels`)."""
+    """Reward model of each table, on the ranks that were placed for it (`rewards.scorer_table.RewardModels`)."""
 
     def __init__(self, recipe: Recipe, ranks: Mapping[str, "Ranks"], clock: datetime | None = None) -> None:
         """`ranks` are by table key; `clock` as in `PlacedRewardModel`."""

@@ -1,1 +1,1 @@
-"""Rules between keys, one file per subject; `across_tables` runs all of them."""
+"""Rules between keys, one file per subject; `all_rules` runs all of them."""

@@ -1,6 +1,6 @@
 """Rules about the correction of sampler and trainer log-probs that differ: weights, and rejection of tokens.
 
-See `across_tables`.
+See `all_rules`.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Rules about the critic, which only some kinds of advantages train. See `across_tables`."""
+"""Rules about the critic, which only some kinds of advantages train. See `all_rules`."""
 
 import json
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Rules about `[environment]` and `[eval.environment]`: the limits of an episode can be reached, each row can have
 its environment, and the reward reads what the environment returns.
 
-See `across_tables`.
+See `all_rules`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Rules about advantage estimators without a critic. See `across_tables`."""
+"""Rules about advantage estimators without a critic. See `all_rules`."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
 """Rules about `[eval]`: estimates have enough responses, and a recipe names only metrics that a pass of the
 evaluation reports.
 
-See `across_tables`.
+See `all_rules`.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Rules about dynamic sampling (`rollout.groups`). See `across_tables`."""
+"""Rules about dynamic sampling (`rollout.groups`). See `all_rules`."""
 
 from collections.abc import Iterator
 

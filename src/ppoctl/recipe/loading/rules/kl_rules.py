@@ -1,4 +1,4 @@
-"""Rules about the KL penalty. See `across_tables`."""
+"""Rules about the KL penalty. See `all_rules`."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Rules about the actor's loss and the old log-probs of its ratio. See `across_tables`."""
+"""Rules about the actor's loss and the old log-probs of its ratio. See `all_rules`."""
 
 from collections.abc import Iterator
 

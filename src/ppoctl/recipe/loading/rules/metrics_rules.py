@@ -1,7 +1,7 @@
 """Rules about metrics: `[expect]`, `[health]` and `checkpoint.best` name only metrics that a run reports, at steps at
 which it reports them.
 
-See `across_tables`.
+See `all_rules`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Rules about rows that are sampled again (PF-PPO). See `across_tables`."""
+"""Rules about rows that are sampled again (PF-PPO). See `all_rules`."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
 """Rules about reward shaping and truncated responses: each setting of reward shaping has an effect, and each range
 contains a value.
 
-See `across_tables`.
+See `all_rules`.
 """
 
 import json

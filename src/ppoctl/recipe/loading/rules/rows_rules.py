@@ -1,4 +1,4 @@
-"""Rules about the tables of rows in `[data]`. See `across_tables`."""
+"""Rules about the tables of rows in `[data]`. See `all_rules`."""
 
 from collections.abc import Iterator
 

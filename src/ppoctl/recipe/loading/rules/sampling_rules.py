@@ -1,4 +1,4 @@
-"""Rules about sampling: the limits of prompt, response and window are consistent. See `across_tables`."""
+"""Rules about sampling: the limits of prompt, response and window are consistent. See `all_rules`."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Rules about learning rates: warm-up, decay, and how often the rate changes. See `across_tables`."""
+"""Rules about learning rates: warm-up, decay, and how often the rate changes. See `all_rules`."""
 
 from collections.abc import Iterator
 from math import ceil

@@ -1,6 +1,6 @@
 """Rules about `[until]`: some step before the last can end the run, and `[expect]` does not need a later step.
 
-See `across_tables`.
+See `all_rules`.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Rules about a value head on the actor's model, which is trained by the actor's update. See `across_tables`."""
+"""Rules about a value head on the actor's model, which is trained by the actor's update. See `all_rules`."""
 
 import json
 from collections.abc import Iterator
