@@ -227,7 +227,7 @@ class Logprobs(Record["Logprobs"]):
 
     stamp: str
     gap: dict[str, float]
-    """Sampler/trainer log-prob difference (`formulas.diagnostics.sampler_gap`); empty: the trainer has no log-probs."""
+    """Sampler/trainer log-prob gap (`formulas.diagnostics.sampler_gap`); empty: the trainer has no log-probs."""
     actor: Float[Tensor, "B R"] | None = None
     """Log-probs of the actor, from the trainer or the sampler; None: the log-probs of the update itself are used."""
     entropy: Float[Tensor, "B R"] | None = None
