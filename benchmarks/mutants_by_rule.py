@@ -71,9 +71,15 @@ WIRING = (
 TESTS = {
     "algorithms/formulas": ("ppo", *WIRING),
     "core/batch": ("batch/test_record_invariants.py", "batch/test_records.py", *WIRING, "store/test_stage_runner.py"),
-    "algorithms/stages": (*WIRING, "store/test_stage_runner.py", "wire/test_settings_of_stages.py"),
+    "algorithms/stages": (
+        *WIRING,
+        "algorithm",
+        "store/test_stage_runner.py",
+        "wire/test_settings_of_stages.py",
+        "conventions/test_pages.py",
+    ),
     "algorithms/estimators": ("estimators", *WIRING),
-    "algorithms": WIRING,
+    "algorithms": (*WIRING, "algorithm", "wire/test_reported_metrics.py"),
     "rewards": WIRING,
     "run/wire": (*WIRING, "loop", "runs/test_changed_settings.py", "store/test_states.py", "store/test_resume.py"),
 }

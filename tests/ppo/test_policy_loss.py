@@ -107,5 +107,7 @@ def test_clip_loss_equals_textbook_formula(ratio, advantage, dual):
     [((-0.1, 0.2, None), "low"), ((1.1, 0.2, None), "low"), ((0.2, -0.1, None), "high"), ((0.2, 0.2, 1.0), "dual")],
 )
 def test_policy_clip_rejects_impossible_bounds(values, name):
+    for possible in ((0.0, 0.0, None), (1.0, 0.0, 1.001)):
+        PolicyClip(*possible)
     with pytest.raises(ValueError, match=f"{name} is"):
         PolicyClip(*values)

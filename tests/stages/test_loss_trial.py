@@ -124,5 +124,8 @@ def test_trial_of_an_estimator_fits_the_estimators_that_need_nothing_else() -> N
     assert faults(checks) == []
     step = random_step(3, has_values=True)
     assert not step.mask[~step.valid].any()
+    assert step.groups.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert step.values is not None
+    assert step.values.isfinite().all()
+    assert not step.values[~step.mask].any()
     torch.testing.assert_close(step.token_rewards.sum(1), step.scores * step.mask.any(1))

@@ -117,6 +117,12 @@ def test_python_copy_of_the_clip_loss_equals_the_clip_loss() -> None:
     assert (mine.old_logprobs.requires_grad, mine.advantages.requires_grad) == (False, False)
 
 
+def test_function_receives_the_mask_which_may_be_empty() -> None:
+    EXACT.check(loss("times_tokens").losses(inputs()).detach(), 5 * loss("clip").losses(inputs()).detach())
+    empty = loss("times_tokens").losses(inputs(mask=torch.zeros_like(MASK)))
+    assert (empty.count_nonzero(), empty.requires_grad) == (0, False)
+
+
 def test_current_logprobs_as_old_ones_carry_no_gradient() -> None:
     given = inputs()
     losses = loss("clip").losses(inputs(logprobs=given.logprobs, old_logprobs=given.logprobs))
@@ -226,6 +232,7 @@ def test_estimator_with_a_critic_returns_what_it_learns() -> None:
         ("rewards_to_go", {}, r"it returned a tuple of 3; it must return advantages, or \(advantages, metrics\)"),
         ("one_number", {}, r"it failed: AttributeError: .* \(users_training.py:36, in `one_number`: "),
         ("infinite_metric", {}, r"it returned `inf` as `ratio`, which is not a finite number"),
+        ("word_metric", {}, r"it returned `high` as `ratio`, which is not a finite number"),
     ],
 )
 def test_error_of_an_estimator_names_function_and_reason(name: str, keys: dict[str, Any], says: str) -> None:
