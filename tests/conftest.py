@@ -56,8 +56,8 @@ SHAPE_TESTS = (
 jaxtyping.install_import_hook(
     [
         ".".join(file.relative_to(SOURCE).with_suffix("").parts)
-        for room in SHAPED
-        for file in (SOURCE / "ppoctl" / room).glob("*.py")
+        for package in SHAPED
+        for file in (SOURCE / "ppoctl" / package).glob("*.py")
         if "from jaxtyping import" in file.read_text("utf-8")
     ],
     "shape_checks.checked",

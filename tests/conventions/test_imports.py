@@ -1,5 +1,5 @@
-"""Imports between rooms follow the table ARROWS; a new arrow is a decision that is made here. A room is a package
-directly below `ppoctl`."""
+"""Imports between packages follow the table ARROWS; a new arrow is a decision that is made here. A package is
+directly below `ppoctl`; deeper ones are subpackages."""
 
 import ast
 import sys
@@ -13,8 +13,8 @@ import pytest
 from conventions.conftest import modules, trees
 from for_each import for_each
 
-# Room -> rooms that it may import, in an order in which each room imports only rooms above it. A room may always
-# import itself and `ppoctl.__version__`. The packages of `engines` count as rooms, because each has its own library.
+# Package -> packages that it may import, in an order in which each imports only those above it. A package may always
+# import itself and `ppoctl.__version__`. The subpackages of `engines` count as packages: each has its own library.
 ARROWS: dict[str, set[str]] = {
     "core": set(),
     "engines": set(),
@@ -42,15 +42,15 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 
-# Rooms that a command may import inside its function, after it has been chosen.
+# Packages that a command may import inside its function, after it has been chosen.
 LATE: dict[str, set[str]] = {
     "run": {"environments", "engines.ray"},
     "api": {"core", "store", "recipe", "start", "show", "run"},
     "cli": {"models", "store", "plan", "start", "show", "run"},
 }  # fmt: skip
 
-# Third-party packages by room, subpackage or file, of which the longest name applies; the standard library is allowed
-# everywhere.
+# Third-party packages by package, subpackage or file, of which the longest name applies; the standard library is
+# allowed everywhere.
 FOREIGN: dict[str, set[str]] = {
     "core": set(),
     "core.recipe_table": {"pydantic"},
@@ -213,18 +213,18 @@ def test_third_party_imports_stay_in_their_packages(module: Path) -> None:
         assert package not in HOMES or HOMES[package] & {*sources}, f"{module} imports {name}"
 
 
-def test_modules_of_different_rooms_have_different_names() -> None:
-    rooms = defaultdict[str, set[str]](set)
+def test_modules_of_different_packages_have_different_names() -> None:
+    packages = defaultdict[str, set[str]](set)
     for module in MODULES:
         if len(module.parts) > 1 and module.name != "__init__.py":
-            rooms[module.name].add(module.parts[0])
-    assert {name: sorted(found) for name, found in rooms.items() if len(found) > 1} == {}
+            packages[module.name].add(module.parts[0])
+    assert {name: sorted(found) for name, found in packages.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_packages_have_no_cycles(depth: int) -> None:
-    """No room (depth 1) imports itself through others, and no subpackage or file of a room (depth 2) does: not when
-    it is imported, not in a function, not for a type."""
+    """No package (depth 1) imports itself through others, and no subpackage or file of a package (depth 2) does: not
+    when it is imported, not in a function, not for a type."""
     arrows = defaultdict[str, set[str]](set)
     for module in MODULES:
         source = ".".join(module.with_suffix("").parts[:depth])

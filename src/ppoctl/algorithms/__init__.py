@@ -1,1 +1,2 @@
-"""Algorithms: step functions, and the specs of the stages that they run. Imports no torch."""
+"""Algorithms: step functions, the specs of their stages, and the tables that these read. Modules directly in this
+package import no torch; stages, estimators and formulas do."""

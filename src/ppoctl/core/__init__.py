@@ -1,2 +1,2 @@
-"""Words that every room uses: errors, findings, metrics, units, the base of recipe tables, records, facts about the
-machine. Imports no other room."""
+"""Errors, findings, metrics, units, the base of recipe tables, records, facts about the machine: parts that every
+package uses. Imports no other package."""

@@ -1,1 +1,1 @@
-"""The recipe: its typed TOML tables, the sizes that follow from them, and the origin of each value."""
+"""The recipe: all of its tables joined, the keys of no algorithm, and how it is loaded and checked."""

@@ -1,1 +1,1 @@
-"""Life of a run: creation, changed settings, attempts, commands, submission to Slurm, and errors of an attempt."""
+"""Life of a run: creation, changed settings, attempts, commands, submission to Slurm, construction, loop, stops."""
