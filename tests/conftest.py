@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -77,11 +78,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", default="0", help="which one: CI gives the commit")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)  # before `-m` selects, and after pytest groups tests by their fixtures
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     _leave_samples(items)
-    if config.option.one_in > 1:
-        _draw_stories(config, items)
+    if config.option.one_in == 1:
+        return (yield)
+    _draw_stories(config, items)
+    yield
+    # The longest first: the workers then end at about the same time. Then the shortest: xdist lets a worker keep the
+    # test after the one that it runs, and the other workers wait for it.
+    items.sort(key=lambda item: -_cell(item).minutes)
+    items[1:] = [*items[-1:], *items[1:-1]]
 
 
 def _leave_samples(items: list[pytest.Item]) -> None:
@@ -107,8 +114,7 @@ def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
     selected = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
     left_out = [item for name, item in stories.items() if name not in selected]
     config.hook.pytest_deselected(items=left_out)
-    # The longest first: the workers then end at about the same time.
-    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: -_cell(item).minutes)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _cell(item: pytest.Item) -> Cell:
