@@ -69,7 +69,7 @@ class _BuiltIn:
 
     needs_entropy: ClassVar[bool] = False
 
-    def metrics(self, inputs: PolicyLossInputs) -> dict[str, float]:
+    def metrics(self, inputs: PolicyLossInputs) -> dict[str, float]:  # noqa: ARG002 - a loss of the user reads it
         return {}
 
 

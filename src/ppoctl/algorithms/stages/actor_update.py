@@ -175,16 +175,16 @@ class ActorUpdateStage(UpdateStage):
         found = policy_diagnostics(outputs.primary, old, advantages.advantages[rows], mask[rows], loss=self.loss)
         return found | self.loss.metrics(surrogate.inputs(loss_inputs(rows, outputs), mask[rows]))
 
-    def more_terms(self, logprobs: Logprobs, advantages: Advantages) -> list[Term]:
+    def more_terms(self, logprobs: Logprobs, advantages: Advantages) -> list[Term]:  # noqa: ARG002
         """Return the terms of the loss that train more than the policy."""
         return []
 
     def more_metrics(
         self,
-        trained: UpdateTrace,
-        logprobs: Logprobs,
-        advantages: Advantages,
-        by_term: dict[str, float],
+        trained: UpdateTrace,  # noqa: ARG002
+        logprobs: Logprobs,  # noqa: ARG002
+        advantages: Advantages,  # noqa: ARG002
+        by_term: dict[str, float],  # noqa: ARG002
     ) -> dict[str, float]:
         """Return the metrics of these terms. `by_term` contains each term's contribution to the loss."""
         return {}

@@ -82,7 +82,7 @@ class _Remaining:
 class NoEpisodeLog:
     """Log of work that is not kept."""
 
-    def load(self, key: SampleSetKey) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    def load(self, key: SampleSetKey) -> Mapping[str, Sequence[Mapping[str, Any]]]:  # noqa: ARG002 - a port
         return {}
 
     def append(self, key: SampleSetKey, entries: Sequence[EpisodeEntry]) -> None:
