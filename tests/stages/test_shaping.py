@@ -17,8 +17,10 @@ from ppoctl.algorithms.stages.shaping import (
     ShapedRewards,
     ShapingStep,
     apply_shaping,
+    shaping_steps,
 )
 from ppoctl.core.batch.records import Carry
+from ppoctl.rewards.shaping_tables import RewardShaping
 from stages import stub_models
 
 
@@ -26,6 +28,36 @@ def shaped_rewards(rewards: Any, **changes: Any) -> ShapedRewards:
     """Return rewards of two responses, of two and three tokens."""
     keys = {"rollouts": stub_models.rollouts(), "valid": torch.tensor([True, True]), "carry": Carry()}
     return ShapedRewards(torch.tensor(rewards), **{**keys, **changes})
+
+
+@pytest.mark.parametrize(
+    ("moments", "step"),
+    [
+        ({"kind": "reference", "std": 2.5, "center": True}, NormalizeByReferenceStd(2.5, center=True)),
+        ({"kind": "reference"}, NormalizeByReferenceStd(None, center=False)),
+        ({"kind": "running", "center": True}, NormalizeByRunningStd(center=True)),
+    ],
+)
+@pytest.mark.parametrize("max_tokens", [None, 9])
+def test_each_table_of_shaping_becomes_its_step_in_order(
+    moments: dict[str, Any], step: ShapingStep, max_tokens: int | None
+) -> None:
+    tables = {
+        "scale": {"from": [0.0, 4.0], "to": [-1.0, 2.0]},
+        "clip": {"low": -0.5, "high": 0.75, "place": "after_moments"},
+        "moments": moments,
+        "unfinished_factor": 0.25,
+        "overlong": {"buffer_tokens": 3, "penalty": 0.5, "max_tokens": max_tokens, "floor": False},
+        "length_penalty": {"per_token": 0.125, "free_tokens": 6},
+    }
+    assert shaping_steps(RewardShaping.model_validate(tables), max_new_tokens=13) == (
+        ApplyScale((0.0, 4.0), (-1.0, 2.0)),
+        step,
+        ApplyClip(-0.5, 0.75),
+        ScaleTruncated(0.25),
+        PenalizeOverlong(max_tokens or 13, 3, 0.5, False),
+        PenalizeLength(0.125, 6),
+    )
 
 
 def test_response_reward_is_at_last_unmasked_token() -> None:

@@ -90,7 +90,11 @@ def test_evaluations_have_the_environment_of_their_own_table(tmp_path: Path) -> 
         "own": {**SUM, "turns": 2, "tokens": 12, "tokens_per_turn": 3}, "same": None, "none": {"kind": "none"},
     }.items():  # fmt: skip
         evaluation = {"every_steps": 1, "environment": table}
-        _, stages = stages_of(tmp_path / name, with_environment(SUM, rollout=LONG, eval=evaluation))
+        recipe = with_environment(SUM, rollout=LONG, eval=evaluation)
+        assert (recipe.environment_of("train"), recipe.environment_of("eval.held")) == (
+            recipe.environment, recipe.eval_environment
+        )  # fmt: skip
+        _, stages = stages_of(tmp_path / name, recipe)
         assert stages.rollout.episodes.limits == EpisodeLimits(4, 40)
         limits = None if stages.eval.episodes is None else stages.eval.episodes.limits
         assert limits == {"own": EpisodeLimits(2, 12, 3), "same": EpisodeLimits(4, 40), "none": None}[name]
