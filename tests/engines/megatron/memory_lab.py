@@ -1,9 +1,10 @@
 """Measured bytes of a rank's tensors: what it holds, what a forward pass keeps, and the peak of a call."""
 
+import inspect
 import pickle
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms
 from ppoctl.core.ports import Minibatch, OutputRequest, TokenOutputs, Totals
-from ppoctl.engines.megatron import optimizer
+from ppoctl.engines.megatron import attention, optimizer
+from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.host_optimizer import HostAdamW
+from ppoctl.engines.megatron.latent_attention import LatentAttention
 from ppoctl.engines.megatron.low_rank import Adapters
 from ppoctl.engines.megatron.megatron_model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
@@ -68,7 +71,7 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
             if place not in known:
                 callers = _callers()
                 component = _component(callers)
-                if component is not None and ("adapters.py", "forward") in callers:
+                if component is not None and _of(Adapters.forward) in callers:
                     component = adapted.get(place, "adapters")
                 if component is None:
                     continue
@@ -110,6 +113,12 @@ def _callers() -> set[tuple[str, str]]:
         found.add((frame.f_code.co_filename.rpartition("/")[2], frame.f_code.co_name))
         frame = frame.f_back  # type: ignore[assignment]
     return found
+
+
+def _of(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return file and function as `_callers` names them."""
+    code = inspect.unwrap(function).__code__
+    return code.co_filename.rpartition("/")[2], code.co_name
 
 
 def on_host(rank: MegatronRank) -> dict[str, int]:
@@ -213,9 +222,9 @@ def _component(names: set[tuple[str, str]]) -> str | None:
         return None
     if ("random.py", "checkpoint") in names:  # recomputation starts from it
         return "projections" if ("transformer_layer.py", "forward") in names else "inputs"
-    if ("attention.py", "apply_rope") in names:
+    if _of(attention.apply_rope) in names:
         return "ends"  # the tables
-    if ("attention.py", "_per_piece") in names or ("capped_attention.py", "_attend_piece") in names:
+    if _of(attention._per_piece) in names or _of(CappedAttention._attend_piece) in names:
         return "attention"
     if ("moe_layer.py", "forward") in names:
         return "projections" if _is_input_of_experts(names) else "experts"
@@ -229,7 +238,7 @@ def _component(names: set[tuple[str, str]]) -> str | None:
         return "mlp"
     if ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names:
         return "projections"
-    return "projections" if ("latent_attention.py", "forward") in names else "ends"
+    return "projections" if _of(LatentAttention.forward) in names else "ends"
 
 
 def _is_input_of_experts(names: set[tuple[str, str]]) -> bool:
