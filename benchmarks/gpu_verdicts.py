@@ -12,6 +12,8 @@ MOST_PLAN_GAP = 0.15
 """Fraction of the measured peak memory by which `plan` may be off."""
 MOST_ASLEEP_GIB = 3.0
 """Memory that a sleeping engine may hold: its CUDA context and its graphs, which `plan` estimates at 1.6 GiB."""
+LEAST_OF_BARE = 0.95
+"""Tokens per second of one engine, as a fraction of those of vLLM's `LLM.generate`."""
 LEAST_FREED = 0.9
 """Fraction of the memory of a trainer or an engine that must be free after it is offloaded."""
 
@@ -117,6 +119,11 @@ def _start(line: Line, on_gpu: bool) -> list[str]:
     return ["the engine has captured no CUDA graphs"] if no_graphs else []
 
 
+def _rollout(line: Line, on_gpu: bool) -> list[str]:
+    slow = on_gpu and line.get("side") == "ours" and line["of_bare"] < LEAST_OF_BARE
+    return [f"one engine reaches {line['of_bare']} of vLLM's own speed, expected {LEAST_OF_BARE}"] if slow else []
+
+
 def _soak(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
     found = [f"torch ran out of memory and tried again {line['retries']} times"] if line.get("retries") else []
     if line.get("reserved", 0) > 1.25 * line.get("peak", 1e9):
@@ -136,6 +143,7 @@ _CHECKS: dict[str, Callable[[Line, bool], list[str]]] = {
     "shard": _update,
     "lora": _update,
     "optimizer": _optimizer,
+    "rollout": _rollout,
     "soak": _soak,
     "capped": _gaps,
     "experts": _gaps,

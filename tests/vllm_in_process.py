@@ -17,8 +17,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from ppoctl.engines.vllm import engine as engine_module
-from ppoctl.engines.vllm import pooling as pooling_module
+from ppoctl.engines.vllm import vllm_start
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.engine_calls import CompletedReply
@@ -96,12 +95,12 @@ TENANCY = Tenancy()
 
 def engines_are_guests() -> None:
     """Patch vLLM for all engines that this process creates from now on."""
-    if engine_module.started is not _started_as_a_guest:
-        engine_module.started = pooling_module.started = _started_as_a_guest
-        engine_module.end = pooling_module.end = _ended_as_a_guest
+    if vllm_start.started is not _started_as_a_guest:
+        vllm_start.started = _started_as_a_guest
+        vllm_start.end = _ended_as_a_guest
 
 
-_started, _end = engine_module.started, engine_module.end
+_started, _end = vllm_start.started, vllm_start.end
 
 
 def _started_as_a_guest(settings: VllmSettings, **options: Any) -> Any:

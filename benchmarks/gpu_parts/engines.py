@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import rollout_speed
 import torch
 
 from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, TINY, free_gib
-from gpu_parts.models import QUICKSTART
+from gpu_parts.models import QUICKSTART, folder
 from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import Engine, GenerationRequest
 from ppoctl.engines.vllm.log import write_log
@@ -116,3 +117,17 @@ def sleep() -> None:
             sleep_s=round(slept - began, 3),
             wake_s=round(woken - slept, 3),
         )
+
+
+def rollout() -> None:
+    """Report the speed of a rollout through ppoctl's engines, one or several on the GPU, next to vLLM alone."""
+    sides, sequences, tokens = (["bare", "ours-2"], 8, 8) if TINY else (list(rollout_speed.SIDES), 512, 256)
+    model = str(QUICKSTART if TINY else folder("1.5b"))
+    numbers = ["--sequences", str(sequences), "--tokens", str(tokens)]
+    args = rollout_speed.options([*numbers, "--model", model, "--dtype", "bfloat16" if CUDA else "float32"])
+    bare = 0.0
+    for side in sides:
+        found = rollout_speed.in_a_process(args, side)
+        bare = bare or found["tokens_s"]
+        speed = {"tokens_s": round(found["tokens_s"]), "step_ms": round(found["step_ms"], 1)}
+        notify("rollout", side=side, **speed, of_bare=round(found["tokens_s"] / bare, 2))

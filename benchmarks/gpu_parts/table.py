@@ -42,6 +42,7 @@ _PARTS = (
     _of("small_memory", "optimizer", 90, figures=("optimizer", "s", "measured_peak", "plan_peak")),
     _of("engines", "start", 70, limit_s=180, needs_vllm=True, figures=("start_s", "blocks", "backend")),
     _of("engines", "generate", 120, limit_s=240, needs_vllm=True, figures=("seqs", "tokens_s", "ms_per_step")),
+    _of("engines", "rollout", 200, limit_s=300, needs_vllm=True, figures=("side", "tokens_s", "of_bare")),
     _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),
     _of("syncing", "sync", 150, limit_s=240, needs_vllm=True, figures=("dtype", "s", "gap_max", "gap_mean")),
     _of("order", "order", 150, limit_s=300, needs_vllm=True, figures=("peak_gib", "plan_gib", "stage")),

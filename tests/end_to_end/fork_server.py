@@ -57,17 +57,17 @@ def preload() -> None:
     import psutil
     import torch
 
-    from ppoctl.engines.vllm.engine import _third_party_quiet
     from ppoctl.engines.vllm.log import write_log
     from ppoctl.engines.vllm.vllm_environment import prepare_environment
     from ppoctl.engines.vllm.vllm_settings import VllmSettings
+    from ppoctl.engines.vllm.vllm_start import third_party_quiet
     from ppoctl.recipe.schema import GeneratorTable
 
     ray_forks.hide_ray()
     settings = VllmSettings("", "float32", 3, (), GeneratorTable())
     write_log(settings, "")
     prepare_environment(settings)
-    with _third_party_quiet():
+    with third_party_quiet():
         for name in HEAVY if torch.cuda.is_available() else HEAVY + HEAVY_ON_A_CPU:
             importlib.import_module(name)
         prepare_once()

@@ -105,10 +105,18 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
-    """Kill at each moment in turn, then end the run; return the moments that were reached."""
-    reached = [m for m in moments if in_a_process(lambda m=m: go_on(root, recipe, m)) == signal.SIGKILL]
-    assert in_a_process(lambda: go_on(root, recipe, None)) == 0
+    """Kill at each moment in turn, then end the run; return the moments that were reached. Two engines and one
+    generate in turn, at last one: their number changes no sample."""
+    parts = [_with_engines(recipe, 1 + left % 2) for left in range(len(moments), -1, -1)]
+    attempts = zip(parts, moments, strict=False)
+    reached = [m for its, m in attempts if in_a_process(lambda its=its, m=m: go_on(root, its, m)) == signal.SIGKILL]
+    assert in_a_process(lambda: go_on(root, parts[-1], None)) == 0
     return reached
+
+
+def _with_engines(recipe: Recipe, count: int) -> Recipe:
+    table = recipe.generator.model_copy(update={"engines_per_gpu": count, "kv_cache_mib": 64 * count})
+    return recipe.model_copy(update={"generator": table})
 
 
 def outcome(root: Path) -> dict[str, object]:

@@ -22,13 +22,14 @@ from ppoctl.plan.memory import generator_memory, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
+from ppoctl.plan.memory.generator_memory import GeneratorBytes
 from ppoctl.plan.memory.parameter_memory import rank_parameters
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer_memory import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.loading.load import load
-from ppoctl.recipe.parallel import devices, is_one_process, processes
+from ppoctl.recipe.parallel import devices, is_one_process, per_device, processes
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, Recipe
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
@@ -608,10 +609,49 @@ def test_oversized_role_names_key_to_change(smallest: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
 def test_device_count_equals_ray_placement(smallest: Path, placement: str) -> None:
-    sets = [f"cluster={{placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
-    recipe = load([smallest], sets, {}).recipe
-    assert devices(recipe) == DevicePlacement(processes(recipe), colocated=placement == "colocated").devices
+    engines = "generator={engines=3, engines_per_gpu=4}"
+    recipe = load(
+        [smallest], [f"cluster={{placement='{placement}'}}", engines, "critic.parallel={data=2}"], {}
+    ).recipe
+    assert processes(recipe) == {"actor": 1, "critic": 2, "generator": 12}
+    together = {role: per_device(recipe, role) for role in processes(recipe)}
+    assert devices(recipe) == DevicePlacement(processes(recipe), placement == "colocated", together).devices
+    assert devices(recipe) == (3 if placement == "colocated" else 6)
     assert not is_one_process(recipe)
+    assert is_one_process(load([smallest], ["generator.engines_per_gpu=2"], {}).recipe)
+
+
+def test_engines_of_one_gpu_divide_its_cache_and_copy_the_weights(smallest: Path) -> None:
+    """Two of three GPUs have three engines each, which divide 0.75 of 80 GiB."""
+    layout = "actor.parallel={data=3}"
+    sets = [layout, "generator={engines=2, engines_per_gpu=3, gpu_memory_frac=0.75}"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    engine = memory.generator
+    assert engine.weights + engine.kv_cache == 20 * 2**30
+    [fullest] = memory.places
+    assert fullest.name == "the fullest of 3 GPUs (actor, critic, generator)"
+    has, alone = _items(fullest), _items(_estimate(smallest, layout, gpu_gib=80.0).places[0])
+    assert has["generator weights"] == 3 * engine.weights
+    assert has["KV cache"] == 3 * engine.kv_cache
+    assert has["CUDA graphs"] == 3 * 2**30
+    assert has["CUDA contexts"] - alone["CUDA contexts"] == 2 * int(0.6 * 2**30)
+    on_cpu = _estimate(smallest, "generator={engines_per_gpu=4, kv_cache_mib=64}").generator
+    assert on_cpu.kv_cache == 16 * 2**20
+
+
+def test_advised_engines_fit_by_weights_and_sequences() -> None:
+    """Of 40 units of memory, a quarter is for copies of the weights: 3 of 3 units, 2 of 5, none of 11."""
+    table = GeneratorTable(max_concurrent_seqs=400)
+
+    def advised(weights: int, sequences: int, **changed: object) -> int:
+        engine = GeneratorBytes(weights, 40 - weights, 0, 0, 0)
+        return generator_memory.advised_engines(engine, table.model_copy(update=changed), sequences)
+
+    assert [advised(weights, 1000) for weights in (2, 3, 5, 11)] == [3, 3, 2, 1]
+    assert [advised(2, sequences) for sequences in (63, 127, 128, 191, 192)] == [1, 1, 2, 2, 3]
+    assert advised(2, 1000, max_concurrent_seqs=130) == 2
+    assert advised(2, 256, engines=2) == 2
+    assert advised(2, 1000, tensor=2) == 1
 
 
 def _recipe(smallest: Path, *sets: str) -> Recipe:

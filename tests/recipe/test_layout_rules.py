@@ -71,6 +71,11 @@ CASES = [
         "cluster.weights=broadcast",
         "a broadcast allows one process per device, but colocated roles share a device",
     ),
+    (
+        "check_engines_on_one_gpu",
+        "generator={engines_per_gpu=3, tensor=2}",
+        "an engine that several GPUs compute shares none of them with another engine",
+    ),
     ("check_reshardable", "checkpoint.reshardable=dp", "no trained role has a distributed optimizer"),
 ]
 
@@ -79,6 +84,14 @@ CASES = [
 def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: str) -> None:
     assert rule in {check.__name__ for check in rules_of(layout)}
     assert says in str(refusal([QUICKSTART], [written]))
+
+
+def test_broadcast_to_engines_of_one_gpu_raises() -> None:
+    apart = "cluster={placement='apart', weights='broadcast'}"
+    assert "a broadcast allows one process per device, but engines share one" in str(
+        refusal([QUICKSTART], ["generator.engines_per_gpu=3", apart])
+    )
+    load([QUICKSTART], ["generator.engines_per_gpu=1", apart])
 
 
 @pytest.mark.parametrize(

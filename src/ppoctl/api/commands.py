@@ -45,11 +45,11 @@ def train(
     Raises ExpectationError if the run does not meet its recipe's expectations, and every error of `ppoctl train`.
     """
     from ppoctl.run.startable import Messages, startable
-    from ppoctl.run.wire.prestart import prestarted_engine
+    from ppoctl.run.wire.prestart import prestarted_engines
 
     with _screen_and_gate("train") as (screen, gate):
         loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
-        with prestarted_engine(loaded.recipe):
+        with prestarted_engines(loaded.recipe):
             from ppoctl.run import run_commands
 
             ended = run_commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
@@ -62,11 +62,11 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
     `train` with the same recipe continues from these responses. Raises every error of `ppoctl rollout`.
     """
     from ppoctl.run.startable import Messages, startable
-    from ppoctl.run.wire.prestart import prestarted_engine
+    from ppoctl.run.wire.prestart import prestarted_engines
 
     with _screen_and_gate("rollout") as (screen, gate):
         loaded = startable(_files(recipe), _sets(keys), Path(runs), Messages(screen.line), force=force)
-        with prestarted_engine(loaded.recipe):
+        with prestarted_engines(loaded.recipe):
             from ppoctl.run import run_commands
 
             ended = run_commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
@@ -81,7 +81,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     Raises StorageError if artifacts of the run are missing or corrupt, and every error of `ppoctl resume`.
     """
     from ppoctl.run.startable import Messages, resumable
-    from ppoctl.run.wire.prestart import prestarted_engine
+    from ppoctl.run.wire.prestart import prestarted_engines
     from ppoctl.start.slurm.run_status import require_idle
     from ppoctl.store.recorded_run import RecordedRun
     from ppoctl.store.resume_plan import plan_resume
@@ -92,7 +92,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
         recorded = RecordedRun(paths)
         plan = plan_resume(recorded)
         plan.require_intact(paths)
-        with prestarted_engine(resumable(recorded, _sets(keys), Messages(screen.line), force=force)):
+        with prestarted_engines(resumable(recorded, _sets(keys), Messages(screen.line), force=force)):
             from ppoctl.run import run_commands
 
             ended = run_commands.resume(recorded, plan, _sets(keys), gate, only=None, screen=screen)
@@ -125,12 +125,12 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
     Raises RecipeError if `checkpoint` is none of these, and every error of `ppoctl eval`.
     """
     from ppoctl.run.eval_target import find_checkpoint
-    from ppoctl.run.wire.prestart import prestarted_engine
+    from ppoctl.run.wire.prestart import prestarted_engines
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
     with _screen_and_gate("eval") as (screen, _):
         target = find_checkpoint(path, _files(recipe), _sets(keys))
-        with prestarted_engine(target.recipe):
+        with prestarted_engines(target.recipe):
             from ppoctl.run import run_commands
 
             evaluation = run_commands.evaluate(target, screen.line)

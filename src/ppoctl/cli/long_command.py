@@ -18,7 +18,7 @@ def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
     """Return a context in which the vLLM engine starts while libraries are loaded and data is read."""
     from ppoctl.run.wire import prestart
 
-    return prestart.prestarted_engine(recipe)
+    return prestart.prestarted_engines(recipe)
 
 
 @contextmanager

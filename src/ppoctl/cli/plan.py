@@ -137,11 +137,11 @@ def _at_most(batch: "BatchPlan", fewest: str, most: str) -> str:
 
 
 def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
-    from ppoctl.recipe.parallel import GPUS_PER_NODE
+    from ppoctl.recipe.parallel import GPUS_PER_NODE, engine_count
 
     address, sizes, count = recipe.cluster.ray_address, planned.processes, planned.devices
     if planned.is_one_process:
-        yield "all roles", "in the process of the command; vLLM in a second process"
+        yield "all roles", f"in the process of the command; vLLM in {plan_summary.other_processes(planned)}"
         if address is not None:
             yield "Ray", "not started: `cluster.ray_address` is not used"
         return
@@ -149,10 +149,12 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
         idle = table.data_ranks - table.minibatch_seqs
         without = f"; {idle} of its data ranks get no row of a minibatch" if idle > 0 else ""
         yield role, f"{sizes[role]}: {table.layout}{without}"
-    engines, per_engine = recipe.generator.engines, recipe.generator.tensor
+    engines, per_engine = engine_count(recipe.generator), recipe.generator.tensor
     description = f"{engines} engines share one queue" if engines > 1 else "one engine"
     description += f", each split over {per_engine} processes" if per_engine > 1 else ""
-    idle = count - sizes["generator"] if recipe.cluster.placement == "colocated" else 0
+    together = recipe.generator.engines_per_gpu
+    description += f", {together} on each device" if together > 1 else ""
+    idle = count - sizes["generator"] // together if recipe.cluster.placement == "colocated" else 0
     description += f"; {idle} of {count} devices have no engine" if idle else ""
     yield "generator", f"{sizes['generator']}: {description}"
     yield from ((role, f"{sizes[role]}: {model.layout}") for role, model in planned.reward_models.items())

@@ -1,5 +1,5 @@
 """The six lines of `ppoctl plan`: whether the run fits, what the run requires, and what was not checked. A role that
-trains a part of its model, and an optimizer on the CPU, add a line."""
+trains a part of its model, an optimizer on the CPU, and engines that would decode faster add a line."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
     rows = [
         ("memory", _memory(planned.memory)),
         ("GPUs", _gpus(planned, on_gpus=on_gpus)),
+        *_engines(planned),
         ("disk", _disk(planned)),
         *(("trains", f"{role} {trains(of)}") for role, of in planned.roles.items() if of.trained_part),
         *_optimizers(planned),
@@ -31,6 +32,13 @@ def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
     ]
     render.table([("", *row) for row in rows])
     render.line("  `--full` prints the rest: batch sizes, algorithm, processes, schedules, data, memory by stage")
+
+
+def _engines(planned: "Plan") -> Iterator[tuple[str, str]]:
+    """Yield a line if other engines than those of the recipe probably decode faster."""
+    has, advised = planned.engines_per_gpu, planned.advised_engines_per_gpu
+    if advised > has:
+        yield "engines", f"{has} on a GPU; {advised} decode faster: --set generator.engines_per_gpu={advised}"
 
 
 def _optimizers(planned: "Plan") -> Iterator[tuple[str, str]]:
@@ -62,10 +70,19 @@ def _memory(memory: "Memory | None") -> str:
 
 def _gpus(planned: "Plan", *, on_gpus: bool) -> str:
     if planned.is_one_process:
-        return "1, shared by all roles" if on_gpus else "not required: all roles run in one process, vLLM in a second"
+        others = other_processes(planned).removesuffix(" process")
+        return (
+            "1, shared by all roles" if on_gpus else f"not required: all roles run in one process, vLLM in {others}"
+        )
     processes = sum(planned.processes.values())
     sharing = f"shared by {processes} processes" if processes > planned.devices else "one for each process"
     return f"{planned.devices}, {sharing}"
+
+
+def other_processes(planned: "Plan") -> str:
+    """Return how many processes vLLM has next to the process of all roles."""
+    engines = planned.processes["generator"]
+    return "a second process" if engines == 1 else f"{engines} others"
 
 
 def _disk(planned: "Plan") -> str:

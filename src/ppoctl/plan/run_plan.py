@@ -26,6 +26,7 @@ from ppoctl.plan.algorithm import algorithm, reward_steps
 from ppoctl.plan.disk_space import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
+from ppoctl.plan.memory.generator_memory import advised_engines
 from ppoctl.plan.shared_sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
 from ppoctl.recipe.cadence import evaluates
@@ -166,6 +167,9 @@ class Plan:
     """Whether all roles run in the process of the command. Otherwise the roles run in Ray processes."""
     devices: int
     """Number of GPUs, or of slots on CPUs, that the processes use."""
+    engines_per_gpu: int
+    advised_engines_per_gpu: int
+    """Number of engines on a GPU that probably decode fastest; without GPUs, the number of the recipe."""
     algorithm: Mapping[str, str]
     """Choice of the algorithm -> description of the choice."""
     rewards: Mapping[str, str]
@@ -189,6 +193,10 @@ class Plan:
 def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = step_function_at) -> Plan:
     """Return the plan of a valid recipe, for GPUs of `gpu_gib` GiB or, if None, for the CPUs of this machine."""
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
+    memory, table = estimate_here(recipe, gpu_gib, choose=choose), recipe.generator
+    advised = table.engines_per_gpu
+    if memory is not None and gpu_gib is not None:
+        advised = advised_engines(memory.generator, table, sizes.sequences_per_round(recipe))
     return Plan(
         name=recipe.name,
         called=algorithm_name(recipe.ppo.model_dump()),
@@ -199,6 +207,8 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
+        engines_per_gpu=table.engines_per_gpu,
+        advised_engines_per_gpu=advised,
         algorithm=algorithm(recipe),
         rewards=reward_steps(recipe),
         train=_train(recipe, choose),
@@ -207,7 +217,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
         work=work_of(recipe, choose),
         work_min=work_of(recipe, choose, most=False),
         storage=storage_of(recipe, choose),
-        memory=estimate_here(recipe, gpu_gib, choose=choose),
+        memory=memory,
     )
 
 

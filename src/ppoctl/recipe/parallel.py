@@ -9,7 +9,7 @@ from typing import Any
 from ppoctl.algorithms.role_model import reward_models
 from ppoctl.core.key_path import dotted
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import GeneratorTable, Recipe
 
 GPUS_PER_NODE = 8
 """Number of GPUs per node that `plan` assumes if the recipe does not specify it."""
@@ -41,10 +41,20 @@ def layers_of_last_stage(layout: ParallelTable, num_layers: int) -> int:
 def processes(recipe: Recipe) -> dict[str, int]:
     """Return the number of processes of each role: trained roles, generator, and each reward model by its key."""
     sizes = {role: layout.world_size for role, layout in layouts(recipe).items()}
-    sizes["generator"] = recipe.generator.engines * recipe.generator.tensor
+    sizes["generator"] = engine_count(recipe.generator) * recipe.generator.tensor
     for key, table in reward_models(recipe).items():
         sizes[dotted(key)] = (table.parallel or ParallelTable()).world_size
     return sizes
+
+
+def engine_count(table: GeneratorTable) -> int:
+    """Return the number of engines on all GPUs."""
+    return table.engines * table.engines_per_gpu
+
+
+def per_device(recipe: Recipe, role: str) -> int:
+    """Return the number of processes of a role that share a device."""
+    return recipe.generator.engines_per_gpu if role == "generator" else 1
 
 
 def leaving(recipe: Recipe) -> tuple[str, ...]:
@@ -60,7 +70,7 @@ def leaving(recipe: Recipe) -> tuple[str, ...]:
 def devices(recipe: Recipe) -> int:
     """Return the number of GPUs (without GPUs: slots) that all processes occupy together
     (`engines.ray.placement`)."""
-    sizes = processes(recipe).values()
+    sizes = [size // per_device(recipe, role) for role, size in processes(recipe).items()]
     return max(sizes) if recipe.cluster.placement == "colocated" else sum(sizes)
 
 
@@ -76,8 +86,9 @@ def nodes_of(recipe: Recipe) -> int:
 
 
 def is_one_process(recipe: Recipe) -> bool:
-    """Whether the run needs no Ray: all trained roles are in the process of the command, and vLLM in another one."""
-    return recipe.cluster.placement == "colocated" and set(processes(recipe).values()) == {1}
+    """Whether the run needs no Ray: all trained roles are in the process of the command, and each engine in another
+    one."""
+    return recipe.cluster.placement == "colocated" and devices(recipe) == 1
 
 
 def saved_layout(recipe: Recipe, role: str) -> dict[str, Any]:

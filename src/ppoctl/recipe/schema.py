@@ -42,17 +42,22 @@ class GeneratorTable(Table):
     engine that generates it."""
 
     engines: Annotated[int, SPEED, AtLeastOne] = 1
-    """Number of engines; each has a copy of the model, and all generate in parallel."""
+    """Number of engines; each has a copy of the model, and all generate in parallel. With `engines_per_gpu`, the
+    number of GPUs with engines."""
+    engines_per_gpu: Annotated[int, SPEED, AtLeastOne] = 1
+    """Number of engines that share a GPU (without GPUs: the CPU threads). Each has a copy of the weights, and an
+    equal part of `gpu_memory_frac` (`kv_cache_mib`) and of `max_concurrent_seqs`. An engine computes in Python for
+    every sequence and token, so several small engines are faster than one. Requires `tensor = 1`."""
     tensor: Annotated[int, SPEED, AtLeastOne] = 1
     """Number of ranks that split the layers of each engine (vLLM's `tensor_parallel_size`). It must divide the
     numbers of attention heads and key/value heads."""
     gpu_memory_frac: Annotated[float, SPEED, Field(gt=0, lt=1)] = 0.6
-    """Fraction of a GPU's memory that an engine may use for weights and KV cache (vLLM's `gpu_memory_utilization`);
+    """Fraction of a GPU's memory that its engines may use for weights and KV cache (vLLM's `gpu_memory_utilization`);
     ignored on CPU."""
     kv_cache_mib: Annotated[int, SPEED, AtLeastOne] = 256
     """Size of the KV cache on CPU, in MiB (vLLM's `kv_cache_memory_bytes`); ignored on GPU."""
     max_concurrent_seqs: Annotated[int, SPEED, AtLeastOne] = 256
-    """Maximum number of sequences that an engine decodes at the same time (vLLM's `max_num_seqs`)."""
+    """Maximum number of sequences that the engines of a GPU decode at the same time (vLLM's `max_num_seqs`)."""
     compile: Annotated[bool | None, SPEED] = None
     """Whether to compile the model and capture CUDA graphs (which turns off vLLM's `enforce_eager`): startup is
     slower, decoding is faster. Absent: on for a GPU, off for a CPU."""

@@ -33,6 +33,11 @@ class Counter:
     def typed(self) -> str:
         return sys.stdin.read()
 
+    def when_told(self, file: str) -> str:
+        while not Path(file).exists():
+            time.sleep(0.01)
+        return file
+
     def never(self, said: str) -> NoReturn:
         Path(said).touch()
         while True:

@@ -12,7 +12,7 @@ import pytest
 
 from leftover import all_gone
 from ppoctl.core.errors import ProcessLostError
-from ppoctl.engines.child.process import ChildFactory, ChildProcess, prestarted, taken
+from ppoctl.engines.child.process import ChildFactory, ChildProcess, first_done, prestarted, taken
 
 HERE = str(Path(__file__).parent)
 COUNTER = ChildFactory("child_target:Counter", (40,), 3)
@@ -120,3 +120,25 @@ def test_prestarted_child_is_taken_once_and_unused_children_end(
         left = other.call("pid")
     assert all_gone([left], within_s=20)
     assert child.call("add", [2]) == 42
+
+
+def test_first_reply_of_several_children_arrives_first(child: ChildProcess, tmp_path: Path) -> None:
+    second = ChildProcess("another", ChildFactory("child_target:Counter", (1,), 3))
+    files = [str(tmp_path / name) for name in "ab"]
+    try:
+        pid = second.call("pid")
+        slow, quick = child.begin("when_told", files[0]), second.begin("when_told", files[1])
+        Path(files[1]).touch()
+        assert first_done([slow, quick]) == [quick]
+        assert quick.answers() == [files[1]]
+        dead = second.begin("never", str(tmp_path / "at work"))
+        os.kill(pid, signal.SIGKILL)
+        assert first_done([slow, dead]) == [dead]
+        with pytest.raises(ProcessLostError, match="another died during `never`"):
+            dead.answers()
+        assert first_done([slow, dead]) == [dead], "an ended call does not wait"
+        Path(files[0]).touch()
+        assert first_done([slow]) == [slow]
+        assert slow.answers() == [files[0]]
+    finally:
+        second.close()

@@ -27,6 +27,21 @@ def test_separate_roles_get_consecutive_devices():
         placement.bundle_of("reward", 0)
 
 
+def test_engines_of_one_gpu_share_its_bundle():
+    """Six engines, three on each of two GPUs. The second GPU has a rank of the actor, too, and none of the critic."""
+    sizes, together = {"actor": 2, "critic": 1, "generator": 6}, {"generator": 3, "actor": 1}
+    placement = DevicePlacement(sizes, colocated=True, together=together)
+    assert (placement.devices, placement.processes) == (2, 9)
+    assert [placement.bundle_of("generator", rank) for rank in (0, 2, 3, 5)] == [(0, 1 / 5)] * 2 + [(1, 1 / 4)] * 2
+    assert placement.bundle_of("critic", 0) == (0, 1 / 5)
+    assert placement.bundles(has_gpus=True) == [{"CPU": 5.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}]
+    apart = DevicePlacement(sizes, colocated=False, together=together)
+    assert (apart.devices, apart.processes) == (5, 9)
+    assert [apart.bundle_of("generator", rank) for rank in (2, 3)] == [(3, 1 / 3), (4, 1 / 3)]
+    assert apart.bundles(has_gpus=True)[2:] == [{"CPU": 1.0, "GPU": 1.0}] + [{"CPU": 3.0, "GPU": 1.0}] * 2
+    assert apart.neighbours("generator", 0, ["a", "a", "a", "b", "c"]) == 3
+
+
 def test_neighbours_count_role_processes_on_same_node():
     placement, nodes = DevicePlacement(SIZES, colocated=False), ["a", "a", "a", "b", "b", "c", "c"]
     assert [placement.neighbours("actor", rank, nodes) for rank in range(4)] == [3, 3, 3, 1]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.engines.vllm import arguments, engine_factories, vllm_environment
-from ppoctl.engines.vllm import engine as engine_module
+from ppoctl.core.errors import EnvironmentProblemError
+from ppoctl.engines.vllm import arguments, engine_factories, vllm_environment, vllm_start
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine_factories import OpenEngine
 from ppoctl.engines.vllm.log import close_log, keep_log, log_location, write_log
-from ppoctl.engines.vllm.vllm_environment import compiles, prepare_environment
+from ppoctl.engines.vllm.vllm_environment import alone_on_gpu, compiles, prepare_environment
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
 
@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def show_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (vllm_environment, arguments, engine_module):
+    for module in (vllm_environment, arguments, vllm_start):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 
@@ -311,7 +311,7 @@ def test_engine_opened_on_folder_skips_first_restart(monkeypatch, tmp_path):
         formats.append(load_format)
         return _Core()
 
-    monkeypatch.setattr(engine_module, "started", started_on)
+    monkeypatch.setattr(vllm_start, "started", started_on)
     opened = OpenEngine(settings_of())
     opened.folder = str(tmp_path)
     engine = opened(0, 1, "")
@@ -330,10 +330,40 @@ def test_engine_opened_on_folder_skips_first_restart(monkeypatch, tmp_path):
 def test_environment_is_prepared_before_vllm_import(monkeypatch, tmp_path):
     """vLLM's loader must not be imported earlier."""
     order: list[str] = []
-    monkeypatch.setattr(engine_module, "prepare_environment", lambda settings: order.append(settings.model))
-    monkeypatch.setattr(engine_module, "_third_party_quiet", lambda: nullcontext(order.append("import")))
-    monkeypatch.setattr(engine_module, "started", lambda *_, **__: _Core())
+    monkeypatch.setattr(vllm_start, "prepare_environment", lambda settings: order.append(settings.model))
+    monkeypatch.setattr(vllm_start, "third_party_quiet", lambda: nullcontext(order.append("import")))
+    monkeypatch.setattr(vllm_start, "started", lambda *_, **__: _Core())
     opened = OpenEngine(settings_of())
     opened.folder = str(tmp_path)
     opened(0, 1, "")
     assert order == [str(tmp_path), "import"]
+
+
+def test_engines_of_one_gpu_start_one_after_the_other(monkeypatch):
+    """The name is free again as soon as a process ends, however it ends."""
+    holder = "import sys, time; from ppoctl.engines.vllm.vllm_environment import alone_on_gpu\n"
+    holder += "with alone_on_gpu('GPU-7'): print('holds', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "holds\n"
+        with alone_on_gpu("GPU-8"):
+            pass
+        monkeypatch.setattr(vllm_environment, "MEET_S", 0.3)
+        with (
+            pytest.raises(EnvironmentProblemError, match=r"has been starting on GPU `GPU-7` for 0\.3 s"),
+            alone_on_gpu("GPU-7"),
+        ):
+            pass
+        monkeypatch.setattr(vllm_environment, "MEET_S", 60.0)
+        first.kill()
+        with alone_on_gpu("GPU-7"):
+            pass
+
+
+def test_engine_on_a_gpu_has_its_part_of_the_memory(monkeypatch):
+    settings = settings_of(engines_per_gpu=3, gpu_memory_frac=0.6, max_concurrent_seqs=100, kv_cache_mib=99)
+    assert engine_arguments(settings)["kv_cache_memory_bytes"] == 33 * 2**20
+    show_a_gpu(monkeypatch)
+    found = engine_arguments(settings)
+    assert found["gpu_memory_utilization"] == pytest.approx(0.2)
+    assert found["max_num_seqs"] == 34

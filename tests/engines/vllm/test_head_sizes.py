@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ppoctl.engines.vllm.engine import _third_party_quiet
+from ppoctl.engines.vllm.vllm_start import third_party_quiet
 from ppoctl.recipe.generator_limits import HEAD_SIZES, device_of_the_build
 
 pytestmark = pytest.mark.engines
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engines
 def test_head_sizes_match_vllm_cpu_kernel() -> None:
     """Checked with vLLM's own selection for every even size up to 640, with the instruction set that it would
     choose."""
-    with _third_party_quiet():
+    with third_party_quiet():
         from vllm import _custom_ops
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 

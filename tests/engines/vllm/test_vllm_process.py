@@ -14,8 +14,8 @@ from vllm_bench import Bench, prompts, settings_for
 
 from ppoctl.core.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.core.ports import SamplingParams
-from ppoctl.engines.vllm.engine import _start_error, generation_error
 from ppoctl.engines.vllm.generator import VllmGenerator
+from ppoctl.engines.vllm.vllm_start import generation_error, start_error
 from ppoctl.engines.weights.sync import EngineSide
 from vllm_in_process import Here
 
@@ -76,10 +76,10 @@ def test_folder_without_model_raises_environment_problem(tmp_path: Path, tied: B
         ("User-specified max_model_len (9) is greater", RecipeError, "max_new_tokens"),
     ],
 )
-def test_engine_start_errors_name_setting_to_change(
+def test_enginestart_errors_name_setting_to_change(
     tmp_path: Path, text: str, kind: type[PpoctlError], hint: str
 ) -> None:
-    error = _start_error(settings_for(tmp_path), ValueError(text))
+    error = start_error(settings_for(tmp_path), ValueError(text))
     assert type(error) is kind
     assert re.search(hint, str(error.hint))
 
@@ -87,7 +87,7 @@ def test_engine_start_errors_name_setting_to_change(
 def test_full_gpu_error_names_the_trained_roles(tmp_path: Path) -> None:
     for trained, listed in ((("actor",), '["actor"]'), (("actor", "critic"), '["actor", "critic"]')):
         settings = replace(settings_for(tmp_path), trained=trained)
-        error = _start_error(settings, ValueError("Free memory on device cuda:0 (20/80 GiB) on startup is less than"))
+        error = start_error(settings, ValueError("Free memory on device cuda:0 (20/80 GiB) on startup is less than"))
         assert str(error.hint).endswith(f"or offload the trainers: --set 'cluster.offload={listed}'")
 
 
@@ -108,6 +108,6 @@ def test_error_without_message_reports_its_source_line(tmp_path: Path) -> None:
         assert not tmp_path
     except AssertionError as error:
         bare = AssertionError().with_traceback(error.__traceback__)
-    found = _start_error(settings_for(tmp_path), bare)
+    found = start_error(settings_for(tmp_path), bare)
     assert re.search(r"AssertionError: no message, from .*test_vllm_process\.py:\d+$", found.message)
     assert found.exit_code == 3

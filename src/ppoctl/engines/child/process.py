@@ -12,10 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class ChildProcess:
                 # A separate session: Ctrl-C and job signals reach only the parent.
                 start_new_session=True,
             )
-        self._connection = Connection(ours.detach())
+        self.connection = Connection(ours.detach())
         self._methods, self._answers = {START: "start"}, {}
         self._send(self.target)
 
@@ -114,7 +114,7 @@ class ChildProcess:
         if process is None:
             return
         self._methods = {}
-        self._connection.close()
+        self.connection.close()
         # The child has a group of its own, so processes that libraries started in it end too.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -127,10 +127,14 @@ class ChildProcess:
             raise self._lost(number)
         return self._answer(number)
 
+    def has_answer(self, number: int) -> bool:
+        """Whether `answer` would not wait for the process."""
+        return number in self._answers or number not in self._methods
+
     def _answer(self, number: int) -> Any:
         try:
             while number not in self._answers:
-                received, *content = self._connection.recv()
+                received, *content = self.connection.recv()
                 self._answers[received] = (content[0], content[1])
         except (EOFError, ConnectionError) as broken:
             lost = self._lost(number)
@@ -148,7 +152,7 @@ class ChildProcess:
 
     def _send(self, message: Any) -> None:
         with suppress(ConnectionError):  # the wait for the reply reports that the process has ended
-            self._connection.send(message)
+            self.connection.send(message)
 
     def _lost(self, number: int) -> ProcessLostError:
         during = f" during `{self._methods[number]}`" if number in self._methods else ""
@@ -169,6 +173,16 @@ class ChildReply:
     def answers(self) -> list[Any]:
         """Wait for the result and return it in a list."""
         return [self.child.answer(self.number)]
+
+
+def first_done(replies: Sequence[ChildReply]) -> list[ChildReply]:
+    """Wait until at least one of these replies has arrived, with a result or an error, and return those that have. No
+    process may have another pending call."""
+    if done := [reply for reply in replies if reply.child.has_answer(reply.number)]:
+        return done
+    waiting = {reply.child.connection: reply for reply in replies}
+    # A connection of a process that has ended is ready, too.
+    return [waiting[ready] for ready in wait(list(waiting)) if isinstance(ready, Connection)]
 
 
 _prestarted: list[ChildProcess] = []

@@ -4,10 +4,15 @@ A *bundle* is one device (a GPU, or a slot on a CPU) with the processes that sha
 
     colocated:  bundle i contains process i of every role     as many bundles as the largest role has processes
     apart:      every process has a separate bundle           the roles one after the other
+
+Several processes of a role can share a bundle in both cases (`together`): engines of one GPU.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,8 @@ class DevicePlacement:
     sizes: Mapping[str, int]
     """Number of processes of each role, in the order in which devices are assigned."""
     colocated: bool
+    together: Mapping[str, int] = field(default_factory=dict)
+    """Role -> number of its processes that share a device. A role that is not listed has one process per device."""
 
     @property
     def processes(self) -> int:
@@ -24,18 +31,16 @@ class DevicePlacement:
 
     @property
     def devices(self) -> int:
-        return max(self.sizes.values()) if self.colocated else self.processes
+        sizes = [self._devices_of(role) for role in self.sizes]
+        return max(sizes) if self.colocated else sum(sizes)
 
     def bundle_of(self, role: str, rank: int) -> tuple[int, float]:
-        """Return the bundle of this process, and the fraction of its device that the process may use."""
-        if self.colocated:
-            return rank, 1 / self._occupants(rank)
-        before = 0
-        for name, size in self.sizes.items():
-            if name == role:
-                return before + rank, 1.0
-            before += size
-        raise KeyError(role)
+        """Return the bundle of this process, and the fraction of its device that the process may use. Raises
+        KeyError."""
+        if role not in self.sizes:
+            raise KeyError(role)
+        bundle = self._bundle(role, rank)
+        return bundle, 1 / self._occupants[bundle]
 
     def neighbours(self, role: str, rank: int, nodes: Sequence[str]) -> int:
         """Return the number of processes of the role on this process's node, including itself. `nodes` are the nodes
@@ -45,8 +50,8 @@ class DevicePlacement:
 
     def bundles(self, *, has_gpus: bool) -> list[dict[str, float]]:
         """Return the resources that Ray reserves, one table per bundle."""
-        occupants = [self._occupants(bundle) if self.colocated else 1 for bundle in range(self.devices)]
-        return [{"CPU": float(count), **({"GPU": 1.0} if has_gpus else {})} for count in occupants]
+        counts = [self._occupants[bundle] for bundle in range(self.devices)]
+        return [{"CPU": float(count), **({"GPU": 1.0} if has_gpus else {})} for count in counts]
 
     def nodes_of_bundles(self, gpus: Sequence[int]) -> list[int]:
         """Return the index of the node of each bundle. `gpus` has the number of GPUs of each node. Nodes are filled
@@ -59,5 +64,16 @@ class DevicePlacement:
         sizes = ", ".join(f"{role} {size}" for role, size in self.sizes.items())
         return f"{sizes}, {'colocated' if self.colocated else 'apart'}"
 
-    def _occupants(self, bundle: int) -> int:
-        return sum(size > bundle for size in self.sizes.values())
+    @cached_property
+    def _occupants(self) -> Counter[int]:
+        """Number of processes of each bundle."""
+        return Counter(self._bundle(role, rank) for role, size in self.sizes.items() for rank in range(size))
+
+    def _bundle(self, role: str, rank: int) -> int:
+        device = rank // self.together.get(role, 1)
+        if self.colocated:
+            return device
+        return device + sum(self._devices_of(name) for name in takewhile(lambda name: name != role, self.sizes))
+
+    def _devices_of(self, role: str) -> int:
+        return self.sizes[role] // self.together.get(role, 1)

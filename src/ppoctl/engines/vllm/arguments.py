@@ -28,7 +28,7 @@ def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
         "model": settings.model,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
-        "max_num_seqs": table.max_concurrent_seqs,
+        "max_num_seqs": settings.seqs_per_engine,
         "enforce_eager": not compiles(table),
         "async_scheduling": table.async_scheduling,
         "seed": settings.seed,
@@ -52,7 +52,7 @@ def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
 def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     table = settings.table
     return {
-        "gpu_memory_utilization": table.gpu_memory_frac,
+        "gpu_memory_utilization": table.gpu_memory_frac / table.engines_per_gpu,
         "enable_sleep_mode": settings.sleeps,
         # vLLM's own all-reduce kernels read memory of other GPUs. NCCL is used until these kernels are verified here.
         "disable_custom_all_reduce": table.tensor > 1,
@@ -64,7 +64,7 @@ def _cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     random number for an unfinished prompt and then rewinds the random-number generator, which a CPU's random-number
     generator does not support."""
     arguments: dict[str, Any] = {
-        "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
+        "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB // settings.table.engines_per_gpu,
         "enable_chunked_prefill": False,
         # Without chunked prefill, vLLM requires that the longest sequence fits into one step.
         "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),

@@ -1,11 +1,7 @@
 """A class with the few methods of vLLM's LLMEngine that the generator requires. Only this file uses the API of
-LLMEngine."""
+LLMEngine, and `vllm_start` starts it."""
 
 import gc
-import json
-import logging
-import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,20 +10,17 @@ from typing import Any
 
 import torch
 
-from ppoctl.core.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
-from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.errors import PpoctlError, WeightSyncError
 from ppoctl.core.ports import SamplingParams
 from ppoctl.data.response_text import ResponseText
-from ppoctl.engines.vllm.arguments import engine_arguments
-from ppoctl.engines.vllm.log import log_location, write_logs_alone
+from ppoctl.engines.vllm import vllm_start
+from ppoctl.engines.vllm.log import write_logs_alone
 from ppoctl.engines.vllm.tool_calls import NO_CALLS, ParsedCalls, VllmToolCalls, parsed_calls
-from ppoctl.engines.vllm.vllm_environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.bucket import NamedTensors
 from ppoctl.engines.weights.canary import CanaryScores
 from ppoctl.engines.weights.receiving import ReceivingEngine
 from ppoctl.models.convert.checksum import LoadedWeight
-from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 
 FEWEST_STEPS, MOST_STEPS = 16, 64
 """Minimum and maximum number of engine steps of one `advance`. Between the two, `advance` returns when
@@ -81,15 +74,19 @@ class Engine(ReceivingEngine):
         self._is_asleep = False
         self._source = folder if folder is not None and Path(folder).is_dir() else None
         self._has_weights = self._source is not None
-        self._llm = started(settings, load_format="dummy") if self._source is None else self._start_from(self._source)
+        self._llm = (
+            vllm_start.started(settings, load_format="dummy")
+            if self._source is None
+            else self._start_from(self._source)
+        )
         form = settings.call_format
         self._tool_calls = None if form is None else VllmToolCalls(form, self._text.tokenizer, settings.model)
 
-    def write_log_into(self, folder: Path | None) -> None:
-        """Write the log into a folder. The folder was not known when the engine was created (see
+    def write_log_into(self, folder: Path | None, number: int) -> None:
+        """Write the log into a folder. Folder and index of the engine were not known when the engine was created (see
         `log.write_logs_alone`)."""
         self._settings = replace(self._settings, logs=folder)
-        write_logs_alone(self._settings)
+        write_logs_alone(self._settings, number)
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
@@ -113,7 +110,7 @@ class Engine(ReceivingEngine):
         return loader.last_read()
 
     def _start_from(self, folder: str) -> Any:
-        return started_from_folder(replace(self._settings, model=folder), witnessed=True)
+        return vllm_start.started_from_folder(replace(self._settings, model=folder), witnessed=True)
 
     def holds_weights(self) -> bool:
         return self._has_weights
@@ -156,12 +153,13 @@ class Engine(ReceivingEngine):
             self._add(request, params)
         finished: list[GenerationOutput] = []
         enough = FLUSH_FRACTION * self._llm.get_num_unfinished_requests()
-        for steps in range(1, MOST_STEPS + 1):
-            if not self._llm.has_unfinished_requests():
-                break
-            finished += [self._parsed(output, params) for output in self.step()]
-            if finished and steps >= FEWEST_STEPS and len(finished) >= enough:
-                break
+        with _garbage_kept():
+            for steps in range(1, MOST_STEPS + 1):
+                if not self._llm.has_unfinished_requests():
+                    break
+                finished += [self._parsed(output, params) for output in self.step()]
+                if finished and steps >= FEWEST_STEPS and len(finished) >= enough:
+                    break
         return finished
 
     def _parsed(self, output: GenerationOutput, params: SamplingParams) -> GenerationOutput:
@@ -193,6 +191,7 @@ class Engine(ReceivingEngine):
             # Otherwise the end tokens listed in the model folder would also end a response.
             ignore_eos=True,
             logprobs=0,
+            flat_logprobs=True,
             detokenize=bool(stops),
             skip_special_tokens=params.special_tokens == "drop",
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -212,6 +211,7 @@ class Engine(ReceivingEngine):
             ignore_eos=True,
             prompt_logprobs=0,
             logprobs=0,
+            flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -240,7 +240,7 @@ class Engine(ReceivingEngine):
         try:
             outputs = self._llm.step()
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
-            raise generation_error(self._settings, error) from error
+            raise vllm_start.generation_error(self._settings, error) from error
         finished = [_finished(output) for output in outputs if output.finished]
         self._open.difference_update(output.id for output in finished)
         return finished
@@ -256,142 +256,42 @@ class Engine(ReceivingEngine):
 
     def close(self) -> None:
         """Free the engine and all process groups of this process."""
-        end(self._llm)
+        vllm_start.end(self._llm)
         del self._llm
         # vLLM collects garbage during its shutdown, when `self._llm` still refers to the engine.
         gc.collect()
 
 
-def end(llm: Any) -> None:
-    """Shut down vLLM's engine and all process groups of this process."""
-    llm.engine_core.engine_core.shutdown()
-
-
-def started(settings: VllmSettings, **options: Any) -> Any:
-    """Return vLLM's LLMEngine; `options` override our engine arguments. Raises RecipeError, EnvironmentProblemError
-    or OutOfMemoryError."""
-    prepare_environment(settings)
-    with _threads_kept(), _third_party_quiet():
-        import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
-
-        gc.freeze()  # vLLM collects garbage five times during startup, mostly among imported modules
-        with store_in_memory():
-            llm = _start(settings, **options)
-    # Otherwise vLLM shuts down, and destroys all process groups, when this object is garbage-collected.
-    llm.engine_core._finalizer.detach()
-    return llm
-
-
-def started_from_folder(settings: VllmSettings, *, witnessed: bool, **options: Any) -> Any:
-    """Return what `started` returns; vLLM loads the files of `settings.model` that a trainer would read. `witnessed`:
-    with a checksum of each tensor (`loader.last_read`)."""
-    prepare_environment(settings)  # before the loader is imported: it imports vLLM, which reads the variables
-    with _third_party_quiet():
-        from ppoctl.engines.vllm import loader
-    loader.register()
-    return started(settings, load_format=loader.WITNESSED if witnessed else loader.FOLDER, **options)
-
-
 @contextmanager
-def _threads_kept() -> Iterator[None]:
-    """Context that restores the number of threads and the function `torch.set_num_threads`. vLLM replaces this
-    function by a function that only warns."""
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+def _garbage_kept() -> Iterator[None]:
+    """Context without garbage collection. vLLM creates objects for every sequence and step, and none of them is in a
+    cycle: the collector would search them all, again and again, and free nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        torch.set_num_threads = set_threads
-        set_threads(threads)
-
-
-def _start(settings: VllmSettings, **options: Any) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    try:
-        args = EngineArgs(**{**engine_arguments(settings), **options})
-        return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
-    except Exception as error:
-        raise _start_error(settings, error) from error
-
-
-def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
-    """Return the ppoctl error for vLLM's startup error. vLLM raises ValueError for many reasons, which only the
-    message distinguishes."""
-    table, text = settings.table, str(error)
-    if "KV cache" in text or "for the cache blocks" in text or isinstance(error, torch.OutOfMemoryError):
-        key = "gpu_memory_frac" if on_gpu() else "kv_cache_mib"
-        return OutOfMemoryError(
-            f"vLLM does not have enough memory for one sequence of {settings.max_model_len} tokens: {text}",
-            hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`",
-        )
-    if "Free memory on device" in text:
-        return OutOfMemoryError(
-            f"the GPU has less free memory than vLLM's fraction of it: {text}",
-            hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or offload the trainers: "
-            f"--set 'cluster.offload={json.dumps(settings.trained)}'",
-        )
-    if "Error in memory profiling" in text:
-        return EnvironmentProblemError(
-            f"another process took or freed memory of the GPU while vLLM measured it: {_one_line(error)}",
-            hint="nvidia-smi  # start runs on one GPU one after the other",
-        )
-    if "max_model_len" in text:
-        return too_long_a_window(settings.model, settings.max_model_len)
-    if "e_score_correction_bias" in text:
-        return unread_router_bias(settings.model)
-    return EnvironmentProblemError(
-        f"vLLM could not start with `{settings.key}` `{settings.model}`: {_one_line(error)}",
-        hint=log_location(settings),
-    )
-
-
-def generation_error(settings: VllmSettings, error: Exception) -> Exception:
-    """Return the ppoctl error for vLLM's error in a forward pass. Out-of-memory errors are returned unchanged."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return error
-    return EnvironmentProblemError(
-        f"vLLM failed while it computed with `{settings.key}` `{settings.model}`: {_one_line(error)}",
-        hint=log_location(settings),
-    )
-
-
-def _one_line(error: Exception) -> str:
-    """Return a library's error in one line. For an error without a message, return the file and line that raised
-    it."""
-    text = next(iter(str(error).splitlines()), "")
-    if not text:
-        last = traceback.extract_tb(error.__traceback__)[-1:]
-        text = "".join(f"no message, from {frame.filename}:{frame.lineno}" for frame in last) or "no message"
-    return f"{type(error).__name__}: {text}"
+        if was_enabled:
+            gc.enable()
 
 
 def _finished(output: Any) -> GenerationOutput:
     (completion,) = output.outputs
-    tokens = tuple(int(token) for token in completion.token_ids)
-    rows = completion.logprobs or ()
-    prompt_rows = list(zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False))[1:]
     return GenerationOutput(
         id=str(output.request_id),
-        tokens=tokens,
-        logprobs=tuple(float(row[token].logprob) for row, token in zip(rows, tokens, strict=True)),
+        tokens=tuple(completion.token_ids),
+        logprobs=_of_tokens(completion.logprobs, completion.token_ids),
         reason=str(completion.finish_reason),
-        prompt_logprobs=tuple(float(row[token].logprob) for row, token in prompt_rows),
+        # The first token of a prompt has no log-prob.
+        prompt_logprobs=_of_tokens(output.prompt_logprobs, output.prompt_token_ids[1:]),
     )
 
 
-@contextmanager
-def _third_party_quiet() -> Iterator[None]:
-    """Context that silences warnings of vLLM and torch about each other while vLLM is imported and started."""
-    triton = logging.getLogger("torch._library.triton")
-    level = triton.level
-    # The warning is "Triton not available": CPU installations do not include Triton.
-    triton.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"`torch\.jit\.script_method` is deprecated")
-        warnings.filterwarnings("ignore", message=r"`torch\.distributed\.reduce_op` is deprecated")
-        try:
-            yield
-        finally:
-            triton.setLevel(level)
+def _of_tokens(flat: Any, tokens: Sequence[int]) -> tuple[float, ...]:
+    """Return the log-probs of these tokens from vLLM's `FlatLogprobs`: lists of numbers, where other requests get a
+    table with an object for every token. A request for no other tokens (`logprobs=0`) has one entry per token."""
+    if flat is None:
+        return ()
+    if flat.token_ids != list(tokens):
+        raise PpoctlError("vLLM returned log-probs of other tokens than it generated")
+    return tuple(flat.logprobs)

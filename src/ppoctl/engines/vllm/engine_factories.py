@@ -27,11 +27,11 @@ class OpenEngine:
         return Engine(self.settings, folder=self.folder)
 
 
-def open_alone(settings: VllmSettings, folder: str | None) -> Engine:
-    """Create the only engine of a job. If the settings have no log folder, the log is kept in memory until
+def open_alone(settings: VllmSettings, folder: str | None, number: int) -> Engine:
+    """Create an engine of a job without Ray. If the settings have no log folder, the log is kept in memory until
     `Engine.write_log_into` is called."""
     if settings.logs is None:
         keep_log()
     else:
-        write_logs_alone(settings)
+        write_logs_alone(settings, number)
     return Engine(settings, folder=folder)

@@ -24,7 +24,7 @@ class VllmGenerator:
         self._settings = settings
         self._text = ResponseText(settings.model, settings.eos_token_ids)
         canary = Canary.of(settings.dtype, settings.max_model_len, settings.table.canary_tolerance)
-        self._fleet = Fleet(side, Sync(trainer_at, side, canary), settings.table.max_concurrent_seqs, notify)
+        self._fleet = Fleet(side, Sync(trainer_at, side, canary), settings.seqs_per_engine, notify)
         self._stamp = ""
         self._stream: VllmStream | None = None
 

@@ -31,12 +31,12 @@ def write_log(settings: VllmSettings, name: str) -> None:
             logger.handle(line)
 
 
-def write_logs_alone(settings: VllmSettings) -> None:
+def write_logs_alone(settings: VllmSettings, number: int) -> None:
     """Write vLLM's log of this process to its file, and other output of the process to a second file. The process
-    contains the only engine of a job."""
+    contains only the engine with this index."""
     if settings.logs is not None:
-        write_into(settings.logs / "generator-0.log")  # Ray's processes use the same name
-    write_log(settings, "engine-0")
+        write_into(settings.logs / f"generator-{number}.log")  # Ray's processes use the same name
+    write_log(settings, f"engine-{number}")
 
 
 def keep_log() -> None:

@@ -1,5 +1,5 @@
-"""The engine of a job without Ray, in a separate process. This module imports neither torch nor vLLM, so that the
-process can be started before the driver's slow imports."""
+"""The engines of a job without Ray, each in a separate process. This module imports neither torch nor vLLM, so that
+the processes can be started before the driver's slow imports."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,20 +9,22 @@ from ppoctl.engines.child.process import ChildFactory, ChildProcess, ChildReply,
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
 
-def engine_process(settings: VllmSettings, threads: int, folder: str | None = None) -> ChildProcess:
-    """Return the process of an engine. If `folder` is given, the engine loads the weights in this folder."""
-    return ChildProcess(
-        "vLLM", ChildFactory("ppoctl.engines.vllm.engine_factories:open_alone", (settings, folder), threads)
-    )
+def engine_process(settings: VllmSettings, threads: int, folder: str | None = None, number: int = 0) -> ChildProcess:
+    """Return the process of an engine. The engines of a GPU divide the CPU threads. If `folder` is given, the engine
+    loads the weights in this folder. Without a log folder, no engine needs its index (`number`)."""
+    target = "ppoctl.engines.vllm.engine_factories:open_alone"
+    arguments = settings, folder, 0 if settings.logs is None else number
+    return ChildProcess("vLLM", ChildFactory(target, arguments, max(1, threads // settings.table.engines_per_gpu)))
 
 
 class OwnProcess:
     """Handle of an engine (`weights.engine_calls.EngineHandle`). The first call starts the process, unless it was
     prestarted."""
 
-    def __init__(self, settings: VllmSettings, threads: int) -> None:
+    def __init__(self, settings: VllmSettings, threads: int, number: int = 0) -> None:
         self.settings = settings
         self._threads = threads
+        self._number = number
         self._child: ChildProcess | None = None
         self.folder: str | None = None
         """Folder with the weights that the next process loads. None: the model's own folder."""
@@ -30,7 +32,9 @@ class OwnProcess:
     def begin(self, method: str, *arguments: Any) -> ChildReply:
         """See `weights.engine_calls.EngineHandle`."""
         if self._child is None or not self._child.is_running:
-            self._child = self._prestarted() or engine_process(self.settings, self._threads, self.folder)
+            self._child = self._prestarted() or engine_process(
+                self.settings, self._threads, self.folder, self._number
+            )
         return self._child.begin(method, *arguments)
 
     def close(self) -> None:
@@ -49,5 +53,5 @@ class OwnProcess:
             child.wait_until_started()
         except PpoctlError:
             return None
-        child.call("write_log_into", self.settings.logs)
+        child.call("write_log_into", self.settings.logs, self._number)
         return child

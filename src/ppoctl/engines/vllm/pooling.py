@@ -9,7 +9,7 @@ import torch
 from ppoctl.core.machine.device import on_gpu
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
-from ppoctl.engines.vllm.engine import end, generation_error, started_from_folder
+from ppoctl.engines.vllm import vllm_start
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 
@@ -47,7 +47,7 @@ class PoolingEngine:
     def start(self) -> None:
         """Start vLLM. That takes about 2 s for a small model. Raises EnvironmentProblemError or OutOfMemoryError."""
         engine = self._settings.engine
-        self._llm = started_from_folder(
+        self._llm = vllm_start.started_from_folder(
             replace(engine, table=engine.table.model_copy(update={"tensor": 1})),
             witnessed=False,
             runner="pooling",
@@ -77,7 +77,7 @@ class PoolingEngine:
             while self._llm.has_unfinished_requests():
                 outputs.update((int(row.request_id), row.outputs.data) for row in self._llm.step() if row.finished)
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
-            raise generation_error(self._settings.engine, error) from error
+            raise vllm_start.generation_error(self._settings.engine, error) from error
         heads = torch.stack([outputs[number].flatten().float() for number in range(len(texts))])
         label = self._settings.label
         return [float(score) for score in (heads[:, 0] if label is None else heads.softmax(1)[:, label])]
@@ -92,7 +92,7 @@ class PoolingEngine:
         """Free the engine. May be called twice, and before `start`."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            end(llm)
+            vllm_start.end(llm)
 
 
 class OwnPooling:

@@ -1,9 +1,12 @@
 """Environment variables that vLLM, torch and Hugging Face read when they are first imported."""
 
+import errno
 import os
+import socket
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -27,6 +30,7 @@ _CACHE_FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
+_LOOK_EVERY_S = 0.2
 _kept: list[Any] = []
 """Stores that must exist as long as the process."""
 
@@ -73,6 +77,30 @@ def _prepare_for_gpu(settings: VllmSettings) -> None:
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     if settings.table.batch_invariant:
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
+
+
+@contextmanager
+def alone_on_gpu(uuid: str) -> Iterator[None]:
+    """Context in which no other engine of this user starts on this GPU. A starting vLLM compares free memory before
+    and after a trial run, and fails if other processes took or freed memory in between. Raises
+    EnvironmentProblemError after `MEET_S`."""
+    # The kernel frees the name of an abstract socket when its process ends, however it ends. No file is left behind.
+    with socket.socket(socket.AF_UNIX) as held:
+        until = time.monotonic() + MEET_S
+        while True:
+            try:
+                held.bind(f"\0ppoctl start of an engine, {os.getuid()}, {uuid}")
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if time.monotonic() >= until:
+                raise EnvironmentProblemError(
+                    f"another engine has been starting on GPU `{uuid}` for {MEET_S:g} s",
+                    hint="nvidia-smi  # which processes use the GPU; end one that hangs",
+                )
+            time.sleep(_LOOK_EVERY_S)
+        yield
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Settings with which an engine is started."""
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Literal
 
@@ -33,3 +34,8 @@ class VllmSettings:
     """Roles that the recipe trains."""
     call_format: str | None = None
     """Format of tool calls, by the name of vLLM's parser. None: responses are not parsed."""
+
+    @property
+    def seqs_per_engine(self) -> int:
+        """Maximum number of sequences that one engine decodes at the same time."""
+        return ceil(self.table.max_concurrent_seqs / self.table.engines_per_gpu)

@@ -6,6 +6,7 @@ so they are computed once for each choice, and the memory of a recipe is a sum o
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 from ppoctl.algorithms.role_model import model_of
@@ -82,11 +83,12 @@ class Footprints:
         return found
 
     def engine(self, table: GeneratorTable) -> ProcessBytes:
-        """Return the memory of one process of an engine."""
+        """Return the memory of the processes of the engines on a GPU."""
         if (found := self._engines.get(table)) is None:
             recipe = self.recipe.model_copy(update={"generator": table})
             sizes = _with(self._usual, generator=self.engine_bytes(table))
-            found = self._process(process_items(recipe, sizes, "generator", 0), "generator")
+            each = (process_items(recipe, sizes, "generator", number) for number in range(table.engines_per_gpu))
+            found = self._process(chain(*each), "generator")
             self._engines[table] = found
         return found
 

@@ -303,11 +303,11 @@ class FitSearch:
         """Return the table with each fraction of a GPU that changes the number of waves of decoding, the largest
         first: the smallest fraction for that number. The fraction of the recipe is tried too."""
         engine = self.footprints.engine_bytes(table)
-        most = min(ceil(self.times.sequences / table.engines), table.max_concurrent_seqs)
+        most = min(ceil(self.times.sequences / table.engines), table.max_concurrent_seqs)  # of a GPU
         fracs = {table.gpu_memory_frac}
         for together in {ceil(most / waves) for waves in range(1, most + 1)}:
             # A hundredth more than the bytes: vLLM rounds the cache down.
-            needed = (engine.weights + together * engine.sequence_bytes) / self._gpu_bytes
+            needed = (table.engines_per_gpu * engine.weights + together * engine.sequence_bytes) / self._gpu_bytes
             fracs.add(ceil(100 * needed) / 100)
         tables = (
             table.model_copy(update={"gpu_memory_frac": frac})

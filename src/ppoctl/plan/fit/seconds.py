@@ -30,7 +30,7 @@ from ppoctl.plan.memory.generator_memory import GeneratorBytes
 from ppoctl.plan.shared_sizes import microbatches
 from ppoctl.plan.step_work import step_work, uses_of
 from ppoctl.plan.trained_part import trained_part
-from ppoctl.recipe.parallel import GPUS_PER_NODE, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, engine_count, layouts
 from ppoctl.recipe.schema import GeneratorTable, Recipe
 
 GPU_FLOPS = 989e12
@@ -164,7 +164,8 @@ def optimizer_seconds(trained: int, layout: ParallelTable, weight: int, on: str)
 
 def sequences_at_once(sequences: int, table: GeneratorTable, engine: GeneratorBytes) -> int:
     """Return the number of sequences of full length that an engine decodes at the same time."""
-    return max(1, min(ceil(sequences / table.engines), table.max_concurrent_seqs, engine.full_sequences))
+    most = ceil(table.max_concurrent_seqs / table.engines_per_gpu)
+    return max(1, min(ceil(sequences / engine_count(table)), most, engine.full_sequences))
 
 
 def decode_seconds(
@@ -173,10 +174,10 @@ def decode_seconds(
     """Return the seconds in which engines decode the responses of a step. Sequences are decoded in waves of as many
     as the KV cache holds."""
     together, tensor = sequences_at_once(sequences, table, engine), table.tensor
-    tokens = ceil(ceil(sequences / table.engines) / together) * batch.response_tokens
+    tokens = ceil(ceil(sequences / engine_count(table)) / together) * batch.response_tokens
     window = engine.sequence_bytes / (batch.prompt_tokens + batch.response_tokens)
     cache = together * (batch.prompt_tokens + batch.response_tokens / 2) * window
-    each = (engine.weights + cache) / (GPU_MEMORY_BYTES_S * DECODE_UTILISATION)
+    each = table.engines_per_gpu * (engine.weights + cache) / (GPU_MEMORY_BYTES_S * DECODE_UTILISATION)
     if tensor > 1:  # two all-reduces in each layer, of a hidden state in two bytes
         sent = 2 * together * shape.hidden_size * 2 * (tensor - 1) / tensor
         each += 2 * shape.num_layers * (ALL_REDUCE_S + sent / _link(tensor))

@@ -161,7 +161,9 @@ def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
     cluster, has_ray = recipe.cluster, not is_one_process(recipe)
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
     # Colocated engines use the devices in order, beginning with the first device.
-    shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
+    shares_first = (
+        cluster.placement == "colocated" and recipe.generator.engines * recipe.generator.tensor <= GPUS_PER_NODE
+    )
     one_node = nodes == 1 or shares_first
     buckets = bucket_bytes(shape, layouts(recipe)[POLICY], at.weight, cluster.weights_bucket_mib * 2**20)
     # Weights of mixtures of experts are published in a folder (`weights.sync`).

@@ -8,11 +8,11 @@ driver and the pinned buffers of libraries are not counted.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
 
 from ppoctl.plan.memory.items import Sizes, process_items, shared_items
 from ppoctl.plan.memory.residency import MemoryItem, resident
-from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, leaving, processes
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, leaving, per_device, processes
 from ppoctl.recipe.schema import Recipe
 
 Process = tuple[str, int]
@@ -60,7 +60,7 @@ def gpu_pools(recipe: Recipe, sizes: Sizes, room: int, leaving: Collection[str])
     shared, count = recipe.cluster.placement == "colocated", devices(recipe)
     groups = defaultdict[str, list[Pool]](list)
     for occupants in _occupants(recipe):
-        roles = [role for role, _ in occupants]
+        roles = [*dict.fromkeys(role for role, _ in occupants)]
         name = f"the {roles[0]}'s GPU"
         if shared:
             name = f"{f'the fullest of {count} GPUs' if count > 1 else 'the GPU'} ({', '.join(roles)})"
@@ -98,10 +98,14 @@ def fullest_node(recipe: Recipe, sizes: Sizes) -> Pool:
 
 def _occupants(recipe: Recipe) -> list[list[Process]]:
     """Return the processes on each device (`engines.ray.placement`)."""
-    sizes = processes(recipe)
+    by_role = [_on_devices(role, size, per_device(recipe, role)) for role, size in processes(recipe).items()]
     if recipe.cluster.placement == "apart":
-        return [[(role, rank)] for role, size in sizes.items() for rank in range(size)]
-    return [[(role, rank) for role, size in sizes.items() if rank < size] for rank in range(max(sizes.values()))]
+        return [*chain(*by_role)]
+    return [[*chain(*on_device)] for on_device in zip_longest(*by_role, fillvalue=[])]
+
+
+def _on_devices(role: str, size: int, together: int) -> list[list[Process]]:
+    return [[(role, rank) for rank in range(first, first + together)] for first in range(0, size, together)]
 
 
 def _items(

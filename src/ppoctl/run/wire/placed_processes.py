@@ -12,7 +12,7 @@ from ppoctl.core.errors import EnvironmentProblemError, quoted
 from ppoctl.core.machine.device import on_gpu
 from ppoctl.engines.weights.device_sharing import DeviceSharing
 from ppoctl.plan.memory.driver import object_store_bytes
-from ppoctl.recipe.parallel import is_one_process, leaving, processes
+from ppoctl.recipe.parallel import engine_count, is_one_process, leaving, per_device, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.wire.components import no_op
 from ppoctl.run.wire.prestart import cpu_threads
@@ -59,6 +59,7 @@ def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
 
 def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
+    from ppoctl.engines.child.process import first_done
     from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
     from ppoctl.engines.vllm.own_process import OwnProcess
     from ppoctl.engines.vllm.pooling import OwnPooling, PoolingSettings
@@ -76,15 +77,14 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
         return DeviceSharingRanks(pooling[-1], settings.role, sharing)
 
     def engine(settings: "VllmSettings", _: Say) -> "EngineSide":
-        own = OwnProcess(settings, threads)
+        engines = [OwnProcess(settings, threads, number) for number in range(engine_count(recipe.generator))]
 
-        def begin_on(engine: "EngineHandle", folder: str) -> None:  # noqa: ARG001 - only one engine
+        def begin_on(engine: "EngineHandle", folder: str) -> None:
             if on_gpu():  # vLLM's memory pool for sleep mode can be used only once per process
-                own.close()
-                own.folder = folder
+                engine.close()
+                next(own for own in engines if own is engine).folder = folder
 
-        # `list` treats the only reply as arrived; `answers` then waits for it.
-        return EngineSide([own], list, sharing=sharing, begin_on=begin_on if settings.sleeps else None)
+        return EngineSide(engines, first_done, sharing=sharing, begin_on=begin_on if settings.sleeps else None)
 
     def close() -> None:
         for process in pooling:
@@ -117,7 +117,9 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.weights.sync import EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
-    placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
+    placement = DevicePlacement(
+        sizes, table.placement == "colocated", {role: per_device(recipe, role) for role in sizes}
+    )
     address = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, address, table.start_deadline_s, object_store_bytes(recipe))
     sharing = DeviceSharing(leaving(recipe))
@@ -143,10 +145,10 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     def engines(settings: "VllmSettings", notify: Say) -> "EngineSide":
         cluster.notify, cluster.logs = notify, settings.logs
         size = recipe.generator.tensor
-        factories = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
+        factories = [OpenEngine(settings, number) for number in range(engine_count(recipe.generator))]
         fleet[:] = [
-            _group(recipe, cluster, "generator", factories[number], size=size, number=number)
-            for number in range(recipe.generator.engines)
+            _group(recipe, cluster, "generator", factory, size=size, number=number)
+            for number, factory in enumerate(factories)
         ]
 
         def begin_on(engine: "EngineHandle", folder: str) -> None:

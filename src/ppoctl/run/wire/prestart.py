@@ -1,4 +1,4 @@
-"""Early start of the vLLM engine of a run without Ray, before this process has finished its slow imports."""
+"""Early start of the vLLM engines of a run without Ray, before this process has finished its slow imports."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.models.end_tokens import end_token_ids
 from ppoctl.models.folder import local_folder
 from ppoctl.recipe.call_format import call_format_of
-from ppoctl.recipe.parallel import is_one_process
+from ppoctl.recipe.parallel import engine_count, is_one_process
 from ppoctl.recipe.schema import Recipe
 
 
@@ -40,10 +40,10 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
 
 
 @contextmanager
-def prestarted_engine(recipe: Recipe) -> Iterator[None]:
-    """Context in which the engine starts in parallel with the work of this process.
+def prestarted_engines(recipe: Recipe) -> Iterator[None]:
+    """Context in which the engines start in parallel with the work of this process.
 
-    The engine starts early only on CPUs. On a GPU, an engine measures the free memory when it starts, and reward
+    Engines start early only on CPUs. On a GPU, an engine measures the free memory when it starts, and reward
     models are checked on that GPU first. If the model folder is missing, nothing is started; the code that reads the
     folder raises the error.
     """
@@ -51,5 +51,6 @@ def prestarted_engine(recipe: Recipe) -> Iterator[None]:
     if folder is None or not is_one_process(recipe) or visible(nvml.look(), os.environ):
         yield
         return
-    with prestarted(engine_process(vllm_settings(recipe, folder), cpu_threads(recipe))):
+    settings, threads = vllm_settings(recipe, folder), cpu_threads(recipe)
+    with prestarted(*(engine_process(settings, threads) for _ in range(engine_count(recipe.generator)))):
         yield

@@ -71,6 +71,24 @@ def check_broadcast_needs_separate_devices(recipe: Recipe) -> Iterator[Finding]:
         )
 
 
+def check_engines_on_one_gpu(recipe: Recipe) -> Iterator[Finding]:
+    table, several = recipe.generator, ("generator", "engines_per_gpu")
+    if table.engines_per_gpu == 1:
+        return
+    if table.tensor > 1:
+        yield conflict(
+            "an engine that several GPUs compute shares none of them with another engine",
+            (several, ("generator", "tensor")),
+            "--set generator.engines_per_gpu=1",
+        )
+    if recipe.cluster.weights == "broadcast":
+        yield conflict(
+            "a broadcast allows one process per device, but engines share one",
+            (several, ("cluster", "weights")),
+            "--set cluster.weights=shared",
+        )
+
+
 def check_ray_address(recipe: Recipe) -> Iterator[Finding]:
     address = recipe.cluster.ray_address
     if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
