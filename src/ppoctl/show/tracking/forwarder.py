@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from ppoctl.core.batch.sealed_json import whole_lines
 from ppoctl.show.tracking import mlflow_payloads
 from ppoctl.show.tracking.inputs import inputs
 from ppoctl.show.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.show.tracking.mlflow_run import RUN_DIR_TAG, MirrorTarget
-from ppoctl.store.journal import JournalLine, read_lines
+from ppoctl.store.journal import JournalLine, JournalTail, read_lines
 from ppoctl.store.outline import EVAL
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
@@ -60,8 +59,7 @@ class Forwarder:
         self._target = target
         run = RecordedRun(paths)
         self._created = float(run.facts["created"])
-        self._offset = 0
-        """Number of bytes of the journal that have been read."""
+        self._journal = JournalTail(paths.journal)
         self._outlines = run.outlines
         self._rounds: list[JournalLine] = []
         """Lines of a loop over rounds of which the journal may get further rounds, and of events among them. They are
@@ -197,18 +195,10 @@ class Forwarder:
         return any(entry.name == name and entry.loop for entry in self._outlines.at(line["step"]).stages)
 
     def _new_lines(self) -> Iterator[JournalLine]:
-        """Yield the complete journal lines that were added since the last call.
-
-        A last line that a kill cut short is not read. Raises CorruptArtifactError naming a damaged line.
-        """
-        path = self._paths.journal
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        for line in whole_lines(path, data, offset=self._offset):
-            self._offset = line.end
-            self._note_samples(line.body)
-            yield line.body
+        """Yield the journal lines that were added since the last call, and note their samples."""
+        for line in self._journal.new_lines():
+            self._note_samples(line)
+            yield line
 
     def _note_samples(self, line: JournalLine) -> None:
         """Add the samples of this line's stage to the tables to send.
