@@ -22,7 +22,7 @@ from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stored_samples import ADVANTAGES
 
-_DONE = ("finished", "unmet")
+DONE = ("finished", "unmet")
 """Status of an attempt after which no round follows."""
 
 SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
@@ -31,7 +31,7 @@ SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Sent:
-    """Counts of the items that were sent to a target."""
+    """Counts of the items that were sent to MLflow, or written for TensorBoard."""
 
     lines: int = 0
     points: int = 0
@@ -44,6 +44,8 @@ class Sent:
     """Tables of data."""
     status: int = 0
     """1 if the run's status was changed."""
+    tensorboard: int = 0
+    """Values in the event file for TensorBoard."""
 
     def __add__(self, other: "Sent") -> "Sent":
         return Sent(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -185,7 +187,7 @@ class Forwarder:
     def _may_continue(self, line: JournalLine) -> bool:
         """Whether further rounds of the waiting lines may follow this line."""
         if "stage" not in line:
-            return line.get("status") not in _DONE
+            return line.get("status") not in DONE
         return self._is_in_loop(line) and line["step"] == self._rounds[0]["step"]
 
     def _is_in_loop(self, line: JournalLine) -> bool:
