@@ -159,9 +159,9 @@ class OpenedRun:
         return self.recipes[max(self.recipes)]
 
 
-def prepare(recipe: Recipe, clock: datetime) -> tuple[Components, dict[str, str]]:
+def prepare(recipe: Recipe, clock: datetime, *, is_profiled: bool = False) -> tuple[Components, dict[str, str]]:
     """Return the components of a run and the digests of its sources. `clock` is the local time of the creation of the
-    run.
+    run. With `is_profiled`, engines record a profile.
 
     All problems with the components and sources are raised here, before a run directory is created.
     """
@@ -172,7 +172,7 @@ def prepare(recipe: Recipe, clock: datetime) -> tuple[Components, dict[str, str]
     engines.set_threads(recipe)
     prompt_source = engines.read_prompts(recipe, clock)
     digests = source_digests(recipe, prompt_source)
-    return engines.open_engines(recipe, prompt_source, digests), digests
+    return engines.open_engines(recipe, prompt_source, digests, is_profiled=is_profiled), digests
 
 
 def attempt_run(

@@ -81,6 +81,10 @@ class RunPaths:
     def ledger(self) -> Path:
         return self.root / "ledger.jsonl"
 
+    def profile(self, step: int) -> Path:
+        """Return the folder of the traces of a step that `ppoctl profile` ran again."""
+        return self.root / "profile" / f"step-{step:06d}"
+
     @property
     def tensorboard(self) -> Path:
         """Folder of the event file for TensorBoard (`tracking.tensorboard`)."""
