@@ -36,6 +36,7 @@ NOT_RUN = {
     "train": "minutes",
     "eval": "loads an engine",
     "convert-ckpt": "loads torch",
+    "profile": "runs a step; tests/runs types it",
     "doctor": "speaks of the machine it runs on",
     "stop": "changes a run",
     "--install-completion": "writes into the files of the shell",

@@ -4,6 +4,7 @@ Lightweight commands (`status`, `resume --plan`) and, in CI, one complete `train
 forked from a process that has done the imports (`fork_server.py`).
 """
 
+import gzip
 import json
 import signal
 import subprocess
@@ -119,6 +120,20 @@ def test_finished_run_has_nothing_to_resume(trained: Path, forked: Forked) -> No
     assert refused.stderr == (
         "error: run directory `runs/gsm8k-smoke` exists\n\nhint: continue it: ppoctl resume runs/gsm8k-smoke\n"
     )
+
+
+def test_step_of_a_run_is_profiled_in_every_process(trained: Path, forked: Forked) -> None:
+    before = answer(fresh, trained, "resume", "runs/gsm8k-smoke", "--plan")
+    profiles = answer(forked, trained, "profile", "runs/gsm8k-smoke", "--step", "2")["processes"]
+    slowest = {profile["process"]: {kernel["name"] for kernel in profile["slowest"]} for profile in profiles}
+    assert list(slowest) == ["driver", "actor", "critic-0", "critic-1", "generator-0"]
+    traces = {name: trained / f"runs/gsm8k-smoke/profile/step-000002/trace-{name}.json.gz" for name in slowest}
+    assert {profile["process"]: trained / profile["trace"] for profile in profiles} == traces
+    for name in ("actor", "critic-0", "critic-1"):
+        assert "aten::mm" in slowest[name], slowest
+        assert "backward" in gzip.decompress(traces[name].read_bytes()).decode().lower(), name
+    assert any("onednn_mm" in name for name in slowest["generator-0"]), slowest
+    assert answer(fresh, trained, "resume", "runs/gsm8k-smoke", "--plan") == before
 
 
 @pytest.mark.ci("test_stops.py, test_early_signals.py")

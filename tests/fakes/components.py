@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.sum import SumReward
 from ppoctl.run import session
-from ppoctl.run.wire.components import Components
+from ppoctl.run.wire.components import Components, OtherProcesses
 
 
 class FakeStream:
@@ -230,8 +232,12 @@ def fake_recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate({**tables, **changes})
 
 
-def commands_on_fakes(patch: pytest.MonkeyPatch) -> None:
-    """Let commands of this process run on fake components."""
-    patch.setattr(
-        session, "prepare", lambda recipe, _: (fake_components(recipe), {"model": "a" * 64, "data": "b" * 64})
-    )
+def commands_on_fakes(patch: pytest.MonkeyPatch, processes: Mapping[str, OtherProcesses] | None = None) -> None:
+    """Let commands of this process run on fake components, with these other processes."""
+
+    def prepare(recipe: Recipe, _: datetime, *, is_profiled: bool = False) -> tuple[Components, dict[str, str]]:
+        assert is_profiled == (processes is not None)
+        components = replace(fake_components(recipe), processes=lambda: processes or {})
+        return components, {"model": "a" * 64, "data": "b" * 64}
+
+    patch.setattr(session, "prepare", prepare)

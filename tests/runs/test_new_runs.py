@@ -131,7 +131,7 @@ def test_second_round_has_the_fingerprint_of_the_first() -> None:
 
 
 def test_starting_time_excludes_replays() -> None:
-    watcher = AttemptObserver(SimpleNamespace(), None, lambda _: False)  # type: ignore[arg-type]
+    watcher = AttemptObserver(SimpleNamespace(), None, None, lambda _: False)  # type: ignore[arg-type]
     wall, work = watcher.began
     watcher.began = (wall - 10.0, work - 4.0)
     watcher.replayed_s = 2.0

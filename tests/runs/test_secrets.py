@@ -27,7 +27,9 @@ def test_unset_variable_is_reported_before_anything_is_created(
 def test_traceback_of_an_attempt_has_no_secret(tmp_path: Path) -> None:
     attempt: Any = SimpleNamespace(number=1, paths=SimpleNamespace(attempt=lambda _: tmp_path))
     journal: Any = SimpleNamespace(event=lambda *_, **__: None)
-    watcher: Any = SimpleNamespace(mirror=None, stage=(0, "start"), lost=dict, early_end=None, unkept_since=None)
+    watcher: Any = SimpleNamespace(
+        mirror=None, tensorboard=None, stage=(0, "start"), lost=dict, early_end=None, unkept_since=None
+    )
     with pytest.raises(ZeroDivisionError), session._ending(fake_recipe(), journal, Outlines({}), attempt, watcher):
         raise ZeroDivisionError("at http://me:hunter2@host")
     kept = (tmp_path / "traceback.txt").read_text()

@@ -89,6 +89,7 @@ def test_third_role_is_placed_and_has_a_trainer() -> None:
     recipe = two_critics("generator.engines=2", "cluster.offload=['actor']")  # two engines: nothing starts here
     placed = place_roles(recipe)
     assert (tuple(placed.trained), dict(placed.rewards)) == (THREE, {})
+    assert tuple(placed.processes()) == THREE
     ranks = [each for each in placed.trained.values() if isinstance(each, DeviceSharingRanks)]
     assert [each.role for each in ranks] == list(THREE)
     assert len({id(each.sharing) for each in ranks}) == 1

@@ -31,6 +31,7 @@ from ppoctl.cli import (
     plan,
     plot,
     preview,
+    profile,
     recipes,
     render,
     report,
@@ -74,6 +75,7 @@ app.command(cls=Command)(takes_run(stop.stop))
 app.command(cls=Command)(takes_run(rm.rm))
 app.command(cls=Command)(takes_run(show.show))
 app.command(cls=Command)(takes_run(plot.plot))
+app.command(cls=Command)(takes_run(profile.profile))
 app.command(cls=Command)(takes_run(diagnose.diagnose))
 app.command(cls=Command)(takes_run(compare.compare))
 app.command(cls=Command)(takes_run(report.report))

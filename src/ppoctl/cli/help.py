@@ -45,6 +45,7 @@ EXAMPLES: dict[str, str] = {
     "plot": """
         ppoctl plot my other --metric reward/score_mean
         ppoctl plot my --out curves.svg""",
+    "profile": "ppoctl profile my --step 1",
     "diagnose": "ppoctl diagnose my",
     "report": "ppoctl report my other -o both.html",
     "compare": """
@@ -77,7 +78,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
     "Run": ("train", "resume", "stop", "rollout", "eval"),
     "Monitor": ("runs", "status", "logs"),
-    "Inspect": ("diagnose", "show", "plot", "compare", "report"),
+    "Inspect": ("diagnose", "show", "plot", "compare", "report", "profile"),
     "Export and clean up": ("convert-ckpt", "track", "rm"),
 }
 """The commands of `ppoctl` in the order in which a person needs them."""

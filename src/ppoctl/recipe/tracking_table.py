@@ -1,4 +1,4 @@
-"""The `[tracking]` table: the mirror of a run outside its run directory."""
+"""The `[tracking]` table: the metrics of a run in MLflow and for TensorBoard."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,15 @@ from pydantic import Field
 from ppoctl.core.recipe_table import REPORTING, Table
 
 
-class MlflowTracking(Table):
+class TrackingTable(Table):
+    """Keys of every kind of tracking."""
+
+    tensorboard: Annotated[bool, REPORTING] = False
+    """Whether the metrics are also written to an event file for TensorBoard, in `tensorboard/` of the run
+    directory."""
+
+
+class MlflowTracking(TrackingTable):
     """Tracking by MLflow, as a mirror of the run directory. Training continues if MLflow is unreachable."""
 
     kind: Annotated[Literal["mlflow"], REPORTING]
@@ -19,7 +27,7 @@ class MlflowTracking(Table):
     """Name of the MLflow experiment."""
 
 
-class NoTracking(Table):
+class NoTracking(TrackingTable):
     """No tracking outside the run directory."""
 
     kind: Annotated[Literal["none"], REPORTING]

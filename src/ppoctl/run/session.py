@@ -42,6 +42,7 @@ from ppoctl.run.wire.run_context import RunHooks, assemble
 from ppoctl.run.wire.sources import source_digests
 from ppoctl.show.report.expectations import RunResult, check_expectations
 from ppoctl.show.tracking.console import RunConsole, RunConsoles, open_log
+from ppoctl.show.tracking.event_file import TensorBoardMirror
 from ppoctl.show.tracking.health import HealthMonitor
 from ppoctl.show.tracking.library_output import LIBRARY_OUTPUT
 from ppoctl.show.tracking.mirror import MlflowMirror
@@ -70,10 +71,11 @@ MIRROR_AFTER_S = 60.0
 
 @dataclass
 class AttemptObserver:
-    """Passes events to the console, and wakes the MLflow mirror."""
+    """Passes events to the console, updates the event file for TensorBoard, and wakes the MLflow mirror."""
 
     console: RunConsoles
     mirror: MlflowMirror | None
+    tensorboard: TensorBoardMirror | None
     ends_step: Callable[[JournalLine], bool]
     """Whether a line of the journal is the last line of its step."""
     stage: tuple[int, str] = (0, "start")
@@ -102,6 +104,8 @@ class AttemptObserver:
     def on_committed(self, line: JournalLine) -> None:
         self.unkept_since = None
         self.console.on_committed(line)
+        if self.tensorboard is not None:
+            self.tensorboard.update()
         if line["step"] > 0 and (self.ends_step(line) or time.monotonic() - self.began[0] > MIRROR_AFTER_S):
             self.start_mirror()
         if self.mirror is not None and self.mirror_started:
@@ -155,9 +159,9 @@ class OpenedRun:
         return self.recipes[max(self.recipes)]
 
 
-def prepare(recipe: Recipe, clock: datetime) -> tuple[Components, dict[str, str]]:
+def prepare(recipe: Recipe, clock: datetime, *, is_profiled: bool = False) -> tuple[Components, dict[str, str]]:
     """Return the components of a run and the digests of its sources. `clock` is the local time of the creation of the
-    run.
+    run. With `is_profiled`, engines record a profile.
 
     All problems with the components and sources are raised here, before a run directory is created.
     """
@@ -168,7 +172,7 @@ def prepare(recipe: Recipe, clock: datetime) -> tuple[Components, dict[str, str]
     engines.set_threads(recipe)
     prompt_source = engines.read_prompts(recipe, clock)
     digests = source_digests(recipe, prompt_source)
-    return engines.open_engines(recipe, prompt_source, digests), digests
+    return engines.open_engines(recipe, prompt_source, digests, is_profiled=is_profiled), digests
 
 
 def attempt_run(
@@ -256,8 +260,11 @@ def _watched(
     if isinstance(tracking, MlflowTracking):
         hooks = mlflow_extras.around(opened.paths, console.on_message)
         mirror = MlflowMirror(opened.paths.root, tracking, attempt=attempt.number, around=hooks)
+    tensorboard = TensorBoardMirror(opened.paths, console.on_message) if tracking.tensorboard else None
     try:
-        yield AttemptObserver(console, mirror, lambda line: line["stage"] == outlines.at(line["step"]).last)
+        yield AttemptObserver(
+            console, mirror, tensorboard, lambda line: line["stage"] == outlines.at(line["step"]).last
+        )
     except BaseException as error:
         # The command prints the error only after everything is closed, so it is logged here; otherwise no file of the
         # run would contain it.
@@ -302,7 +309,9 @@ def _ending(
             early = {} if watcher.early_end is None else {EARLY_END: watcher.early_end}
             during = {} if watcher.unkept_since is None else {"during": list(watcher.stage)}
             journal.event("attempt_ended", status=status, exit_code=code, **early, **during, **watcher.lost())
-        # After the line of the journal, from which the mirror reads the status.
+        # After the line of the journal, from which both mirrors read the status.
+        if watcher.tensorboard is not None:
+            watcher.tensorboard.update()
         if watcher.mirror is not None:
             watcher.mirror.close(status, MIRROR_DEADLINE_S)
 

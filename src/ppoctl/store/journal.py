@@ -6,7 +6,7 @@ second line, and the later line is valid.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,27 @@ def read_lines(path: Path) -> list[JournalLine]:
     Raises CorruptArtifactError naming a damaged line, or the file if it is missing.
     """
     return [line.body for line in whole_lines(path, read_whole(path))]
+
+
+class JournalTail:
+    """Reads a journal from its beginning, and later the lines that were added. Any process may do this."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        """Number of bytes of the journal that have been read."""
+
+    def new_lines(self) -> Iterator[JournalLine]:
+        """Yield the complete lines that were added since the last call.
+
+        A last line that a kill cut short is not read. Raises CorruptArtifactError naming a damaged line.
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        for line in whole_lines(self._path, data, offset=self._offset):
+            self._offset = line.end
+            yield line.body
 
 
 @dataclass(frozen=True)

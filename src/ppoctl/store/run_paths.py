@@ -7,6 +7,7 @@ runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.j
   jobs/4711.json  jobs/4711.sh         two files per Slurm job
   steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
   states/actor/000041/  states/critic/000041/  states/best/  states/at-stop/actor/
+  tensorboard/                         an event file with the metrics of the journal
 """
 
 from dataclasses import dataclass
@@ -79,6 +80,15 @@ class RunPaths:
     @property
     def ledger(self) -> Path:
         return self.root / "ledger.jsonl"
+
+    def profile(self, step: int) -> Path:
+        """Return the folder of the traces of a step that `ppoctl profile` ran again."""
+        return self.root / "profile" / f"step-{step:06d}"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of the event file for TensorBoard (`tracking.tensorboard`)."""
+        return self.root / "tensorboard"
 
     @property
     def logs(self) -> Path:

@@ -61,7 +61,7 @@ Differences from every other system:
   of an adaptive KL, the moments of rewards and the random seeds.
 - Both losses are divided by counts of the whole minibatch, so the split into microbatches or ranks does not change a
   gradient.
-- Weights & Biases, TensorBoard, SwanLab and images are not offered.
+- Weights & Biases, SwanLab and images are not offered.
 """
 
 

@@ -26,6 +26,7 @@ from ppoctl.core.batch.digest import FileDigest
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.core.machine.device import this_device
+from ppoctl.core.machine.torch_profile import ProfiledProcess
 from ppoctl.core.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
@@ -83,7 +84,7 @@ class RankStepResult:
     """See `MinibatchResult`."""
 
 
-class MegatronRank(SendingRank):
+class MegatronRank(SendingRank, ProfiledProcess):
     """One rank of a trained role. `start` or `load` reads and builds the model."""
 
     def __init__(self, settings: TrainerSettings) -> None:

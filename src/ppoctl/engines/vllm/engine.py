@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ppoctl.core.errors import PpoctlError, WeightSyncError
+from ppoctl.core.machine.torch_profile import ProfiledProcess
 from ppoctl.core.ports import SamplingParams
 from ppoctl.data.response_text import ResponseText
 from ppoctl.engines.vllm import vllm_start
@@ -57,7 +58,7 @@ class GenerationOutput:
     """Tool calls; none if the settings of the engine have no format."""
 
 
-class Engine(ReceivingEngine):
+class Engine(ReceivingEngine, ProfiledProcess):
     """A running engine, or one tensor rank of an engine, in this process. All tensor ranks must receive the same
     calls. The process should have no other use: vLLM reseeds all random-number generators and destroys all process
     groups."""
@@ -149,6 +150,8 @@ class Engine(ReceivingEngine):
 
     def advance(self, draws: Sequence[GenerationRequest], params: SamplingParams) -> list[GenerationOutput]:
         """Queue new requests, run all queued requests for some steps, and return the finished requests."""
+        if self._settings.is_profiled:
+            self.begin_profile()
         for request in draws:
             self._add(request, params)
         finished: list[GenerationOutput] = []

@@ -32,6 +32,8 @@ class VllmSettings:
     """Seed of the engine. No sample depends on this seed, since every request has a seed."""
     trained: tuple[str, ...] = (POLICY,)
     """Roles that the recipe trains."""
+    is_profiled: bool = False
+    """Whether the engine records a profile, from its first request on."""
     call_format: str | None = None
     """Format of tool calls, by the name of vLLM's parser. None: responses are not parsed."""
 

@@ -4,11 +4,12 @@ tests use fakes."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.core.batch.prompts import Prompts
 from ppoctl.core.batch.records import State
 from ppoctl.core.ports import Actor, Dialogue, Environments, Generator, Scorer, Trainer
+from ppoctl.engines.weights.engine_calls import Reply
 
 
 @runtime_checkable
@@ -20,6 +21,15 @@ class PromptsByStep(Protocol):
         ...
 
     def evaluation_sets(self) -> Mapping[str, Prompts]: ...
+
+
+@runtime_checkable
+class OtherProcesses(Protocol):
+    """Processes of a trained role or of an engine, which are not this process."""
+
+    def begin(self, method: str, *arguments: Any) -> Reply:
+        """Call a method of each process without waiting for the results."""
+        ...
 
 
 def no_op() -> None:
@@ -52,6 +62,9 @@ class Components:
     """Key of a data table -> numbers of rows by name: read, repeated, too long, left out, truncated and used."""
     close_trainers: Callable[[], None] = no_op
     """Function that stops the other processes of trained roles and reward models."""
+    processes: Callable[[], Mapping[str, OtherProcesses]] = dict
+    """Function that returns the processes of trained roles, by role, and of engines (`generator-0`), except this
+    process. It is called after the generator was built."""
     prestart: Callable[[], None] = no_op
     """Function that starts all other processes in parallel. It is called after the generator was built."""
 

@@ -154,28 +154,36 @@ def set_threads(recipe: Recipe) -> None:
     torch.set_num_threads(threads)
 
 
-def open_engines(recipe: Recipe, prompt_source: PromptSource, digests: Mapping[str, str]) -> Components:
+def open_engines(
+    recipe: Recipe, prompt_source: PromptSource, digests: Mapping[str, str], *, is_profiled: bool = False
+) -> Components:
     """Return the components of a run: trainers and engines without a loaded state, and a scorer that was checked.
 
     `digests` are the digests of the sources of the run. Only reward models are loaded here; everything else is loaded
-    on first use.
+    on first use. With `is_profiled`, engines record a profile from their first request on.
     """
     placed = place_roles(recipe)
     with closed_if_it_fails(placed):
         scorer = open_scorer(recipe, prompt_source, placed)
         with closed_if_it_fails(scorer):
-            return build_engines(recipe, prompt_source, scorer, placed, digests)
+            return build_engines(recipe, prompt_source, scorer, placed, digests, is_profiled=is_profiled)
 
 
 def build_engines(
-    recipe: Recipe, prompt_source: PromptSource, scorer: Scorer, placed: Placed, digests: Mapping[str, str]
+    recipe: Recipe,
+    prompt_source: PromptSource,
+    scorer: Scorer,
+    placed: Placed,
+    digests: Mapping[str, str],
+    *,
+    is_profiled: bool = False,
 ) -> Components:
     """Return the components of a run with this placement and scorer; see `open_engines`."""
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
     from ppoctl.models.folder import model_folder
 
-    settings = vllm_settings(recipe, model_folder(recipe.model.path))
+    settings = replace(vllm_settings(recipe, model_folder(recipe.model.path)), is_profiled=is_profiled)
     environments, eval_environments, dialogue = _conversations(recipe, prompt_source.clock)
     of_head: dict[Head, type[MegatronActor | MegatronCritic]] = {"token": MegatronActor, "value": MegatronCritic}
     trainers = {
@@ -199,6 +207,7 @@ def build_engines(
         rows={name: counts.as_dict() for name, counts in prompt_source.counts.items()},
         close_trainers=placed.close,
         prestart=placed.prestart,
+        processes=placed.processes,
     )
 
 

@@ -1,8 +1,8 @@
 """Placement of roles on processes: trainers in this process and engines in child processes, or all of them in
 processes of Ray."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from ppoctl.engines.weights.device_sharing import DeviceSharing
 from ppoctl.plan.memory.driver import object_store_bytes
 from ppoctl.recipe.parallel import engine_count, is_one_process, leaving, per_device, processes
 from ppoctl.recipe.schema import Recipe
-from ppoctl.run.wire.components import no_op
+from ppoctl.run.wire.components import OtherProcesses, no_op
 from ppoctl.run.wire.prestart import cpu_threads
 from ppoctl.start.slurm.allocation import allocation
 from ppoctl.start.slurm.script import in_container
@@ -50,6 +50,8 @@ class Placed:
     close: Callable[[], None] = no_op
     prestart: Callable[[], None] = no_op
     """Function that starts all processes in parallel. It is called after the generator was built."""
+    processes: Callable[[], Mapping[str, OtherProcesses]] = dict
+    """See `Components`."""
 
 
 def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
@@ -66,6 +68,7 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
     from ppoctl.engines.weights.sync import EngineSide
 
     sharing, pooling, threads = DeviceSharing(leaving(recipe)), list[OwnPooling](), cpu_threads(recipe)
+    others: dict[str, OtherProcesses] = {}
 
     def ranks(settings: "RankSettings") -> "Ranks":
         if not isinstance(settings, PoolingSettings):
@@ -78,6 +81,7 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
 
     def engine(settings: "VllmSettings", _: Say) -> "EngineSide":
         engines = [OwnProcess(settings, threads, number) for number in range(engine_count(recipe.generator))]
+        others.update({f"generator-{number}": own for number, own in enumerate(engines)})
 
         def begin_on(engine: "EngineHandle", folder: str) -> None:
             if on_gpu():  # vLLM's memory pool for sleep mode can be used only once per process
@@ -90,7 +94,7 @@ def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Pla
         for process in pooling:
             process.close()
 
-    return _placed(recipe, roles, ranks, engine, close)
+    return replace(_placed(recipe, roles, ranks, engine, close), processes=lambda: others)
 
 
 def _placed(
@@ -109,7 +113,7 @@ def _placed(
 def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ManyProcesses, OpenRank
     from ppoctl.engines.ray.cluster import RayCluster
-    from ppoctl.engines.ray.groups_of_processes import first_done
+    from ppoctl.engines.ray.groups_of_processes import RayProcesses, first_done
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.vllm.engine_factories import OpenEngine
     from ppoctl.engines.vllm.pooling import OpenPooling, PoolingSettings
@@ -123,8 +127,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     address = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, address, table.start_deadline_s, object_store_bytes(recipe))
     sharing = DeviceSharing(leaving(recipe))
-    fleet: list[RayProcesses] = []
-    rank_groups: list[RayProcesses] = []
+    fleet, rank_groups = list[RayProcesses](), list[RayProcesses]()
 
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}
@@ -167,7 +170,16 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
             begin_on if settings.sleeps else None,
         )
 
-    return _placed(recipe, roles, ranks, engines, cluster.close, lambda: _prestart(cluster, [*fleet, *rank_groups]))
+    placed = _placed(recipe, roles, ranks, engines, cluster.close, lambda: _prestart(cluster, [*fleet, *rank_groups]))
+    return replace(placed, processes=lambda: _by_name(recipe, rank_groups, fleet))
+
+
+def _by_name(
+    recipe: Recipe, rank_groups: "Sequence[RayProcesses]", fleet: "Sequence[RayProcesses]"
+) -> dict[str, OtherProcesses]:
+    """Return the processes of trained roles by role, and those of engines by number; reward models are left out."""
+    trained = {group.group.role: group for group in rank_groups if group.group.role in recipe.trained}
+    return {**trained, **{f"generator-{number}": engine for number, engine in enumerate(fleet)}}
 
 
 def _prestart(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:

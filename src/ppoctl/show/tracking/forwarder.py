@@ -12,18 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from ppoctl.core.batch.sealed_json import whole_lines
 from ppoctl.show.tracking import mlflow_payloads
 from ppoctl.show.tracking.inputs import inputs
 from ppoctl.show.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.show.tracking.mlflow_run import RUN_DIR_TAG, MirrorTarget
-from ppoctl.store.journal import JournalLine, read_lines
+from ppoctl.store.journal import JournalLine, JournalTail, read_lines
 from ppoctl.store.outline import EVAL
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stored_samples import ADVANTAGES
 
-_DONE = ("finished", "unmet")
+DONE = ("finished", "unmet")
 """Status of an attempt after which no round follows."""
 
 SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
@@ -32,7 +31,7 @@ SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Sent:
-    """Counts of the items that were sent to a target."""
+    """Counts of the items that were sent to MLflow, or written for TensorBoard."""
 
     lines: int = 0
     points: int = 0
@@ -45,6 +44,8 @@ class Sent:
     """Tables of data."""
     status: int = 0
     """1 if the run's status was changed."""
+    tensorboard: int = 0
+    """Values in the event file for TensorBoard."""
 
     def __add__(self, other: "Sent") -> "Sent":
         return Sent(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -60,8 +61,7 @@ class Forwarder:
         self._target = target
         run = RecordedRun(paths)
         self._created = float(run.facts["created"])
-        self._offset = 0
-        """Number of bytes of the journal that have been read."""
+        self._journal = JournalTail(paths.journal)
         self._outlines = run.outlines
         self._rounds: list[JournalLine] = []
         """Lines of a loop over rounds of which the journal may get further rounds, and of events among them. They are
@@ -187,7 +187,7 @@ class Forwarder:
     def _may_continue(self, line: JournalLine) -> bool:
         """Whether further rounds of the waiting lines may follow this line."""
         if "stage" not in line:
-            return line.get("status") not in _DONE
+            return line.get("status") not in DONE
         return self._is_in_loop(line) and line["step"] == self._rounds[0]["step"]
 
     def _is_in_loop(self, line: JournalLine) -> bool:
@@ -197,18 +197,10 @@ class Forwarder:
         return any(entry.name == name and entry.loop for entry in self._outlines.at(line["step"]).stages)
 
     def _new_lines(self) -> Iterator[JournalLine]:
-        """Yield the complete journal lines that were added since the last call.
-
-        A last line that a kill cut short is not read. Raises CorruptArtifactError naming a damaged line.
-        """
-        path = self._paths.journal
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        for line in whole_lines(path, data, offset=self._offset):
-            self._offset = line.end
-            self._note_samples(line.body)
-            yield line.body
+        """Yield the journal lines that were added since the last call, and note their samples."""
+        for line in self._journal.new_lines():
+            self._note_samples(line)
+            yield line
 
     def _note_samples(self, line: JournalLine) -> None:
         """Add the samples of this line's stage to the tables to send.
