@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ppoctl.algorithms.stages.actor_update import NegativeLogLikelihood
+from ppoctl.algorithms.stages.objective import Term, Terms
 from ppoctl.core.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import MinibatchResult, OutputRequest, TokenOutputs, Trainer
@@ -103,15 +105,6 @@ class Models:
         yield self.engine  # type: ignore[misc]
 
 
-@dataclass(frozen=True)
-class CountsAll:
-    """An objective with these tokens in the loss; None: one token per row."""
-
-    mask: torch.Tensor | None = None
-    request: OutputRequest = field(default_factory=OutputRequest)
-
-    def __call__(self, *_: object) -> torch.Tensor:
-        raise NotImplementedError
-
-    def totals(self, rows: torch.Tensor) -> tuple[int, ...]:
-        return (len(rows) if self.mask is None else int(self.mask[rows].sum()),)
+def in_loss(*masks: torch.Tensor) -> Terms:
+    """Return an objective with these tokens in its terms."""
+    return Terms([Term(NegativeLogLikelihood(), mask) for mask in masks])

@@ -223,7 +223,7 @@ def test_non_finite_gradient_stops_run_without_commit(tmp_path: Path) -> None:
 def test_each_epoch_shuffles_every_row_once() -> None:
     plan = plan_of(epochs=2)
     state = State("actor", 0, 0, "x")
-    minibatches = plan.minibatches(state, 8, stub_models.CountsAll(torch.ones(8, 3)))
+    minibatches = plan.minibatches(state, 8, stub_models.in_loss(torch.ones(8, 3, dtype=torch.bool)))
     assert [m.totals for m in minibatches] == [(12,)] * 4
     epochs = [torch.cat([m.rows for m in minibatches[i : i + 2]]) for i in (0, 2)]
     assert all(sorted(rows.tolist()) == list(range(8)) for rows in epochs)
@@ -234,16 +234,13 @@ def test_each_epoch_shuffles_every_row_once() -> None:
 def test_fully_masked_minibatch_is_skipped() -> None:
     mask = torch.zeros(8, 3, dtype=torch.bool)
     mask[0, 0] = True
-    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, stub_models.CountsAll(mask))
+    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, stub_models.in_loss(mask))
     assert only.totals == (1,)
 
 
 def test_minibatch_with_one_nonempty_term_is_trained() -> None:
-    class SecondOnly(stub_models.CountsAll):
-        def totals(self, rows: torch.Tensor) -> tuple[int, ...]:
-            return (0, len(rows))
-
-    (first, _) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, SecondOnly())
+    masks = [torch.full((8, 1), fill_value=is_second) for is_second in (False, True)]
+    (first, _) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, stub_models.in_loss(*masks))
     assert first.totals == (0, 4)
 
 

@@ -433,10 +433,24 @@ def test_step_based_rate_counts_from_first_training_step_of_role() -> None:
     assert [schedule.at(replace(state, step=step), done=7).lr for step in (3, 4, 5)] == pytest.approx([1, 0.95, 0.9])
 
 
+def test_rows_without_a_token_in_the_loss_are_not_computed() -> None:
+    """Six rows in order, three in each minibatch. Row 1 has a token only in the second term, rows 0 and 5 in none."""
+    first = torch.tensor([[0, 0], [0, 0], [1, 1], [1, 0], [0, 1], [0, 0]], dtype=torch.bool)
+    second = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 0], [0, 1], [0, 0]], dtype=torch.bool)
+    in_order = replace(plan(epochs=1), minibatch_seqs=3, seed=None)
+    found = in_order.minibatches(STATES["actor"], 6, stub_models.in_loss(first, second))
+    assert [minibatch.rows.tolist() for minibatch in found] == [[1, 2], [3, 4]]
+    assert [minibatch.totals for minibatch in found] == [(2, 1), (2, 1)]
+    found = in_order.minibatches(STATES["actor"], 6, stub_models.in_loss(first, second), first_has_all_rows=True)
+    assert [minibatch.rows.tolist() for minibatch in found] == [[0, 1, 2], [3, 4]]
+
+
 def test_row_order_differs_by_epoch_step_and_role() -> None:
     def orders(role: str, step: int) -> list[tuple[int, ...]]:
         state = replace(STATES[role], step=step - 1)
-        found: list[Minibatch] = plan(epochs=2).minibatches(state, 64, cast(Any, stub_models.CountsAll()))
+        found: list[Minibatch] = plan(epochs=2).minibatches(
+            state, 64, stub_models.in_loss(torch.ones(64, 1, dtype=torch.bool))
+        )
         rows = [int(minibatch.rows) for minibatch in found]
         return [tuple(rows[:64]), tuple(rows[64:])]
 

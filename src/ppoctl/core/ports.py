@@ -87,6 +87,7 @@ class Minibatch:
     """One optimizer step: its rows, the divisors of its objective, and its settings."""
 
     rows: Int[Tensor, " M"]
+    """Rows of the sequences that the model computes: those with a token in the loss."""
     totals: Totals
     step: OptimizerStep
 

@@ -144,7 +144,9 @@ class ActorUpdateStage(UpdateStage):
         request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self.with_full_kl)
         objective = Terms(tuple(terms), request)
         waited = int(advantages.carry.waited_steps)
-        trained = self.train(actor, rollouts, objective, read=read, waited=waited)
+        # The gap to the sampler is measured on all responses.
+        reports_gap = logprobs.entropy is None
+        trained = self.train(actor, rollouts, objective, read=read, waited=waited, first_has_all_rows=reports_gap)
         # A correction may leave only the terms of a value head in a minibatch.
         has_policy = [bool(mask[minibatch.rows].any()) for minibatch, _ in trained.steps]
         diagnostics = [
@@ -157,9 +159,7 @@ class ActorUpdateStage(UpdateStage):
         step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
         step_metrics |= _merge_error(trained.steps)
         record = trained.record("policy", diagnostics, of_the_step=step_metrics)
-        return (
-            record if logprobs.entropy is not None else replace(record, gap=_sampler_gap(trained.steps[0], rollouts))
-        )
+        return replace(record, gap=_sampler_gap(trained.steps[0], rollouts)) if reports_gap else record
 
     def _diagnostics(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -90,6 +91,10 @@ class Terms:
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)
+
+    def rows_in_loss(self, rows: Int[Tensor, " M"]) -> Int[Tensor, " m"]:
+        """Return those of these rows that have a token in a term, in their order."""
+        return rows[torch.stack([term.mask[rows].any(dim=1) for term in self.terms]).any(dim=0)]
 
     def __call__(self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
         return sum((share for _, share in self.shares(rows, outputs, totals)), start=outputs.primary.new_zeros(()))

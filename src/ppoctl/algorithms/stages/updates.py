@@ -6,11 +6,12 @@ from typing import Any
 
 from ppoctl.algorithms.formulas.learning_rate import LearningRate
 from ppoctl.algorithms.formulas.minibatches import minibatch_rows
+from ppoctl.algorithms.stages.objective import Terms
 from ppoctl.core import metric_registry
 from ppoctl.core.batch.lineage import next_lineage
 from ppoctl.core.batch.records import Record, Rollouts, State, Update
 from ppoctl.core.batch.seeds import derive_seed
-from ppoctl.core.ports import Minibatch, MinibatchResult, Models, Objective, OptimizerStep
+from ppoctl.core.ports import Minibatch, MinibatchResult, Models, OptimizerStep
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,14 @@ class MinibatchPlan:
     """Seed of the run, from which each epoch derives an order of the rows; None: rows stay in order."""
     schedule: OptimizerSchedule
 
-    def minibatches(self, state: State, num_seqs: int, objective: Objective, waited: int = 0) -> list[Minibatch]:
+    def minibatches(
+        self, state: State, num_seqs: int, objective: Terms, waited: int = 0, *, first_has_all_rows: bool = False
+    ) -> list[Minibatch]:
         """Return all optimizer steps of the PPO step after `state`, in order (`waited`: see `OptimizerSchedule.at`).
 
-        A minibatch without an unmasked token is left out (none of the samples in it has a score).
+        A minibatch without an unmasked token is left out (none of the samples in it has a score). In the others, rows
+        without such a token are left out after the divisors are counted: they have no gradient, but would be
+        computed. `first_has_all_rows`: metrics of the first minibatch are of all its rows.
         """
         planned: list[Minibatch] = []
         for epoch in range(self.epochs):
@@ -53,7 +58,8 @@ class MinibatchPlan:
             for rows in minibatch_rows(num_seqs, self.minibatch_seqs, seed=seed):
                 totals = objective.totals(rows)
                 if any(totals):
-                    planned.append(Minibatch(rows, totals, self.schedule.at(state, len(planned), waited)))
+                    computed = rows if first_has_all_rows and not planned else objective.rows_in_loss(rows)
+                    planned.append(Minibatch(computed, totals, self.schedule.at(state, len(planned), waited)))
         return planned
 
 
@@ -109,14 +115,18 @@ class UpdateStage:
         self,
         before: State,
         rollouts: Rollouts,
-        objective: Objective,
+        objective: Terms,
         *,
         read: Sequence[Record[Any]],
         waited: int = 0,
+        first_has_all_rows: bool = False,
     ) -> UpdateTrace:
         """Run all epochs of one role. The lineage of the new state contains the old state and all records in `read`.
-        `waited` is the number of PPO steps that did not train the role (see `OptimizerSchedule.at`)."""
-        minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective, waited)
+        `waited` is the number of PPO steps that did not train the role (see `OptimizerSchedule.at`), and
+        `first_has_all_rows` is of `MinibatchPlan.minibatches`."""
+        minibatches = self.plan.minibatches(
+            before, rollouts.num_seqs, objective, waited, first_has_all_rows=first_has_all_rows
+        )
         after = State(
             role=before.role,
             step=before.step + 1,
