@@ -81,10 +81,11 @@ docs: setup ## Write the generated pages of docs/ (keys, metrics, algorithms, re
 	$(BIN)/ppoctl recipes metrics --page > docs/metrics.md
 	PYTHONPATH=src $(BIN)/python tests/cli/screens.py
 
-check: setup ## Lint, format, types: exactly what CI gates on
+check: setup ## Lint, format, types, Dockerfile: exactly what CI gates on
 	$(BIN)/ruff check src tests benchmarks recipes
 	$(BIN)/ruff format --check src tests benchmarks recipes
 	$(BIN)/mypy
+	$(BIN)/hadolint containers/Dockerfile
 
 # The pins because of which aarch64 requires a newer glibc than x86-64: docs/install.md names them. What the index has
 # was just read, so no network is needed again.
