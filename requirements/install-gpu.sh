@@ -1,7 +1,7 @@
 #!/bin/sh
 # An environment for NVIDIA GPUs from nothing but Python and pip: install-gpu.sh PYTHON VENV
 # What the folder held goes: both vLLM builds install one module, and would lie over each other. Wheels only, for glibc
-# 2.31 or later. pip's places to find wheels are not handed on, as in install-cpu.sh: a torch for CPUs found there
+# 2.31 or later (aarch64: 2.34). pip's places to find wheels are not handed on, as in install-cpu.sh: a torch for CPUs found there
 # would be taken. Name another index or a folder of wheels by uv's own UV_DEFAULT_INDEX and UV_FIND_LINKS.
 set -eu
 python=$1
