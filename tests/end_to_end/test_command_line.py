@@ -85,6 +85,9 @@ def test_trained_run_is_shown(trained: Path, forked: Forked) -> None:
     status = answer(fresh, trained, "status", "runs/gsm8k-smoke")
     assert (status["state"], status["steps_done"], status["saved_steps"]) == ("finished", 2, [1, 2])
     assert [attempt["status"] for attempt in status["attempts"]] == ["finished", "finished"]
+    for stage in ("values", "logprobs", "critic_update", "actor_update"):
+        assert status["figures"][f"throughput/{stage}_tokens_per_s"] > 1
+        assert 0 < status["figures"][f"throughput/{stage}_mfu"] < 1
     sample = answer(forked, trained, "show", "runs/gsm8k-smoke", "--step", "2", "--best")
     assert len(sample["tokens"]) == len(sample["advantages"]) == len(sample["logprobs"]) == len(sample["pieces"])
     assert "".join(sample["pieces"]).startswith(sample["response"][:5])

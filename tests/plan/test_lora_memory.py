@@ -16,7 +16,7 @@ from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.models.trainable import Trainable
-from ppoctl.plan.flops import row_work, work_of
+from ppoctl.plan.flops import full_row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, training_of
@@ -217,7 +217,7 @@ def test_flops_of_adapters(smallest: Path) -> None:
     batch = batch_of(_recipe(smallest))
     tokens = batch.prompt_tokens + batch.response_tokens
     lora = "actor.train={lora={rank=4, alpha=8}}"
-    row = row_work(_recipe(smallest, lora), "actor", shape)
+    row = full_row_work(_recipe(smallest, lora), "actor", shape)
     adapters = 16 * 4 * (2 * (2048 + 2048) + 2 * (2048 + 512) + 3 * (2048 + 8192))
     weights = _matrices(shape)
     assert row.added == 2 * tokens * adapters

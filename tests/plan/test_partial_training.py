@@ -19,7 +19,7 @@ from ppoctl.models.shape import ExpertShape
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.models.trainable import EVERYTHING, Trainable
 from ppoctl.models.trainable_tables import ValueHeadTable
-from ppoctl.plan.flops import row_work, work_of
+from ppoctl.plan.flops import full_row_work, work_of
 from ppoctl.plan.memory.activations import forward_bytes, saved
 from ppoctl.plan.memory.driver import batch_of, update_input_bytes
 from ppoctl.plan.memory.estimate import estimate_here, training_of
@@ -194,14 +194,14 @@ def test_flops_of_partly_trained_model(smallest: Path) -> None:
     batch = batch_of(recipe)
     tokens = batch.prompt_tokens + batch.response_tokens
     head = 2.0 * tokens * shape.vocab_size * shape.hidden_size
-    full = row_work(recipe, "actor", shape)
+    full = full_row_work(recipe, "actor", shape)
     assert full.update == 3 * full.forward == 3 * forward_flops(shape, tokens, shape.vocab_size)
-    top = row_work(_recipe(smallest, "actor.train={top_layers=2}"), "actor", shape)
+    top = full_row_work(_recipe(smallest, "actor.train={top_layers=2}"), "actor", shape)
     layers = full.forward - head
     assert top.forward == full.forward
     assert top.top == pytest.approx(head + 2 / 16 * layers)
     assert top.update == pytest.approx(full.forward + 2 * head + 2 * 2 / 16 * layers - head)
-    mlp = row_work(_recipe(smallest, "actor.freeze=decoder.layers.*.mlp.*"), "actor", shape)
+    mlp = full_row_work(_recipe(smallest, "actor.freeze=decoder.layers.*.mlp.*"), "actor", shape)
     weights = 3 * shape.hidden_size * shape.ffn_hidden_size * 16
     assert full.update - mlp.update == pytest.approx(2 * tokens * weights)
 
@@ -209,7 +209,7 @@ def test_flops_of_partly_trained_model(smallest: Path) -> None:
 def test_pass_of_the_reference_begins_after_a_shared_trunk(smallest: Path) -> None:
     """Log-probs of the reference take the top alone. The full KL takes all layers."""
     top = "actor.train={top_layers=2}"
-    row = row_work(_recipe(smallest, top), "actor", read_shape(MODELS / "meta-llama--Llama-3.2-1B"))
+    row = full_row_work(_recipe(smallest, top), "actor", read_shape(MODELS / "meta-llama--Llama-3.2-1B"))
 
     def forwards(kl: str) -> float:
         work = work_of(_recipe(smallest, top, f"ppo.kl={kl}"))
@@ -229,7 +229,7 @@ def test_flops_of_experts_that_do_not_train(smallest: Path) -> None:
     model = "Qwen--Qwen1.5-MoE-A2.7B-Chat"
     shape = read_shape(MODELS / model)
     full, frozen = (
-        row_work(_recipe(smallest, *sets, model=model), "actor", shape)
+        full_row_work(_recipe(smallest, *sets, model=model), "actor", shape)
         for sets in ((), ("actor.freeze=decoder.layers.*.local_experts.*",))
     )
     batch = batch_of(_recipe(smallest))

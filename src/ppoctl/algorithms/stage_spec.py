@@ -140,11 +140,12 @@ class StageSpec(Generic[Result]):
         return ()
 
     def reports(self, recipe: StepRecipe, name: str) -> bool:
-        """Return whether the stage reports the metric of this name."""
+        """Return whether the stage reports the metric of this name. MFU is missing on a GPU that
+        `plan/throughput.py` does not know."""
         metric = metric_registry.find(name)
-        return name == f"time/{self.name}_s" or any(
-            each.is_on and each.metric is metric for each in self.metrics(recipe)
-        )
+        if name == f"time/{self.name}_s" or (self.passes(recipe) and name in metric_registry.pass_metrics(self.name)):
+            return True
+        return any(each.is_on and each.metric is metric for each in self.metrics(recipe))
 
     def reports_from(self, recipe: StepRecipe) -> int:
         """Return the first step at which the stage certainly reports its metrics."""

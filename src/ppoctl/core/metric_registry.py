@@ -279,6 +279,23 @@ TIME_WHITENING_S = Metric("time/whitening_s", "s", "time of whitening the advant
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
 TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")
+_TOKENS_PER_S, _MFU = "tokens that the model reads (prompt and response) per second of", "matrix rate reached in"
+THROUGHPUT_VALUES = Metric("throughput/values_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} the critic's values")
+THROUGHPUT_LOGPROBS = Metric("throughput/logprobs_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} log-probs")
+THROUGHPUT_CRITIC_UPDATE = Metric(
+    "throughput/critic_update_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} the critic's update"
+)
+THROUGHPUT_ACTOR_UPDATE = Metric(
+    "throughput/actor_update_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} the actor's update"
+)
+MFU_VALUES = Metric("throughput/values_mfu", "fraction", f"{_MFU} the critic's values", "above 0.3", "higher")
+MFU_LOGPROBS = Metric("throughput/logprobs_mfu", "fraction", f"{_MFU} log-probs", "above 0.3", "higher")
+MFU_CRITIC_UPDATE = Metric(
+    "throughput/critic_update_mfu", "fraction", f"{_MFU} the critic's update", "above 0.3", "higher"
+)
+MFU_ACTOR_UPDATE = Metric(
+    "throughput/actor_update_mfu", "fraction", f"{_MFU} the actor's update", "above 0.3", "higher"
+)
 THROUGHPUT_GENERATED = Metric(
     "throughput/generated_tokens_per_s", "tokens/s",
     "response tokens per second of generation, in the attempt that finished the rollout", "steady",
@@ -295,6 +312,11 @@ METRICS: tuple[Metric, ...] = (*_OWN[:_TIMES], *EVALUATION_METRICS, *_OWN[_TIMES
 """All metrics in the order above; those of evaluations are before the times. Times measure work (see `clock`) and do
 not include the startup of engines, trainers or Ray."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def pass_metrics(stage: str) -> tuple[str, str]:
+    """Return the names of tokens per second and MFU of a stage. Only stages with a trained model have them."""
+    return f"throughput/{stage}_tokens_per_s", f"throughput/{stage}_mfu"
 
 
 def named(group: str, figure: str) -> str:

@@ -80,7 +80,7 @@ def pass_flops(
     """Return (kind of pass, role whose processes compute) -> FLOPs of the last step. The policy computes the
     reference too."""
     flops = defaultdict[tuple[str, str], float](float)
-    of_row = {role: row_work(recipe, role, shape) for role, shape in shapes.items()}
+    of_row = {role: full_row_work(recipe, role, shape) for role, shape in shapes.items()}
     # The log-probs of a reference that starts from the actor's model share the pass of the frozen trunk. The full KL
     # runs all layers of both models.
     shares_trunk = shared_layers(recipe) > 0 and kl_use(recipe).is_estimated
@@ -97,21 +97,30 @@ def pass_flops(
     return dict(flops)
 
 
-def row_work(recipe: Recipe, role: str, shape: ModelShape) -> RowWork:
-    """Return the FLOPs of a role for a sequence of full length."""
-    batch, model = batch_of(recipe), model_in(recipe, role, shape)
-    tokens, trunk = batch.prompt_tokens + batch.response_tokens, trunk_end(model)
-    outputs = shape.vocab_size if model.head == "token" else 1
-    whole, top = (forward_flops(shape, tokens, outputs, first) for first in (0, trunk))
+def full_row_work(recipe: Recipe, role: str, shape: ModelShape) -> RowWork:
+    """Return the FLOPs of a role for a sequence of full length, with outputs at all tokens: an upper bound."""
+    batch = batch_of(recipe)
+    tokens = batch.prompt_tokens + batch.response_tokens
+    return row_work(recipe, role, shape, tokens, tokens)
+
+
+def row_work(recipe: Recipe, role: str, shape: ModelShape, tokens: int, positions: int) -> RowWork:
+    """Return the FLOPs of a role for a sequence of this number of tokens, with outputs at this number of
+    positions."""
+    model = model_in(recipe, role, shape)
+    trunk = trunk_end(model)
+    head = 2.0 * positions * (shape.vocab_size if model.head == "token" else 1) * shape.hidden_size
+    whole, top = (forward_flops(shape, tokens, 0, first) + head for first in (0, trunk))
     layers = range(trunk, shape.num_layers)
     added = 2.0 * tokens * sum(adapter_parameters(model, layer).of_token for layer in layers)
     if model.value_head is not None:
         width = sum(numbers for _, numbers in value_head_parameters(model))
-        added += forward_flops(shape, tokens, 0, shape.num_layers - len(model.copied_layers)) + 2.0 * tokens * width
+        added += (
+            forward_flops(shape, tokens, 0, shape.num_layers - len(model.copied_layers)) + 2.0 * positions * width
+        )
     frozen = sum(layer_parameters(Model(shape, model.head), layer).of_token for layer in layers)
     if model.trainable.lora is None:
         frozen -= sum(layer_parameters(model, layer).of_token for layer in layers)
-    if not model.trains(OUTPUT_PARAMETER):
-        frozen += outputs * shape.hidden_size
-    # A backward pass costs twice a forward pass.
-    return RowWork(whole, added, top, whole + 2 * top + 3 * added - 2.0 * tokens * frozen)
+    # A backward pass costs twice a forward pass; without a gradient of a matrix, half of it.
+    update = whole + 2 * top + 3 * added - 2.0 * tokens * frozen
+    return RowWork(whole, added, top, update if model.trains(OUTPUT_PARAMETER) else update - head)

@@ -6,7 +6,7 @@ no events for a reused stage.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -14,6 +14,7 @@ from ppoctl.core.batch import records
 from ppoctl.core.batch.records import Record
 from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError, quoted
+from ppoctl.core.measured import PASSES, MeasuredPass
 from ppoctl.core.ports import Gate
 from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
@@ -79,6 +80,8 @@ class StageRunner:
     gate: Gate
     observers: Sequence[Observer] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    measure: Callable[[str, Sequence[MeasuredPass]], Mapping[str, float]] = lambda _, __: {}
+    """Returns the metrics of the passes of a stage."""
 
     def at(self, step: int) -> "StepRunner":
         """Return `run_stage` for the stages of one step."""
@@ -117,8 +120,11 @@ class StepRunner:
         self.runner.gate.before(self.step, stage.name)
         for observer in self.runner.observers:
             observer.on_stage(self.step, stage.name)
+        PASSES.take()  # of a replay, or of a stage that failed
         started = WORK.now()
         record = stage.run(*inputs)
+        seconds = WORK.now() - started
+        measured = self.runner.measure(stage.name, PASSES.take())
         manifest = Manifest(
             stage=stage.name,
             step=self.step,
@@ -126,12 +132,12 @@ class StepRunner:
             inputs=identities,
             fingerprint=stage.fingerprint,
             files={},
-            seconds=WORK.now() - started,
+            seconds=seconds,
             committed_at=time.time(),
             attempt=self.runner.attempt.number,
             figures=record.metrics(),
             versions=self.runner.versions,
-            extra={"clocked": record.timing_metrics(), **record.manifest_fields()},
+            extra={"clocked": {**record.timing_metrics(), **measured}, **record.manifest_fields()},
         )
         folder = self.runner.paths.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}

@@ -1,19 +1,23 @@
 """Implementations of the ports of actor and critic. They call all ranks of the role and merge the ranks' outputs."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppoctl.core.batch.digest import FileDigest, flushed_digest
+from ppoctl.core.batch.grid import input_lengths
 from ppoctl.core.batch.records import State
 from ppoctl.core.batch.sequences import Sequences, one_sequence
+from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError, quoted
+from ppoctl.core.measured import PASSES, MeasuredPass, PassKind
 from ppoctl.core.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult
@@ -145,8 +149,34 @@ class MegatronTrainer:
 
         Raises NonFiniteError before the step if a minibatch's loss or gradient is not finite.
         """
-        by_rank: list[list[RankStepResult]] = self.ranks.call("update", sequences, minibatches, objective)
+        rows = torch.cat([minibatch.rows for minibatch in minibatches])
+        with self._measured("train", sequences, rows, with_reference=objective.request.full_kl):
+            by_rank: list[list[RankStepResult]] = self.ranks.call("update", sequences, minibatches, objective)
         return [_result(steps) for steps in zip(*by_rank, strict=True)]
+
+    @contextmanager
+    def _measured(
+        self,
+        kind: PassKind,
+        sequences: Sequences,
+        rows: Int[Tensor, " M"],
+        *,
+        with_reference: bool,
+    ) -> Iterator[None]:
+        """Context that measures passes over these rows of the sequences."""
+        began = WORK.now()
+        yield
+        tokens = input_lengths(sequences)[rows]
+        measured = MeasuredPass(
+            role=self.settings.role,
+            kind=kind,
+            tokens=int(tokens.sum()),
+            pairs=int((tokens * (tokens + 1) // 2).sum()),
+            outputs=int(sequences.lengths[rows].sum()),
+            seconds=WORK.now() - began,
+            with_reference=with_reference,
+        )
+        PASSES.add(measured)
 
     @cached_property
     def source(self) -> tuple[Path, ModelShape]:
@@ -160,7 +190,9 @@ class MegatronTrainer:
 
     def forward(self, method: str, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         """Return the outputs for all rows, merged from all ranks."""
-        shares: list[RankOutputs | None] = self.ranks.call(method, sequences, request)
+        rows, both = torch.arange(sequences.num_seqs), request.reference or request.full_kl
+        with self._measured("forward", sequences, rows, with_reference=both):
+            shares: list[RankOutputs | None] = self.ranks.call(method, sequences, request)
         return merge([share for share in shares if share is not None])
 
 

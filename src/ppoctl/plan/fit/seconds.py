@@ -24,7 +24,7 @@ from ppoctl.algorithms.roles import POLICY, head_of
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.fit.choices import RoleChoice, TrainedPartTable, candidate_of, settled
-from ppoctl.plan.flops import pass_flops, row_work
+from ppoctl.plan.flops import full_row_work, pass_flops
 from ppoctl.plan.memory.driver import StepBatch, batch_of
 from ppoctl.plan.memory.generator_memory import GeneratorBytes
 from ppoctl.plan.shared_sizes import microbatches
@@ -112,7 +112,7 @@ def role_work(recipe: Recipe, role: str, shapes: Mapping[str, ModelShape]) -> Ro
     return RoleWork(
         passes=flops.get(("forward", role), 0.0),
         updates=flops.get(("train", role), 0.0),
-        forwards_of_updates=trained * row_work(recipe, role, shape).top,
+        forwards_of_updates=trained * full_row_work(recipe, role, shape).top,
         mlp_frac=mlp / (mlp + attention),
         rows_passed=sum(use.rows * (1 + use.model.with_reference) for use in forwards),
         rows_trained=trained,

@@ -15,6 +15,7 @@ from ppoctl.core.batch.lineage import initial_state
 from ppoctl.core.batch.records import State, Update
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.ports import Gate, Generator
+from ppoctl.plan.throughput import StageMeter
 from ppoctl.recipe.loading.rules.metrics_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
@@ -123,7 +124,9 @@ def assemble(
     job = RunContext(
         paths=paths,
         recipe=newest,
-        runner=StageRunner(paths, attempt, journal, gate, hooks.observers, hooks.versions),
+        runner=StageRunner(
+            paths, attempt, journal, gate, hooks.observers, hooks.versions, StageMeter(newest).metrics
+        ),
         journal=journal,
         ledger=Ledger(paths.ledger, attempt),
         states=states,

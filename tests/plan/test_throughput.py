@@ -1,0 +1,110 @@
+"""Tokens per second and MFU of measured passes, by hand and against the count of `benchmarks/roofline.py`."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ppoctl.core.machine import nvml
+from ppoctl.core.measured import MeasuredPass, MeasuredPasses
+from ppoctl.plan import throughput
+from ppoctl.plan.throughput import StageMeter, cpu_rate
+from ppoctl.recipe.loading.load import load
+from ppoctl.recipe.schema import Recipe
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+MODELS = Path(__file__).parents[2] / "recipes" / "models"
+LENGTHS = torch.tensor([7, 40, 13])
+"""Tokens that the model reads of each sequence; the responses have 5, 30 and 2 tokens."""
+OUTPUTS = 37
+
+
+def recipe_of(file: Path, *sets: str) -> Recipe:
+    return load([file], [f"model.path={MODELS / 'meta-llama--Llama-3.2-1B'}", *sets], {}).recipe
+
+
+def measured(kind: Any = "train", role: str = "actor", **changed: Any) -> MeasuredPass:
+    pairs = int((LENGTHS * (LENGTHS + 1) // 2).sum())
+    return MeasuredPass(
+        **{"role": role, "kind": kind, "tokens": 60, "pairs": pairs, "outputs": OUTPUTS, "seconds": 2.0} | changed
+    )
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = nvml.Gpu(0, "GPU-1", "NVIDIA H100 80GB HBM3", 80 * 2**30, 0, "DEFAULT", (9, 0))
+    monkeypatch.setattr(nvml, "look", lambda: nvml.Driver("580", (13, 0), (gpu,)))
+
+
+def test_flops_of_an_update_equal_those_of_the_roofline(smallest: Path) -> None:
+    """16 layers of width 2048, 32 heads of 64 and 8 of keys and values, MLPs of 8192, 128,256 ids."""
+    import roofline
+
+    shape = SimpleNamespace(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8
+    )
+    responses = torch.tensor([5, 30, 2])
+    sequences = SimpleNamespace(prompt_lengths=LENGTHS - responses + 1, lengths=responses)
+    meter = StageMeter(recipe_of(smallest))
+    expected: Any = roofline.update_flops(shape, sequences, 128256)  # type: ignore[arg-type]
+    assert meter.flops(measured()) == pytest.approx(expected)
+    assert meter.flops(measured("forward")) == pytest.approx(expected / 3)
+    assert meter.flops(measured("forward", with_reference=True)) == pytest.approx(2 * expected / 3)
+    of_critic: Any = roofline.update_flops(shape, sequences, 1)  # type: ignore[arg-type]
+    assert meter.flops(measured(role="critic")) == pytest.approx(of_critic)
+
+
+def test_pass_of_a_reference_with_a_shared_trunk_counts_its_top(smallest: Path) -> None:
+    sets = ["actor.train={top_layers=4}", "ppo.kl={place='reward', coef=0.05}"]
+    meter = StageMeter(recipe_of(smallest, *sets))
+    alone, both = (meter.flops(measured("forward", with_reference=with_it)) for with_it in (False, True))
+    head = 2.0 * OUTPUTS * 128256 * 2048
+    assert both - alone == pytest.approx(head + (alone - head) * 4 / 16)
+
+
+def test_stage_reports_rates_of_all_its_passes(smallest: Path, h100: None) -> None:
+    """On two data ranks in bfloat16, whose peak is 989 TFLOP/s each. The critic has two GPUs, too."""
+    meter = StageMeter(recipe_of(smallest, "model.dtype=bfloat16", "actor.parallel={data=2}"))
+    passes = [measured("forward"), measured("forward", tokens=30, pairs=30, outputs=10, seconds=4.0)]
+    found = meter.metrics("logprobs", passes)
+    assert found["throughput/logprobs_tokens_per_s"] == 15
+    flops = sum(map(meter.flops, passes))
+    assert found["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / (2 * 989e12))
+    assert meter.metrics("rollout", passes) == {}, "the canary's passes are not the work of the stage"
+    assert meter.metrics("logprobs", []) == {}
+
+
+def test_unknown_gpu_and_model_leave_only_tokens_per_second(
+    smallest: Path, h100: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "PEAK_FLOPS", {})
+    meter = StageMeter(recipe_of(smallest))
+    assert meter.metrics("critic_update", [measured(role="critic")]) == {"throughput/critic_update_tokens_per_s": 30}
+    unknown = StageMeter(load([smallest], ["model.path=not/known"], {}).recipe)
+    assert unknown.metrics("critic_update", [measured(role="critic")]) == {
+        "throughput/critic_update_tokens_per_s": 30
+    }
+
+
+def test_gpu_is_found_by_a_word_of_its_name(smallest: Path, h100: None) -> None:
+    meter = StageMeter(recipe_of(smallest, "model.dtype=float32"))
+    assert meter._peak("actor", "NVIDIA H100 80GB HBM3") == 67e12
+    assert meter._peak("actor", "NVIDIA GH200 480GB") == 67e12
+    assert meter._peak("actor", "NVIDIA A100-SXM4-80GB") == 19.5e12
+    assert meter._peak("actor", "NVIDIA GeForce RTX 4090") is None
+
+
+def test_rate_of_a_cpu_is_that_of_its_products() -> None:
+    assert 1e9 < cpu_rate("float32") < 1e14
+    assert cpu_rate("float32") == cpu_rate("float32"), "measured once"
+
+
+def test_passes_are_taken_once() -> None:
+    passes = MeasuredPasses()
+    passes.add(measured())
+    assert passes.take() == [measured()]
+    assert passes.take() == []
