@@ -41,7 +41,7 @@ OWN_MODULES: dict[str, int] = {
     "runs/test_session.py": 1,
     "slurm/ppoctl_on_fakes.py": 2,
     "tracking/test_rebuild.py": 1,
-    "vllm_in_process.py": 4,
+    "vllm_in_process.py": 2,
     "wire/test_engines.py": 1,
     "wiring/test_reward_keys.py": 1,
 }

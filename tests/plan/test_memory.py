@@ -640,7 +640,7 @@ def test_engines_of_one_gpu_divide_its_cache_and_copy_the_weights(smallest: Path
 
 
 def test_advised_engines_fit_by_weights_and_sequences() -> None:
-    """Of 40 units of memory, a quarter is for copies of the weights: 3 of 3 units, 2 of 5, none of 11."""
+    """A quarter of 40 units of memory is for copies of the weights: 3 of 3 units, 2 of 5, none of 11."""
     table = GeneratorTable(max_concurrent_seqs=400)
 
     def advised(weights: int, sequences: int, **changed: object) -> int:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.core.machine import nvml
+from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate, published_rate
 from ppoctl.core.measured import MeasuredPass, MeasuredPasses
-from ppoctl.plan import throughput
-from ppoctl.plan.throughput import StageMeter, cpu_rate
+from ppoctl.plan.throughput import StageMeter
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
 
@@ -33,11 +32,8 @@ def measured(kind: Any = "train", role: str = "actor", **changed: Any) -> Measur
     )
 
 
-@pytest.fixture
-def h100(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpu = nvml.Gpu(0, "GPU-1", "NVIDIA H100 80GB HBM3", 80 * 2**30, 0, "DEFAULT", (9, 0))
-    monkeypatch.setattr(nvml, "look", lambda: nvml.Driver("580", (13, 0), (gpu,)))
+def h100(dtype: str) -> MatrixRate:
+    return MatrixRate({"bfloat16": 989e12, "float32": 67e12}[dtype], is_of_all_ranks=False)
 
 
 def test_flops_of_an_update_equal_those_of_the_roofline(smallest: Path) -> None:
@@ -66,41 +62,41 @@ def test_pass_of_a_reference_with_a_shared_trunk_counts_its_top(smallest: Path) 
     assert both - alone == pytest.approx(head + (alone - head) * 4 / 16)
 
 
-def test_stage_reports_rates_of_all_its_passes(smallest: Path, h100: None) -> None:
-    """On two data ranks in bfloat16, whose peak is 989 TFLOP/s each. The critic has two GPUs, too."""
-    meter = StageMeter(recipe_of(smallest, "model.dtype=bfloat16", "actor.parallel={data=2}"))
+def test_stage_reports_rates_of_all_its_passes(smallest: Path) -> None:
+    """Two data ranks in bfloat16 have 989 TFLOP/s each; on a CPU they divide its rate."""
+    recipe = recipe_of(smallest, "model.dtype=bfloat16", "actor.parallel={data=2}")
+    meter = StageMeter(recipe, h100)
     passes = [measured("forward"), measured("forward", tokens=30, pairs=30, outputs=10, seconds=4.0)]
     found = meter.metrics("logprobs", passes)
     assert found["throughput/logprobs_tokens_per_s"] == 15
     flops = sum(map(meter.flops, passes))
     assert found["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / (2 * 989e12))
+    on_cpu = StageMeter(recipe, lambda _: MatrixRate(3e12, is_of_all_ranks=True)).metrics("logprobs", passes)
+    assert on_cpu["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / 3e12)
     assert meter.metrics("rollout", passes) == {}, "the canary's passes are not the work of the stage"
     assert meter.metrics("logprobs", []) == {}
 
 
-def test_unknown_gpu_and_model_leave_only_tokens_per_second(
-    smallest: Path, h100: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(throughput, "PEAK_FLOPS", {})
-    meter = StageMeter(recipe_of(smallest))
-    assert meter.metrics("critic_update", [measured(role="critic")]) == {"throughput/critic_update_tokens_per_s": 30}
-    unknown = StageMeter(load([smallest], ["model.path=not/known"], {}).recipe)
-    assert unknown.metrics("critic_update", [measured(role="critic")]) == {
-        "throughput/critic_update_tokens_per_s": 30
-    }
+def test_unknown_gpu_or_model_leaves_only_tokens_per_second(smallest: Path) -> None:
+    unknown = load([smallest], ["model.path=not/known"], {}).recipe
+    for meter in (StageMeter(recipe_of(smallest), lambda _: None), StageMeter(unknown, h100)):
+        found = meter.metrics("critic_update", [measured(role="critic")])
+        assert found == {"throughput/critic_update_tokens_per_s": 30}
 
 
-def test_gpu_is_found_by_a_word_of_its_name(smallest: Path, h100: None) -> None:
-    meter = StageMeter(recipe_of(smallest, "model.dtype=float32"))
-    assert meter._peak("actor", "NVIDIA H100 80GB HBM3") == 67e12
-    assert meter._peak("actor", "NVIDIA GH200 480GB") == 67e12
-    assert meter._peak("actor", "NVIDIA A100-SXM4-80GB") == 19.5e12
-    assert meter._peak("actor", "NVIDIA GeForce RTX 4090") is None
+def test_rate_of_a_gpu_is_found_by_a_word_of_its_name() -> None:
+    assert published_rate("NVIDIA H100 80GB HBM3", "float32") == 67e12
+    assert published_rate("NVIDIA GH200 480GB", "bfloat16") == 989e12
+    assert published_rate("NVIDIA A100-SXM4-80GB", "float32") == 19.5e12
+    assert published_rate("NVIDIA GeForce RTX 4090", "bfloat16") is None
 
 
-def test_rate_of_a_cpu_is_that_of_its_products() -> None:
-    assert 1e9 < cpu_rate("float32") < 1e14
-    assert cpu_rate("float32") == cpu_rate("float32"), "measured once"
+def test_rate_of_a_cpu_is_measured_once() -> None:
+    rate = matrix_rate("float32")
+    assert rate is not None
+    assert 1e9 < rate.flops_s < 1e14
+    assert rate.is_of_all_ranks
+    assert matrix_rate("float32") is rate
 
 
 def test_passes_are_taken_once() -> None:

@@ -66,7 +66,7 @@ def test_metric_names_are_literals_only_in_registry() -> None:
     written = [
         f"{module}:{node.lineno} {node.value}"
         for module, found in nodes().items()
-        if str(module) not in ("core/metric_registry.py", "core/evaluation_metrics.py")
+        if str(module) not in ("core/metric_registry.py", "core/evaluation_metrics.py", "core/speed_metrics.py")
         for node in found
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     ]

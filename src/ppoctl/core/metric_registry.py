@@ -3,7 +3,8 @@
 Metric names are defined only here; stages, console, health rules and the final table use these constants. A test
 checks that the registry and the journals of test runs have the same metrics. Braces mark a part that the user
 chooses: `eval/{set}/pass_at_{k}`. `loading.rules.metrics_rules` determines which metrics the settings of a recipe
-report. `evaluation_metrics` has the metrics of evaluations. These modules import only the standard library.
+report. `evaluation_metrics` has the metrics of evaluations, `speed_metrics` those of times and rates. These modules
+import only the standard library.
 """
 
 import re
@@ -13,6 +14,11 @@ from functools import lru_cache
 from ppoctl.core.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
 from ppoctl.core.evaluation_metrics import EVALUATION_METRICS
 from ppoctl.core.metric import Metric as Metric
+from ppoctl.core.speed_metrics import SPEED_METRICS
+from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
+from ppoctl.core.speed_metrics import THROUGHPUT_GENERATED as THROUGHPUT_GENERATED
+from ppoctl.core.speed_metrics import TIME_EVAL_S as TIME_EVAL_S
+from ppoctl.core.speed_metrics import pass_metrics as pass_metrics
 
 ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(
     "rollout/response_tokens_mean", "tokens", "mean length of the responses", "no collapse towards 0"
@@ -261,62 +267,12 @@ POLICY_CUSTOM = Metric(
     "policy/custom_{name}", "value",
     "mean over tokens of a metric that your loss returns (ppo.policy_loss.kind = python)",
 )  # fmt: skip
-TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including the weight transfer to the engines")
-TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
-TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
-TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
-TIME_KEEP_GROUPS_S = Metric("time/keep_groups_s", "s", "time of the choice of groups (with rollout.groups)")
-TIME_ALL_ROWS_S = Metric("time/all_rows_s", "s", "time of the join of all rounds (with critic_sees = all)")
-TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
-TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
-TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
-TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
-TIME_CRITIC_ADVANTAGES_S = Metric(
-    "time/critic_advantages_s", "s", "time of the advantages of all generated responses (with critic_sees = all)"
-)
-TIME_RESAMPLE_S = Metric("time/resample_s", "s", "time of sampling rows again")
-TIME_WHITENING_S = Metric("time/whitening_s", "s", "time of whitening the advantages of rows that are sampled again")
-TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
-TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
-TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")
-_TOKENS_PER_S, _MFU = "tokens that the model reads (prompt and response) per second of", "matrix rate reached in"
-THROUGHPUT_VALUES = Metric("throughput/values_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} the critic's values")
-THROUGHPUT_LOGPROBS = Metric("throughput/logprobs_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} log-probs")
-THROUGHPUT_CRITIC_UPDATE = Metric(
-    "throughput/critic_update_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} the critic's update"
-)
-THROUGHPUT_ACTOR_UPDATE = Metric(
-    "throughput/actor_update_tokens_per_s", "tokens/s", f"{_TOKENS_PER_S} the actor's update"
-)
-MFU_VALUES = Metric("throughput/values_mfu", "fraction", f"{_MFU} the critic's values", "above 0.3", "higher")
-MFU_LOGPROBS = Metric("throughput/logprobs_mfu", "fraction", f"{_MFU} log-probs", "above 0.3", "higher")
-MFU_CRITIC_UPDATE = Metric(
-    "throughput/critic_update_mfu", "fraction", f"{_MFU} the critic's update", "above 0.3", "higher"
-)
-MFU_ACTOR_UPDATE = Metric(
-    "throughput/actor_update_mfu", "fraction", f"{_MFU} the actor's update", "above 0.3", "higher"
-)
-THROUGHPUT_GENERATED = Metric(
-    "throughput/generated_tokens_per_s", "tokens/s",
-    "response tokens per second of generation, in the attempt that finished the rollout", "steady",
-)  # fmt: skip
-THROUGHPUT_ENGINE_IDLE_FRAC = Metric(
-    "throughput/engine_idle_frac", "fraction",
-    "part of the generation in which all open episodes waited for environments (with [environment])", "below 0.05",
-    "lower",
-)  # fmt: skip
-
-_OWN = [value for value in list(globals().values()) if isinstance(value, Metric) and value not in EVALUATION_METRICS]
-_TIMES = _OWN.index(TIME_ROLLOUT_S)
-METRICS: tuple[Metric, ...] = (*_OWN[:_TIMES], *EVALUATION_METRICS, *_OWN[_TIMES:])
+_ELSEWHERE = (*EVALUATION_METRICS, *SPEED_METRICS)
+_OWN = [value for value in list(globals().values()) if isinstance(value, Metric) and value not in _ELSEWHERE]
+METRICS: tuple[Metric, ...] = (*_OWN, *_ELSEWHERE)
 """All metrics in the order above; those of evaluations are before the times. Times measure work (see `clock`) and do
 not include the startup of engines, trainers or Ray."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
-
-
-def pass_metrics(stage: str) -> tuple[str, str]:
-    """Return the names of tokens per second and MFU of a stage. Only stages with a trained model have them."""
-    return f"throughput/{stage}_tokens_per_s", f"throughput/{stage}_mfu"
 
 
 def named(group: str, figure: str) -> str:

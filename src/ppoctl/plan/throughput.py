@@ -8,17 +8,14 @@ and elementwise operations are not counted, but their time is (PaLM, arXiv:2204.
 is the published rate of dense products; the rate of a CPU is measured once, as the best of a few products.
 """
 
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import model_of, shared_layers
 from ppoctl.core import metric_registry
-from ppoctl.core.machine import nvml
-from ppoctl.core.machine.device import visible
+from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate
 from ppoctl.core.measured import MeasuredPass
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.flops import row_work
@@ -26,25 +23,14 @@ from ppoctl.plan.shared_sizes import shapes_of
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
 
-PEAK_FLOPS = {
-    "B200": {"bfloat16": 2250e12, "float32": 80e12},
-    "H100": {"bfloat16": 989e12, "float32": 67e12},
-    "H200": {"bfloat16": 989e12, "float32": 67e12},
-    "GH200": {"bfloat16": 989e12, "float32": 67e12},
-    "A100": {"bfloat16": 312e12, "float32": 19.5e12},
-    "L40S": {"bfloat16": 362e12, "float32": 91.6e12},
-}
-"""Part of a GPU's name -> FLOP/s of dense products by dtype, from NVIDIA's data sheets (SXM). float32 is without
-TF32, which ppoctl does not use."""
-_SIZES, _REPEATS = (1024, 2048), 3
-"""Sizes of the products that measure a CPU, and how often each runs: a quarter of a second in all."""
-
 
 @dataclass
 class StageMeter:
     """Metrics of the passes of a stage, for the models and devices of a recipe."""
 
     recipe: Recipe
+    rate: Callable[[str], MatrixRate | None] = matrix_rate
+    """Returns the rate of matrix products of a dtype; None: unknown."""
 
     def metrics(self, stage: str, passes: Sequence[MeasuredPass]) -> dict[str, float]:
         """Return tokens per second and MFU of a stage; empty for a stage without such metrics."""
@@ -53,11 +39,18 @@ class StageMeter:
         if metric_registry.find(mfu) is None or seconds <= 0:
             return {}
         found = {rate: sum(measured.tokens for measured in passes) / seconds}
-        peaks = [self._peaks[measured.role] for measured in passes if self._shapes is not None]
-        known = [peak * measured.seconds for peak, measured in zip(peaks, passes, strict=False) if peak is not None]
-        if len(known) == len(passes):
-            found[mfu] = sum(map(self.flops, passes)) / sum(known)
+        peaks = [self._peak(measured.role) for measured in passes]
+        possible = [peak * measured.seconds for peak, measured in zip(peaks, passes, strict=True) if peak is not None]
+        if self._shapes is not None and len(possible) == len(passes):
+            found[mfu] = sum(map(self.flops, passes)) / sum(possible)
         return found
+
+    def _peak(self, role: str) -> float | None:
+        """Return the FLOP/s of all devices of a role; None: unknown."""
+        rate = self.rate(model_of(self.recipe, role).dtype)
+        if rate is None:
+            return None
+        return rate.flops_s * (1 if rate.is_of_all_ranks else layouts(self.recipe)[role].world_size)
 
     def flops(self, measured: MeasuredPass) -> float:
         """Return the FLOPs of the passes: a sum over their tokens, pairs and outputs."""
@@ -81,31 +74,3 @@ class StageMeter:
     @cached_property
     def _shapes(self) -> Mapping[str, ModelShape] | None:
         return shapes_of(self.recipe)
-
-    @cached_property
-    def _peaks(self) -> dict[str, float | None]:
-        """Role -> FLOP/s of all its devices; None: the GPU is not known."""
-        gpus = visible(nvml.look(), os.environ)
-        return {role: self._peak(role, gpus[0].name if gpus else None) for role in self.recipe.trained}
-
-    def _peak(self, role: str, gpu: str | None) -> float | None:
-        dtype = model_of(self.recipe, role).dtype
-        if gpu is None:
-            return cpu_rate(dtype)  # of all threads, which the ranks of the role divide
-        rates = [rates[dtype] for name, rates in PEAK_FLOPS.items() if name in gpu.replace("-", " ").split()]
-        return layouts(self.recipe)[role].world_size * rates[0] if rates else None
-
-
-@cache
-def cpu_rate(dtype: str) -> float:
-    """Return the FLOP/s that matrix products of this dtype reach with the threads of this process."""
-    import torch
-
-    rates = []
-    for size in _SIZES:
-        one = torch.ones(size, size, dtype=getattr(torch, dtype))
-        for _ in range(_REPEATS):
-            began = time.perf_counter()
-            torch.mm(one, one)
-            rates.append(2 * size**3 / (time.perf_counter() - began))
-    return max(rates)

@@ -339,7 +339,7 @@ def test_environment_is_prepared_before_vllm_import(monkeypatch, tmp_path):
     assert order == [str(tmp_path), "import"]
 
 
-def test_engines_of_one_gpu_start_one_after_the_other(monkeypatch):
+def test_engines_of_one_gpu_start_one_after_the_other():
     """The name is free again as soon as a process ends, however it ends."""
     holder = "import sys, time; from ppoctl.engines.vllm.vllm_environment import alone_on_gpu\n"
     holder += "with alone_on_gpu('GPU-7'): print('holds', flush=True); time.sleep(600)"
@@ -348,15 +348,13 @@ def test_engines_of_one_gpu_start_one_after_the_other(monkeypatch):
         assert first.stdout.readline() == "holds\n"
         with alone_on_gpu("GPU-8"):
             pass
-        monkeypatch.setattr(vllm_environment, "MEET_S", 0.3)
         with (
             pytest.raises(EnvironmentProblemError, match=r"has been starting on GPU `GPU-7` for 0\.3 s"),
-            alone_on_gpu("GPU-7"),
+            alone_on_gpu("GPU-7", limit_s=0.3),
         ):
             pass
-        monkeypatch.setattr(vllm_environment, "MEET_S", 60.0)
         first.kill()
-        with alone_on_gpu("GPU-7"):
+        with alone_on_gpu("GPU-7", limit_s=60.0):
             pass
 
 

@@ -80,23 +80,23 @@ def _prepare_for_gpu(settings: VllmSettings) -> None:
 
 
 @contextmanager
-def alone_on_gpu(uuid: str) -> Iterator[None]:
+def alone_on_gpu(uuid: str, limit_s: float = MEET_S) -> Iterator[None]:
     """Context in which no other engine of this user starts on this GPU. A starting vLLM compares free memory before
     and after a trial run, and fails if other processes took or freed memory in between. Raises
-    EnvironmentProblemError after `MEET_S`."""
+    EnvironmentProblemError after `limit_s` seconds."""
     # The kernel frees the name of an abstract socket when its process ends, however it ends. No file is left behind.
     with socket.socket(socket.AF_UNIX) as held:
-        until = time.monotonic() + MEET_S
+        until = time.monotonic() + limit_s
         while True:
             try:
-                held.bind(f"\0ppoctl start of an engine, {os.getuid()}, {uuid}")
+                held.bind(f"\0{os.getuid()} {uuid} ppoctl")
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
             if time.monotonic() >= until:
                 raise EnvironmentProblemError(
-                    f"another engine has been starting on GPU `{uuid}` for {MEET_S:g} s",
+                    f"another engine has been starting on GPU `{uuid}` for {limit_s:g} s",
                     hint="nvidia-smi  # which processes use the GPU; end one that hangs",
                 )
             time.sleep(_LOOK_EVERY_S)

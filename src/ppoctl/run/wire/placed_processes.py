@@ -121,13 +121,11 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.weights.sync import EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
-    placement = DevicePlacement(
-        sizes, table.placement == "colocated", {role: per_device(recipe, role) for role in sizes}
-    )
+    together = {role: per_device(recipe, role) for role in sizes}
+    placement = DevicePlacement(sizes, table.placement == "colocated", together)
     address = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, address, table.start_deadline_s, object_store_bytes(recipe))
-    sharing = DeviceSharing(leaving(recipe))
-    fleet, rank_groups = list[RayProcesses](), list[RayProcesses]()
+    sharing, fleet, rank_groups = DeviceSharing(leaving(recipe)), list[RayProcesses](), list[RayProcesses]()
 
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}

@@ -105,7 +105,7 @@ def assemble(
     gate = PublishingGate(states.saves, hooks.gate)
     generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
     finished = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
-    scorer = OverlappedScorer(components.scorer)
+    scorer, measure = OverlappedScorer(components.scorer), StageMeter(newest).metrics
     parts = StageParts(
         models=states,
         generation=SampleGeneration(
@@ -124,9 +124,7 @@ def assemble(
     job = RunContext(
         paths=paths,
         recipe=newest,
-        runner=StageRunner(
-            paths, attempt, journal, gate, hooks.observers, hooks.versions, StageMeter(newest).metrics
-        ),
+        runner=StageRunner(paths, attempt, journal, gate, hooks.observers, hooks.versions, measure),
         journal=journal,
         ledger=Ledger(paths.ledger, attempt),
         states=states,
