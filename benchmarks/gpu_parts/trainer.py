@@ -175,8 +175,8 @@ def variants():
     layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
     cases = [
         ("base", {}, {}, False),
-        ("all", {"bias_activation_fusion": True, "gradient_accumulation_fusion": True}, {"chunk": 8192}, True),
-        ("swiglu fused", {"bias_activation_fusion": True}, {}, False),
+        ("all", {"gradient_accumulation_fusion": True}, {"chunk": 8192, "kernels": "fused"}, True),
+        ("swiglu fused", {}, {"kernels": "fused"}, False),
         ("wgrad in product", {"gradient_accumulation_fusion": True}, {}, False),
         ("chunk 8192", {}, {"chunk": 8192}, False),
         ("head addmm", {}, {"chunk": 8192}, True),

@@ -86,6 +86,15 @@ def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: st
     assert says in str(refusal([QUICKSTART], [written]))
 
 
+def test_fused_kernels_of_another_activation_raise(tmp_path: Path) -> None:
+    sizes = {"model_type": "gemma2", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    written = [model_as_read(tmp_path, **sizes), "critic.kernels=fused"]
+    error = refusal([QUICKSTART], written)
+    assert "fused kernels exist for SiLU, but the model has `gelu_pytorch_tanh`" in str(error)
+    assert "--set critic.kernels=plain" in str(error.hint)
+    load([QUICKSTART], ["critic.kernels=fused"])
+
+
 def test_broadcast_to_engines_of_one_gpu_raises() -> None:
     apart = "cluster={placement='apart', weights='broadcast'}"
     assert "a broadcast allows one process per device, but engines share one" in str(

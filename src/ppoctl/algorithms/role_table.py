@@ -9,6 +9,7 @@ from ppoctl.core.recipe_table import RESULTS, SPEED, Array, AtLeastOne, Parallel
 from ppoctl.models.trainable_tables import BY_ON, PatternsOrOne, Train, ValueHeadTable
 
 Recompute = Literal["none", "selective", "full"]
+Kernels = Literal["plain", "fused"]
 
 
 class BySequences(Table):
@@ -68,6 +69,11 @@ class TrainedTable(Table):
     """Activations that are not kept in memory, but recomputed in the backward pass (Megatron-Core's
     `recompute_granularity`). selective: the activations inside the MLP; full: all activations except the input of
     each layer (one third more computation)."""
+    kernels: Annotated[Kernels, SPEED] = "plain"
+    """Kernels between the matrix products. plain: those of torch; fused: Megatron-Core's for the activation of gated
+    MLPs, in models with SiLU (`bias_activation_fusion`). The function is the same up to rounding, and an MLP keeps
+    3/5 of the memory. A GPU compiles them at the first update; a CPU runs them without a compiler.
+    """
     parallel: ParallelTable | None = None
     """Parallel layout of the role; absent: one process for the actor, and the actor's layout for the critic."""
 

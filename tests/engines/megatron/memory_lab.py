@@ -11,6 +11,7 @@ from typing import Any
 
 import megatron_lab as lab
 import torch
+from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 from megatron.core.parallel_state import get_global_memory_buffer
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
@@ -234,7 +235,7 @@ def _component(names: set[tuple[str, str]]) -> str | None:
         return "norms" if ("transformer_layer.py", "forward") in names else "ends"
     if ("modules.py", "_forward_impl") in names:
         return "mlp" if ("mlp.py", "forward") in names else "attention"
-    if ("mlp.py", "glu") in names:
+    if ("mlp.py", "glu") in names or _of(bias_swiglu_impl) in names:
         return "mlp"
     if ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names:
         return "projections"

@@ -13,7 +13,7 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.algorithms.optimizer_table import OptimizerPlace
-from ppoctl.algorithms.role_table import ByTokens, Recompute
+from ppoctl.algorithms.role_table import ByTokens, Kernels, Recompute
 from ppoctl.algorithms.roles import head_of
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron import host_optimizer, output_logprobs
@@ -111,6 +111,12 @@ LORA_CASES = [
     ("gemma2", "actor", "TP2", torch.bfloat16, "none", ADAPTERS),
     ("deepseek-v3-low-rank", "critic", "alone", torch.float32, "none", Trainable(lora=Lora(2, 6.0, ("o_proj",)))),
 ]
+FUSED_CASES = [
+    ("larger", "actor", "alone", torch.float32, "none"),
+    ("larger", "critic", "TP2", torch.bfloat16, "selective"),
+    ("qwen2-moe", "actor", "TP2 ETP2", torch.float32, "none"),
+    ("qwen3-moe-mixed", "critic", "DP2 EP2", torch.bfloat16, "none"),
+]
 HOST_CASES = [
     ("larger", "actor", "alone", torch.float32, EVERYTHING),
     ("larger", "critic", "DP2 distributed optimizer", torch.bfloat16, EVERYTHING),
@@ -157,9 +163,10 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
         trainable: Trainable = EVERYTHING,
         value_head: SharedValueHead | None = None,
         optimizer_on: OptimizerPlace = "device",
+        kernels: Kernels = "plain",
     ) -> Case:
         parallel = LAYOUTS[layout]
-        part = {"trainable": trainable, "value_head": value_head, "optimizer_on": optimizer_on}
+        part = {"trainable": trainable, "value_head": value_head, "optimizer_on": optimizer_on, "kernels": kernels}
         held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
         pool.open(TrainerSettings(role, str(folders(kind)), dtype, held, parallel, recompute=recompute, **part))
         pool.call("start")
@@ -175,6 +182,7 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
             microbatches=1,
             recompute=recompute,
             optimizer_on=optimizer_on,
+            kernels=kernels,
         )
         expected = [rank for rank in ranks_of(training) for _ in range(parallel.stage_ranks)]
         rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
@@ -235,6 +243,12 @@ def test_estimated_bytes_of_partial_training_are_within_a_tenth(
         found["state"] = [(state, files)]
     # With latent attention, the outputs of an adapter exist beside queries, keys and values of all heads.
     _check(found, forward_within=0.15 if case[0].startswith("deepseek") and case[5].lora else WITHIN)
+
+
+@pytest.mark.sampled(1, 2)
+@pytest.mark.parametrize("case", FUSED_CASES, ids=_name)
+def test_estimated_bytes_of_fused_kernels_are_within_a_tenth(opened: Callable[..., Case], case: Any) -> None:
+    _check(_compared(opened(*case, EVERYTHING, None, "device", "fused")))
 
 
 @pytest.mark.sampled(1)

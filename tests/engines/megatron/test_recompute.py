@@ -88,6 +88,13 @@ def test_recompute_reduces_kept_activation_bytes(model):
     assert none > 1.5 * selective > 6 * full
 
 
+def test_fused_kernels_keep_gate_up_and_product(model):
+    """Each of four layers keeps neither the silu of the gate nor a copy of up."""
+    plain = lab.actor(model("qwen2-deep"))
+    fused = lab.started(replace(plain.settings, kernels="fused"))
+    assert kept_bytes(plain) - kept_bytes(fused) == 4 * 2 * TOKENS * lab.SIZES["intermediate_size"] * 4
+
+
 def test_recompute_does_not_change_forward_outputs(model):
     rollouts = lab.make_rollouts()
     keeping = lab.actor(model("qwen2"))

@@ -28,6 +28,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         dtype=DTYPES[model.dtype],
         batching=table.batching,
         recompute=table.recompute,
+        kernels=table.kernels,
         parallel=layouts(recipe)[role],
         reshardable=saved_layout(recipe, role)["reshardable"],
         collective_s=_collective_timeout_s(recipe),

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from ppoctl.algorithms.role_table import Recompute
+from ppoctl.algorithms.role_table import Kernels, Recompute
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.machine.device import on_gpu
 from ppoctl.core.recipe_table import ParallelTable
@@ -32,7 +32,11 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 
 
 def transformer_config(
-    shape: ModelShape, dtype: torch.dtype, parallel: ParallelTable, recompute: Recompute = "none"
+    shape: ModelShape,
+    dtype: torch.dtype,
+    parallel: ParallelTable,
+    recompute: Recompute = "none",
+    kernels: Kernels = "plain",
 ) -> TransformerConfig:
     """Return Megatron-Core's configuration; `dtype` is the dtype of weights and activations.
 
@@ -72,7 +76,7 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=kernels == "fused",
         apply_rope_fusion=False,
         persist_layer_norm=False,
         cuda_graph_scope=[],  # the default, `full`, is deprecated and warns

@@ -21,7 +21,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from ppoctl.algorithms.role_table import Recompute
+from ppoctl.algorithms.role_table import Kernels, Recompute
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.layer_spec import layer_spec
@@ -50,6 +50,7 @@ class ModelSettings(NamedTuple):
     logits_chunk_tokens: int
     parallel: ParallelTable
     recompute: Recompute = "none"
+    kernels: Kernels = "plain"
     label: int | None = None
     """Index of the label whose probability is a reward model's score. None: the head has one output."""
     on_host: bool = False
@@ -70,7 +71,7 @@ class PackedModel(GPTModel):
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
-        config = transformer_config(shape, settings.dtype, settings.parallel, settings.recompute)
+        config = transformer_config(shape, settings.dtype, settings.parallel, settings.recompute, settings.kernels)
         config.use_cpu_initialization |= settings.on_host
         pipeline_rank = groups.pp.rank()
         first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)

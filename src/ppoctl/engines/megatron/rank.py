@@ -260,6 +260,7 @@ class MegatronRank(SendingRank, ProfiledProcess):
             settings.batching.logits_chunk_tokens,
             settings.parallel,
             settings.recompute,
+            settings.kernels,
             label,
         )
         model_class = ScoreModel if settings.is_reward_model else MODELS[model.head]

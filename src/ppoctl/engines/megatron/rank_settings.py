@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from ppoctl.algorithms.role_table import BySequences, ByTokens, Recompute
+from ppoctl.algorithms.role_table import BySequences, ByTokens, Kernels, Recompute
 from ppoctl.algorithms.roles import head_of
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S
@@ -29,6 +29,7 @@ class TrainerSettings:
     batching: BySequences | ByTokens
     parallel: ParallelTable = field(default_factory=ParallelTable)
     recompute: Recompute = "none"
+    kernels: Kernels = "plain"
     reshardable: str = "full"
     """Layouts in which saved states of a distributed optimizer can be loaded: "full" or "dp"."""
     device: str | None = None

@@ -247,6 +247,7 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         full_kl_in=frozenset(name for name, is_full in full_kl_in.items() if is_full),
         filtered=role == POLICY and recipe.rollout.top_p < 1,
         optimizer_on=table.optimizer.on,
+        kernels=table.kernels,
     )
 
 

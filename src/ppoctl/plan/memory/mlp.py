@@ -5,13 +5,14 @@ t ranks that split an expert (`expert_tensor`), F' width of the shared MLP, p by
 router with sigmoids).
 
     per token             bytes
-    gated MLP             5 b F / T
-    shared MLP            5 b F' / T, with a gate (b h + 2 b) / S
-    experts               k (b h t + 6 b f + p t + 8) / S
+    gated MLP             5 b F / T, with fused kernels 3 b F / T
+    shared MLP            5 b F' / T, with fused kernels 3 b F' / T, with a gate (b h + 2 b) / S
+    experts               k (b h t + 6 b f + p t + 8) / S, with fused kernels 3 b f instead of 6 b f
     routing               (E (4 + 2 p + 2) + 8 k + 4 (k + 1)) / S
 
 - An MLP keeps gate and up (2F), silu of the gate, up (a copy: Megatron-Core adds an offset of 0), and the product.
   The product is the input of the second projection: a frozen one without an adapter keeps 4 F.
+- Fused kernels keep gate and up, and compute the rest again in the backward pass.
 - Experts also keep the product times the routing weight, and copies of tokens: each token is sent to k experts, and
   each rank with a slice of an expert receives all tokens of the expert. Frozen experts keep b h t and b f less.
 - Assumed: all experts receive equally many tokens. Nothing is dropped or padded, so a rank whose experts are chosen
@@ -34,7 +35,8 @@ def mlp_bytes(shard: ModelShard, layer: int) -> int:
 
 def _kept(shard: ModelShard, width: int, *, keeps_product: bool = True) -> int:
     """Return the bytes per token that one MLP of this width keeps."""
-    return (4 + keeps_product) * shard.precision.weight * width // shard.layout.tensor
+    numbers = 2 if shard.kernels == "fused" else 4
+    return (numbers + keeps_product) * shard.precision.weight * width // shard.layout.tensor
 
 
 def experts_bytes(shard: ModelShard, layer: int) -> int:
@@ -50,7 +52,7 @@ def experts_bytes(shard: ModelShard, layer: int) -> int:
         routing += 4 * (experts.per_token + 1)
     first, second = (shard.has_gradient(layer, f"{_EXPERT}.linear_fc{number}") for number in (1, 2))
     per_copy = layout.expert_tensor * (first * shard.shape.hidden_size * weight + routing_weight) + 8
-    per_copy += (5 + second) * weight * experts.ffn_hidden_size
+    per_copy += ((2 if shard.kernels == "fused" else 5) + second) * weight * experts.ffn_hidden_size
     gate = weight * (shard.shape.hidden_size + 2) if experts.shared_gate else 0
     keeps_product = shard.has_gradient(layer, "mlp.shared_experts.linear_fc2")
     shared = _kept(shard, experts.shared_width, keeps_product=keeps_product)
@@ -64,7 +66,11 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """
     if not shard.shape.has_experts(layer):
         adapted = 3 * shard.adapted_output_bytes(layer, batch.tokens, in_mlp=True)
-        return max(adapted, batch.tokens * _kept(shard, shard.shape.ffn_hidden_size))
+        width = shard.shape.ffn_hidden_size
+        at_work = _kept(shard, width)
+        if shard.kernels == "fused" and shard.precision.device == "cpu":  # silu of the gate, without a compiler
+            at_work += shard.precision.weight * width // shard.layout.tensor
+        return max(adapted, batch.tokens * at_work)
     experts, weight = shard.shape.experts, shard.precision.weight
     assert experts is not None
     metadata = experts.count * (1 + (4 if experts.sigmoid is not None else weight)) + 8 * experts.per_token

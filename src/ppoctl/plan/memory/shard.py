@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppoctl.algorithms.role_table import Recompute
+from ppoctl.algorithms.role_table import Kernels, Recompute
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
@@ -34,6 +34,7 @@ class ModelShard:
     recompute: Recompute = "none"
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
+    kernels: Kernels = "plain"
 
     @property
     def shape(self) -> ModelShape:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from ppoctl.algorithms.optimizer_table import OptimizerPlace
-from ppoctl.algorithms.role_table import Recompute
+from ppoctl.algorithms.role_table import Kernels, Recompute
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.model import Model
 from ppoctl.models.trainable import EMBEDDING_PARAMETER, EVERYTHING
@@ -59,6 +59,7 @@ class Training:
     filtered: bool = False
     """Whether log-probs are computed for the distribution after top-p."""
     optimizer_on: OptimizerPlace = "device"
+    kernels: Kernels = "plain"
 
     @cached_property
     def trunk(self) -> int:
@@ -221,7 +222,13 @@ def _rank(training: Training, number: int) -> RankBytes:
 
 def _shard(training: Training, stage: PipelineStage) -> ModelShard:
     return ModelShard(
-        training.model, training.layout, stage, training.precision, training.recompute, training.filtered
+        training.model,
+        training.layout,
+        stage,
+        training.precision,
+        training.recompute,
+        training.filtered,
+        training.kernels,
     )
 
 

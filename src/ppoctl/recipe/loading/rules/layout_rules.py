@@ -89,6 +89,17 @@ def check_engines_on_one_gpu(recipe: Recipe) -> Iterator[Finding]:
         )
 
 
+def check_fused_kernels(recipe: Recipe) -> Iterator[Finding]:
+    for role, table in recipe.trained.items():
+        model = model_of(recipe, role)
+        if table.kernels == "fused" and model.shape is not None and model.shape.activation != "silu":
+            yield conflict(
+                f"fused kernels exist for SiLU, but the model has `{model.shape.activation}`",
+                ((role, "kernels"), model.key),
+                f"--set {role}.kernels=plain",
+            )
+
+
 def check_ray_address(recipe: Recipe) -> Iterator[Finding]:
     address = recipe.cluster.ray_address
     if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
