@@ -1,4 +1,4 @@
-"""What the part `pair` runs in its child processes: a trainer rank as in a run, and a tensor rank of an engine."""
+"""Child processes of the part `pair`: a trainer rank as in a run, and a tensor rank of an engine."""
 
 import multiprocessing
 import time
