@@ -26,6 +26,7 @@ from ppoctl.engines.child.process import ChildFactory, ChildProcess, ChildReply
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.ray import shared_memory
 from ppoctl.engines.weights.broadcast_groups import BroadcastWay
 from ppoctl.engines.weights.canary import Canary
 from ppoctl.engines.weights.loopback import environment
@@ -234,8 +235,10 @@ def report_engine() -> None:
         for number in range(8)
     ]
     began = time.perf_counter()
-    processes = in_one_group("gpu_parts.pair_rank:open_engine", (settings, str(QUICKSTART)), 2)
+    processes = in_one_group("gpu_parts.pair_rank:EngineRank", (settings, str(QUICKSTART)), 2)
+    segments: list[str] = []
     try:
+        segments = [name for names in processes.call("segments") for name in names]
         processes.call("restart", str(QUICKSTART))
         started, began = time.perf_counter() - began, time.perf_counter()
         ended: list[Any] = []
@@ -251,3 +254,4 @@ def report_engine() -> None:
         )
     finally:
         processes.close()
+        shared_memory.remove(segments)

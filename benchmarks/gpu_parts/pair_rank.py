@@ -11,7 +11,8 @@ from torch.distributed import ProcessGroup
 from ppoctl.core.machine.device import this_device
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import OpenRank
-from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.ray import shared_memory
+from ppoctl.engines.vllm.engine_factories import OpenEngine
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.engines.weights.sending import PARTS
 
@@ -67,8 +68,17 @@ def _reduced(group: ProcessGroup) -> tuple[bool, float]:
     return float(number) == 2.0 ** group.size() - 1, time.perf_counter() - began
 
 
-def open_engine(settings: VllmSettings, folder: str, rank: int, size: int, address: str) -> Engine:
-    """Return a tensor rank of an engine that has loaded the weights in this folder."""
-    from ppoctl.engines.vllm.engine_factories import OpenEngine
+class EngineRank:
+    """A tensor rank of an engine (`Engine`) that has loaded the weights in a folder."""
 
-    return OpenEngine(settings, folder=folder)(rank, size, address)
+    def __init__(self, settings: VllmSettings, folder: str, rank: int, size: int, address: str) -> None:
+        before = shared_memory.mapped()
+        self._engine = OpenEngine(settings, folder=folder)(rank, size, address)
+        self._segments = [name for name in shared_memory.mapped() if name not in before]
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._engine, method)
+
+    def segments(self) -> list[str]:
+        """Return the shared memory that vLLM leaves behind if the process is killed."""
+        return self._segments
