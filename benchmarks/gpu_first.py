@@ -1,4 +1,5 @@
-"""A first check of the trainer and the engine on one GPU, part by part, without Ray or a network.
+"""A first check of the trainer and the engine on one GPU, part by part, without Ray or a network. The part
+`pair` needs two GPUs.
 
     python benchmarks/gpu_first.py [PART ...] [--out FOLDER] [--minutes 9] [--part-limit 120] [--tiny]
 

@@ -14,6 +14,11 @@ MOST_ASLEEP_GIB = 3.0
 """Memory that a sleeping engine may hold: its CUDA context and its graphs, which `plan` estimates at 1.6 GiB."""
 LEAST_OF_BARE = 0.95
 """Tokens per second of one engine, as a fraction of those of vLLM's `LLM.generate`."""
+MOST_PAIR_GAP = 1e-4
+"""Relative gap of loss and gradient norm in float32 between two ranks and one; on CPUs it is near 1e-6."""
+MOST_CHANGE_GAP = 0.01
+"""Norm of the difference between an update's changes of the weights on two ranks and on one, divided by their norm;
+on CPUs it is near 1e-5. AdamW divides gradients by their size, so rounding counts most where gradients are small."""
 LEAST_FREED = 0.9
 """Fraction of the memory of a trainer or an engine that must be free after it is offloaded."""
 
@@ -114,6 +119,20 @@ def _order(line: Line, on_gpu: bool) -> list[str]:
     return found
 
 
+def _pair(line: Line, on_gpu: bool) -> list[str]:
+    bounds = {"loss_gap": MOST_PAIR_GAP, "grad_norm_gap": MOST_PAIR_GAP, "change_gap": MOST_CHANGE_GAP}
+    found = [
+        f"an update in the layout `{line['layout']}` differs from that of one rank: `{key}` is {line[key]}, allowed "
+        f"{most:g}"
+        for key, most in bounds.items()
+        if key in line and not line[key] <= most
+    ]
+    nccl, plan = line.get("nccl_gib"), line.get("plan_nccl_gib")
+    if on_gpu and nccl is not None and nccl > plan:
+        found.append(f"communicators take {nccl} GiB of a GPU, `plan` estimates {plan}")
+    return [*_is_right(line, on_gpu), *found]
+
+
 def _start(line: Line, on_gpu: bool) -> list[str]:
     no_graphs = on_gpu and line.get("graphs") is False
     return ["the engine has captured no CUDA graphs"] if no_graphs else []
@@ -151,4 +170,5 @@ _CHECKS: dict[str, Callable[[Line, bool], list[str]]] = {
     "sleep": _sleep,
     "sync": _is_right,
     "order": _order,
+    "pair": _pair,
 }

@@ -32,6 +32,12 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "sleep": [{"before_gib": 78.0, "awake_gib": 70.0, "asleep_gib": 76.0}],
     "sync": [{"dtype": "float32", "right": True}],
     "order": [{"code": 0, "peak_gib": 55.0, "plan_gib": 56.0}],
+    "pair": [
+        {"layout": "tensor 2", "loss_gap": 4e-8, "grad_norm_gap": 1e-6, "change_gap": 1e-5},
+        {"layout": "tensor 2", "nccl_gib": 0.9, "plan_nccl_gib": 1.25},
+        {"layout": "tensor 2", "joined_s": 0.5, "groups": {"tp": 0.001}, "right": True},
+        {"engine": "tensor 2", "responses": 8, "right": True},
+    ],
     "soak": [{"reserved": 60.0, "peak": 55.0, "retries": 0}],
     "variants": [{"variant": "base"}],
 }
@@ -60,6 +66,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("sync", {"right": False}, "`right` is false"),
     ("order", {"peak_gib": 77.0, "plan_gib": 56.0}, "takes 77.0 GiB, `plan` estimates 56.0"),
     ("order", {"code": 4, "output": "no room"}, "ended with code 4: no room"),
+    ("pair", {"ranks": "hold the same weights", "right": False}, "`right` is false"),
+    ("pair", {"layout": "data 2", "loss_gap": 0.5}, "`loss_gap` is 0.5, allowed 0.0001"),
+    ("pair", {"layout": "data 2", "grad_norm_gap": float("nan")}, "`grad_norm_gap` is nan"),
+    ("pair", {"layout": "data 2", "change_gap": 0.4}, "layout `data 2` differs from that of one rank: `change_gap`"),
+    ("pair", {"nccl_gib": 2.1, "plan_nccl_gib": 1.25}, "take 2.1 GiB of a GPU, `plan` estimates 1.25"),
     ("soak", {"reserved": 80.0, "peak": 55.0}, "fragments"),
     ("soak", {"retries": 3}, "tried again 3 times"),
     ("variants", {"variant": "all", "error": "RuntimeError: no such kernel"}, "no such kernel"),
@@ -90,6 +101,7 @@ def test_plan_within_its_tolerance_is_accepted():
 def test_memory_is_not_checked_on_a_cpu():
     lines = [{"way": "shared", "read": ["OpenFile"]}, {"who": "engine", "took_gib": 1.0, "freed_gib": None}]
     assert wrong("transfer", lines, on_gpu=False) == []
+    assert wrong("pair", [{"nccl_gib": 2.1, "plan_nccl_gib": 1.25}], on_gpu=False) == []
     assert wrong("sleep", [{"before_gib": None, "asleep_gib": None}], on_gpu=False) == []
 
 

@@ -6,6 +6,6 @@ lines     what a part reports: lines of JSON
 table     the list of parts: where each is, and how long it takes
 measure   seconds, gaps and bytes; it imports torch, and the four modules above do not
 
-machine kernels memory trainer small_memory transfer engines syncing order    the parts
-models receiver                                                  modules that they use
+machine kernels memory trainer small_memory transfer engines syncing order pair    the parts
+models receiver pair_rank                                        modules that they use
 """

@@ -46,6 +46,7 @@ _PARTS = (
     _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),
     _of("syncing", "sync", 150, limit_s=240, needs_vllm=True, figures=("dtype", "s", "gap_max", "gap_mean")),
     _of("order", "order", 150, limit_s=300, needs_vllm=True, figures=("peak_gib", "plan_gib", "stage")),
+    _of("pair", "pair", 150, limit_s=300, figures=("layout", "change_gap", "nccl_gib", "plan_nccl_gib", "start_s")),
     _of("trainer", "variants", 120, limit_s=300, figures=("variant", "mfu")),
     _of("kernels", "logprobs", 40, figures=("chunk", "how", "ms", "gap")),
     _of("trainer", "shard", 48, figures=("mfu", "peak_gib")),

@@ -283,6 +283,13 @@ def test_recipes_that_read_the_same_folder_share_its_copy(ask: RunCli) -> None:
     assert ask("validate", "mine/quickstart-grpo.toml").code == 0
 
 
+def test_recipe_copy_reads_the_copy_of_a_folder_that_recipes_share(ask: RunCli) -> None:
+    copied = "mine/quickstart-2gpu.toml\nmine/quickstart\n"
+    assert ask("recipes", "copy", "own/quickstart-2gpu", "mine").out == copied
+    assert 'path  = "quickstart/model"' in Path("mine/quickstart-2gpu.toml").read_text()
+    assert ask("validate", "mine/quickstart-2gpu.toml").code == 0
+
+
 def test_recipe_copy_can_have_another_name(ask: RunCli) -> None:
     assert ask("recipes", "copy", "dsr1-7b", "own.toml") == CliResult(
         0, "own.toml\n", "next: ppoctl validate own.toml\n"

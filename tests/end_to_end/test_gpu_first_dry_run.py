@@ -10,7 +10,7 @@ from end_to_end.cli_process import Forked
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from gpu_parts.lines import VARIABLE, Job
+from gpu_parts.lines import VARIABLE, Job, Skipped
 from gpu_parts.runner import Options, run
 from gpu_parts.table import PARTS
 
@@ -19,6 +19,15 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 QUARTERS = 4
+
+
+def test_pair_is_skipped_with_its_reason_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_parts import pair
+
+    monkeypatch.setattr(pair, "CUDA", True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(Skipped, match="two GPUs are needed, one is visible"):
+        pair.pair()
 
 
 @pytest.mark.slow

@@ -40,6 +40,26 @@ def test_quickstart_meets_its_expectations(tmp_path: Path, name: str) -> None:
     print(f"\nheld-out pass@1 {first:.3f} -> {last:.3f} in {minutes:.1f} minutes of stages")
 
 
+TENSOR_RANKS = (
+    "actor.parallel={tensor=2}",
+    "critic.parallel={tensor=2}",
+    "generator.tensor=2",
+    "generator.engines=1",
+)
+
+
+@pytest.mark.one_each_time("quickstarts")
+@pytest.mark.minutes(1.5)
+@pytest.mark.parametrize("changes", [(), TENSOR_RANKS], ids=["data", "tensor"])
+def test_quickstart_on_two_ranks_meets_its_expectations(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    sets = [word for change in changes for word in ("--set", change)]
+    recipe = str(ROOT / "recipes/own/quickstart-2gpu.toml")
+    words = [sys.executable, "-m", "ppoctl", "train", recipe, *sets, "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert all(verdict["met"] for verdict in json.loads(done.stdout)["expect"])
+
+
 @pytest.mark.one_each_time("quickstarts")
 @pytest.mark.minutes(6)
 def test_model_with_a_calculator_meets_its_expectations(tmp_path: Path) -> None:

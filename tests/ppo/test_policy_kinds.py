@@ -108,6 +108,14 @@ def test_clip_metrics_use_the_clipped_ratio():
     assert gspo["approx_kl"] == cispo["approx_kl"] == of(Reinforce())["approx_kl"] == clip["approx_kl"]
 
 
+def test_clamped_ratios_stay_within_the_clip_range():
+    ratios = torch.tensor([[0.1, 0.75, 1.0, 1.25, 9.0]])
+    for kind in (PolicyClip(low=0.2, high=0.3, dual=None), Gspo(0.2, 0.3, "token"), Cispo(low=0.2, high=0.3)):
+        FLOAT32.check(kind.clamped(ratios), torch.tensor([[0.8, 0.8, 1.0, 1.25, 1.3]]))
+    FLOAT32.check(Cispo(low=1.0, high=0.3).clamped(ratios)[0, 0], 0.1)
+    assert Reinforce().clamped(ratios) is None
+
+
 @every_kind
 def test_policy_loss_gradients_match_finite_differences(kind):
     """In float64. GSPO by token and CISPO hold ratios constant, so they are not functions with this derivative: they

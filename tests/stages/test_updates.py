@@ -19,7 +19,7 @@ from ppoctl.algorithms.formulas.importance import (
     truncated_weights,
 )
 from ppoctl.algorithms.formulas.learning_rate import LearningRate
-from ppoctl.algorithms.formulas.policy_loss import PolicyClip
+from ppoctl.algorithms.formulas.policy_loss import PolicyClip, Reinforce
 from ppoctl.algorithms.stages.actor_update import ActorUpdateStage, Surrogate
 from ppoctl.algorithms.stages.correction import CorrectionStage
 from ppoctl.algorithms.stages.critic_update import CriticUpdateStage
@@ -292,6 +292,20 @@ def test_corrected_update_metrics_use_kept_tokens() -> None:
     # The token whose ratio is exp(5) is masked out, and its likelihood is not raised.
     assert metrics["policy/ratio_max"] == 1.0
     assert recorded_objective(stage).totals(BOTH) == (4, 4)
+
+
+def test_extremes_of_clamped_ratios_are_those_of_all_minibatches() -> None:
+    """The smallest comes from one row, the largest from the other. The ratio of 9 is masked out."""
+    ratios = torch.tensor([[0.9, 1.1, 9.0], [1.0, 0.5, 1.05]])
+    models = stub_models.Models(stub_models.Engine(stub_models.ACTOR + ratios.log()))
+    read = stub_models.rollouts(), stub_models.logprobs(), stub_models.advantages()
+    record = actor_stage(models=cast(Any, models)).run(STATES["actor"], *read)
+    FLOAT32.check(record.summary["policy/clamped_ratio_min"], 0.8)
+    FLOAT32.check(record.summary["policy/clamped_ratio_max"], 1.1)
+    # A replay compares the metrics of minibatches with records of earlier versions, which do not have these.
+    assert not [name for name in record.per_minibatch if name.startswith("clamped")]
+    without = actor_stage(models=cast(Any, models), loss=Reinforce()).run(STATES["actor"], *read)
+    assert not [name for name in without.metrics() if "clamped" in name]
 
 
 def test_value_loss_uses_global_count_and_scale() -> None:

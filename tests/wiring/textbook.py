@@ -650,6 +650,7 @@ def actor_update(
     learned, size = Learned(table.copy(), np.zeros((2, *table.shape))), len(rollout.actor)
     parts: dict[str, list[float]] = {}
     last_seen, clipped = (None if head is None else head[0].copy()), []
+    clamped: list[Array] = []
     for rows, lr in minibatches(tables, rollout, mask if head is None else head[2], role="actor"):
         part, whole = dict.fromkeys(("surrogate", "entropy", "kl", "nll", "value"), 0.0), np.zeros_like(table)
         gradient, logits = whole[:, :size], learned.table[:, :size]
@@ -690,6 +691,7 @@ def actor_update(
         if places:
             learned.note(**textbook_losses.clip_metrics(keys, ratios[unmasked], plain_advantages[unmasked]))
             learned.note(**ratio_metrics(ratios[unmasked], (now - was)[unmasked]))
+            clamped.append(ratios[unmasked])
         if head is not None:
             coef = ppo["value_loss"]["coef"]
             loss, of_values, seen, share = value_loss(tables, rollout, learned.table[:, size], *head, rows)
@@ -710,6 +712,7 @@ def actor_update(
     of_terms = {f"policy/{name}_loss": np.mean(fractions) for name, fractions in parts.items() if is_there[name]}
     of_nll = {"policy/nll_tokens": (mask & is_good[:, None]).sum()} if is_there["nll"] else {}
     numbers = update_metrics("actor", "policy", learned, rollout) | of_terms | of_nll
+    numbers |= textbook_losses.clamped_metrics(keys, np.concatenate(clamped))
     if head is None or last_seen is None:
         return numbers
     numbers["value/loss"] = np.mean(parts["value"]) / ppo["value_loss"]["coef"]

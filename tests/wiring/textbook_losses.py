@@ -41,6 +41,14 @@ def _clipped(keys: Mapping[str, Any], ratio: float, gain: float) -> tuple[float,
     return (-gain * dual, 0.0) if gain < 0 and loss > -gain * dual else (loss, slope)
 
 
+def clamped_metrics(keys: Mapping[str, Any], ratios: Array) -> dict[str, float]:
+    """Return the extremes of all ratios of a step within the clip range."""
+    if keys["kind"] in ("reinforce", "python"):
+        return {}
+    clamped = [min(max(ratio, 1 - keys["clip_low"]), 1 + keys["clip_high"]) for ratio in ratios]
+    return {"policy/clamped_ratio_min": min(clamped), "policy/clamped_ratio_max": max(clamped)}
+
+
 def clip_metrics(keys: Mapping[str, Any], ratios: Array, advantages: Array) -> dict[str, float]:
     """Return the fractions of clipped tokens."""
     if keys["kind"] in ("reinforce", "python"):

@@ -174,7 +174,7 @@ def _of_clips(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     needs = f"describes a clip that the loss `{loss.kind}` does not have"
     for metric in (
         metrics.POLICY_CLIP_FRAC, metrics.POLICY_CLIP_FRAC_HIGH, metrics.POLICY_CLIP_FRAC_LOW,
-        metrics.POLICY_DUAL_CLIP_FRAC,
+        metrics.POLICY_DUAL_CLIP_FRAC, metrics.POLICY_CLAMPED_RATIO_MIN, metrics.POLICY_CLAMPED_RATIO_MAX,
     ):  # fmt: skip
         yield ReportedMetric(metric, metric in loss.metrics, needs, (("ppo", "policy_loss", "kind"),))
     own, needs = metrics.POLICY_CUSTOM, "requires a loss of your own"

@@ -73,7 +73,7 @@ def copy(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, created if missing, or .toml file.")],
     json: JsonOption = False,
 ) -> None:
-    """Copy a recipe, and the folder next to it that it reads. Never overwrites a file."""
+    """Copy a recipe, and the folder that it reads, next to it. Never overwrites a file."""
     source = find(name)
     target = destination if destination.suffix == ".toml" else destination / source.name
     # A folder keeps its name: the recipe refers to it.
@@ -84,11 +84,9 @@ def copy(
             move = f"mv {quoted(new)} {quoted(f'{new}.old')}"
             raise RecipeError(f"`{new}` exists and is not overwritten", hint=move)
     target.parent.mkdir(parents=True, exist_ok=True)
-    for old, new in pairs:
-        if old.is_dir():
-            shutil.copytree(old, new, ignore=shutil.ignore_patterns(_BYTECODE))
-        else:
-            shutil.copyfile(old, new)
+    target.write_text(source.read_text("utf-8").replace(_PARENT, '"'), "utf-8")
+    for old, new in pairs[1:]:
+        shutil.copytree(old, new, ignore=shutil.ignore_patterns(_BYTECODE))
     if json:
         render.json({"copied": [str(new) for _, new in pairs]})
         return
@@ -98,12 +96,21 @@ def copy(
 
 
 _BYTECODE = "__pycache__"
+_PARENT = '"../'
+"""Begin of the path of a folder that is not next to the recipe, but next to the recipe's folder."""
 
 
 def _folders_read_by(recipe: Path) -> list[Path]:
-    """Return the folders next to a recipe that its text names, such as `quickstart` in `"quickstart/model"`."""
-    text = recipe.read_text("utf-8")
-    return [folder for folder in sorted(recipe.parent.iterdir()) if folder.is_dir() and f'"{folder.name}/' in text]
+    """Return the folders that the text of a recipe names, such as `quickstart` in `"quickstart/model"` and in
+    `"../quickstart/model"`."""
+    text, near = recipe.read_text("utf-8"), recipe.parent
+    prefixes = {near: '"', near.parent: _PARENT}
+    return [
+        folder
+        for parent, prefix in prefixes.items()
+        for folder in sorted(parent.iterdir())
+        if folder.is_dir() and f"{prefix}{folder.name}/" in text
+    ]
 
 
 def _is_copy(old: Path, new: Path) -> bool:

@@ -260,6 +260,12 @@ POLICY_RATIO_P01 = Metric("policy/ratio_p01", "factor", "1st percentile of the r
 POLICY_RATIO_P50 = Metric("policy/ratio_p50", "factor", "median of the ratio", "near 1")
 POLICY_RATIO_P99 = Metric("policy/ratio_p99", "factor", "99th percentile of the ratio", "below 2")
 POLICY_RATIO_MAX = Metric("policy/ratio_max", "factor", "largest ratio", "below 10")
+POLICY_CLAMPED_RATIO_MIN = Metric(
+    "policy/clamped_ratio_min", "factor", "smallest ratio after the clip of the loss", "1 - clip_low to 1"
+)
+POLICY_CLAMPED_RATIO_MAX = Metric(
+    "policy/clamped_ratio_max", "factor", "largest ratio after the clip of the loss", "1 to 1 + clip_high"
+)
 POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )

@@ -55,6 +55,10 @@ class PolicyLoss(Protocol):
         """Return the loss of each token, to be minimized; exactly 0 where masked out."""
         ...
 
+    def clamped(self, ratios: Grid) -> Grid | None:
+        """Return the ratios within the clip range; None for a loss without a clip."""
+        ...
+
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         """Return the tokens that each clip applies to, by metric name; empty for a loss without a clip."""
         ...
@@ -69,6 +73,9 @@ class _BuiltIn:
 
     needs_entropy: ClassVar[bool] = False
 
+    def clamped(self, ratios: Grid) -> Grid | None:  # noqa: ARG002 - a loss with a clip reads it
+        return None
+
     def metrics(self, inputs: PolicyLossInputs) -> dict[str, float]:  # noqa: ARG002 - a loss of the user reads it
         return {}
 
@@ -80,8 +87,23 @@ class _TokenRatio(_BuiltIn):
         return token_ratios(logprobs, old_logprobs, mask)
 
 
+class _ClipRange(_BuiltIn):
+    """Loss that clips ratios to 1 - low and 1 + high."""
+
+    low: float
+    high: float
+
+    def clamped(self, ratios: Grid) -> Grid:
+        return ratios.clamp(1.0 - self.low, 1.0 + self.high)
+
+    def _surrogate(self, ratios: Grid, advantages: Grid) -> Grid:
+        # Use the larger of the two losses: clipping then stops the gradient only if the loss would fall as the ratio
+        # moves further from 1, and never if it would rise.
+        return torch.maximum(-advantages * ratios, -advantages * self.clamped(ratios))
+
+
 @dataclass(frozen=True)
-class PolicyClip(_TokenRatio):
+class PolicyClip(_ClipRange, _TokenRatio):
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
         ratio = exp(logprobs - old)          l = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
@@ -104,7 +126,7 @@ class PolicyClip(_TokenRatio):
     def losses(self, inputs: PolicyLossInputs) -> Grid:
         mask, advantages = inputs.mask, _constants(inputs.advantages, inputs.mask)
         ratios = self.ratios(inputs.logprobs, inputs.old_logprobs, mask)
-        loss = _clipped_surrogate(ratios, advantages, self.low, self.high)
+        loss = self._surrogate(ratios, advantages)
         if self.dual is not None:
             loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * self.dual), loss)
         return torch.where(mask, loss, 0)
@@ -116,7 +138,7 @@ class PolicyClip(_TokenRatio):
 
 
 @dataclass(frozen=True)
-class Gspo(_BuiltIn):
+class Gspo(_ClipRange):
     """Loss of group sequence policy optimization: PPO's clip with one ratio for all n tokens of a sequence.
 
         s = exp(1/n sum_t (logprobs_t - old_t))          l_t = max(-A_t s, -A_t clip(s, 1 - low, 1 + high))
@@ -144,7 +166,7 @@ class Gspo(_BuiltIn):
     def losses(self, inputs: PolicyLossInputs) -> Grid:
         mask, advantages = inputs.mask, _constants(inputs.advantages, inputs.mask)
         ratios = self.ratios(inputs.logprobs, inputs.old_logprobs, mask)
-        return torch.where(mask, _clipped_surrogate(ratios, advantages, self.low, self.high), 0)
+        return torch.where(mask, self._surrogate(ratios, advantages), 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         """Return the tokens of sequences whose ratio is clipped, as in the paper."""
@@ -152,7 +174,7 @@ class Gspo(_BuiltIn):
 
 
 @dataclass(frozen=True)
-class Cispo(_TokenRatio):
+class Cispo(_ClipRange, _TokenRatio):
     """CISPO's loss: the log-prob of each token, weighted by a clipped ratio that is a constant (arXiv:2506.13585, eq.
     4-5).
 
@@ -171,7 +193,7 @@ class Cispo(_TokenRatio):
     def losses(self, inputs: PolicyLossInputs) -> Grid:
         mask, advantages = inputs.mask, _constants(inputs.advantages, inputs.mask)
         ratios = self.ratios(inputs.logprobs, inputs.old_logprobs, mask).detach()
-        return -advantages * ratios.clamp(1.0 - self.low, 1.0 + self.high) * torch.where(mask, inputs.logprobs, 0)
+        return -advantages * self.clamped(ratios) * torch.where(mask, inputs.logprobs, 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         """Return the tokens whose weight is clipped, for either sign of A."""
@@ -212,12 +234,6 @@ def _require_bounds(low: float, high: float) -> None:
 
 def _constants(advantages: Grid, mask: Mask) -> Grid:
     return torch.where(mask, advantages, 0).detach()
-
-
-def _clipped_surrogate(ratios: Grid, advantages: Grid, low: float, high: float) -> Grid:
-    # Use the larger of the two losses: clipping then stops the gradient only if the loss would fall as the ratio
-    # moves further from 1, and never if it would rise.
-    return torch.maximum(-advantages * ratios, -advantages * ratios.clamp(1.0 - low, 1.0 + high))
 
 
 def _stopped(ratios: Grid, advantages: Grid, low: float, high: float) -> Mapping[str, Mask]:

@@ -153,8 +153,9 @@ class ActorUpdateStage(UpdateStage):
             self._diagnostics(step, surrogate, logprobs, advantages, mask) if is_of_policy else {}
             for step, is_of_policy in zip(trained.steps, has_policy, strict=True)
         ]
-        first = trained.steps[has_policy.index(True)]
-        step_metrics = self._pre_update_metrics(first, logprobs, advantages, mask)
+        policy_steps = [step for step, is_of_policy in zip(trained.steps, has_policy, strict=True) if is_of_policy]
+        step_metrics = self._pre_update_metrics(policy_steps[0], logprobs, advantages, mask)
+        step_metrics |= _clamped_ratios(policy_steps, surrogate, mask)
         by_term = _loss_by_term(objective, trained.steps)
         step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
         step_metrics |= _merge_error(trained.steps)
@@ -251,6 +252,26 @@ def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str,
         if term.name == "nll":
             metrics[metric_registry.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
     return metrics
+
+
+def _clamped_ratios(
+    steps: Sequence[MinibatchStep], surrogate: Surrogate, mask: Bool[Tensor, "B R"]
+) -> dict[str, float]:
+    """Return the smallest and the largest ratio within the clip range, over the tokens of all optimizer steps; empty
+    for a loss without a clip. They are stored for the step for the same reason (`_loss_by_term`)."""
+    smallest, largest, loss = list[float](), list[float](), surrogate.kind
+    for minibatch, result in steps:
+        inputs = surrogate.inputs(loss_inputs(minibatch.rows, result.outputs), mask[minibatch.rows])
+        clamped = loss.clamped(loss.ratios(inputs.logprobs, inputs.old_logprobs, inputs.mask))
+        if clamped is None:
+            return {}
+        low, high = clamped[inputs.mask].aminmax()
+        smallest.append(float(low))
+        largest.append(float(high))
+    return {
+        metric_registry.POLICY_CLAMPED_RATIO_MIN.name: min(smallest),
+        metric_registry.POLICY_CLAMPED_RATIO_MAX.name: max(largest),
+    }
 
 
 def _merge_error(steps: Sequence[MinibatchStep]) -> dict[str, float]:

@@ -19,6 +19,8 @@ _CLIP_METRICS = (
     metric_registry.POLICY_CLIP_FRAC,
     metric_registry.POLICY_CLIP_FRAC_HIGH,
     metric_registry.POLICY_CLIP_FRAC_LOW,
+    metric_registry.POLICY_CLAMPED_RATIO_MIN,
+    metric_registry.POLICY_CLAMPED_RATIO_MAX,
 )
 
 

@@ -43,6 +43,10 @@ class PythonLoss:
             )
         return torch.where(inputs.mask, losses, 0)
 
+    def clamped(self, ratios: Float[Tensor, "b R"]) -> None:
+        """Return None: the function may clip, but does not say how."""
+        del ratios
+
     def clipped(
         self, ratios: Float[Tensor, "b R"], advantages: Float[Tensor, "b R"]
     ) -> Mapping[str, Bool[Tensor, "b R"]]:

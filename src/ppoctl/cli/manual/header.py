@@ -46,7 +46,7 @@ def page(files: Mapping[str, Path]) -> str:
     rows = [("recipe", "purpose, and what it demonstrates", "GPUs", "source", "published", "expects"), ("---",) * 6]
     for name, file in files.items():
         head, recipe = header_of(file.read_text("utf-8")), load([file], (), {"PPOCTL_DATA": "/data"}).recipe
-        on_cpu = recipe.model.dtype == "float32"
+        on_cpu = recipe.model.dtype == "float32" and devices(recipe) == 1
         expects = [f"`{metric}` {_bounds(bound.model_dump())}" for metric, bound in recipe.expect.items()]
         without = f"; requires {', '.join(recipe.requires)}" if recipe.requires else ""
         rows.append(
