@@ -9,7 +9,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from ppoctl.core.errors import EnvironmentProblemError
 from ppoctl.engines.vllm import arguments, engine_factories, vllm_environment, vllm_start
-from ppoctl.engines.vllm.arguments import engine_arguments
+from ppoctl.engines.vllm.arguments import engine_arguments, graph_sizes
 from ppoctl.engines.vllm.engine_factories import OpenEngine
 from ppoctl.engines.vllm.log import close_log, keep_log, log_location, write_log
 from ppoctl.engines.vllm.vllm_environment import alone_on_gpu, compiles, prepare_environment
@@ -359,9 +360,23 @@ def test_engines_of_one_gpu_start_one_after_the_other():
 
 
 def test_engine_on_a_gpu_has_its_part_of_the_memory(monkeypatch):
+    from vllm.engine.arg_utils import EngineArgs
+
     settings = settings_of(engines_per_gpu=3, gpu_memory_frac=0.6, max_concurrent_seqs=100, kv_cache_mib=99)
     assert engine_arguments(settings)["kv_cache_memory_bytes"] == 33 * 2**20
     show_a_gpu(monkeypatch)
     found = engine_arguments(settings)
     assert found["gpu_memory_utilization"] == pytest.approx(0.2)
     assert found["max_num_seqs"] == 34
+    assert found["cudagraph_capture_sizes"] == [1, 2, 4, 6, 8, 12, 16, 24, 32, 34]
+    eager = replace(settings, table=settings.table.model_copy(update={"compile": False}))
+    assert engine_arguments(eager)["cudagraph_capture_sizes"] is None
+    assert {*found} <= {field.name for field in fields(EngineArgs)}
+
+
+def test_graphs_are_at_most_half_larger_than_their_batch():
+    sizes = graph_sizes(1000)
+    assert (len(sizes), sizes[-1]) == (17, 512)
+    assert all(larger <= 1.5 * smaller + 1 for smaller, larger in pairwise(sizes))
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(5) == [1, 2, 4, 5]

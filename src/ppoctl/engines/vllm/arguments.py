@@ -9,6 +9,8 @@ from ppoctl.engines.vllm.vllm_settings import VllmSettings
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per engine step on a CPU."""
 _MIB = 1 << 20
+_LARGEST_GRAPH = 512
+"""Largest number of sequences of a CUDA graph, as in vLLM: above it, a step is long enough without a graph."""
 
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
@@ -56,7 +58,19 @@ def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
         "enable_sleep_mode": settings.sleeps,
         # vLLM's own all-reduce kernels read memory of other GPUs. NCCL is used until these kernels are verified here.
         "disable_custom_all_reduce": table.tensor > 1,
+        "cudagraph_capture_sizes": graph_sizes(settings.seqs_per_engine) if compiles(table) else None,
     }
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Return the numbers of sequences for which CUDA graphs are captured: 1, 2, 4, 6, 8, 12, 16, 24, ... and `most`.
+
+    A rollout begins with `most` sequences and ends with few, so a graph is at most half larger than its batch. vLLM's
+    default has three times as many sizes, and captures every size twice at each start.
+    """
+    most = min(most, _LARGEST_GRAPH)
+    powers = [1 << exponent for exponent in range(most.bit_length())]
+    return sorted({size for power in powers for size in (power, 3 * power) if size != 3 and size <= most} | {most})
 
 
 def _cpu_arguments(settings: VllmSettings) -> dict[str, Any]:

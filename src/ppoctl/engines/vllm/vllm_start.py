@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -31,12 +32,16 @@ def started(settings: VllmSettings, **options: Any) -> Any:
     """Return vLLM's LLMEngine; `options` override our engine arguments. Raises RecipeError, EnvironmentProblemError
     or OutOfMemoryError."""
     prepare_environment(settings)
+    began = time.monotonic()
     with _threads_kept(), third_party_quiet():
         import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
 
+        imported = time.monotonic()
         gc.freeze()  # vLLM collects garbage five times during startup, mostly among imported modules
         with store_in_memory(), _alone_on_its_gpu(settings):
             llm = _start(settings, **options)
+    words = "imported vLLM in %.1f s, started the engine in %.1f s"
+    logging.getLogger("vllm.ppoctl").info(words, imported - began, time.monotonic() - imported)
     # Otherwise vLLM shuts down, and destroys all process groups, when this object is garbage-collected.
     llm.engine_core._finalizer.detach()
     return llm
