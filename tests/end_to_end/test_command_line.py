@@ -89,6 +89,7 @@ def test_trained_run_is_shown(trained: Path, forked: Forked) -> None:
     for stage in ("values", "logprobs", "critic_update", "actor_update"):
         assert status["figures"][f"throughput/{stage}_tokens_per_s"] > 1
         assert 0 < status["figures"][f"throughput/{stage}_mfu"] < 1
+    assert 0 < status["figures"]["time/transfer_s"] < status["figures"]["time/rollout_s"]
     log = (trained / "runs/gsm8k-smoke/logs/attempt-2/vllm-engine-0.log").read_text()
     assert re.search(r"imported vLLM in \d+\.\d s, started the engine in \d+\.\d s", log)
     sample = answer(forked, trained, "show", "runs/gsm8k-smoke", "--step", "2", "--best")

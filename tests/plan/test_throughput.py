@@ -1,6 +1,7 @@
 """Tokens per second and MFU of measured passes, by hand and against the count of `benchmarks/roofline.py`."""
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate, published_rate
-from ppoctl.core.measured import MeasuredPass, MeasuredPasses
+from ppoctl.core.measured import Measured, MeasuredPass, Measurements
 from ppoctl.plan.throughput import StageMeter
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
@@ -66,21 +67,21 @@ def test_stage_reports_rates_of_all_its_passes(smallest: Path) -> None:
     """Two data ranks in bfloat16 have 989 TFLOP/s each; on a CPU they divide its rate."""
     recipe = recipe_of(smallest, "model.dtype=bfloat16", "actor.parallel={data=2}")
     meter = StageMeter(recipe, h100)
-    passes = [measured("forward"), measured("forward", tokens=30, pairs=30, outputs=10, seconds=4.0)]
+    passes = Measured((measured("forward"), measured("forward", tokens=30, pairs=30, outputs=10, seconds=4.0)))
     found = meter.metrics("logprobs", passes)
     assert found["throughput/logprobs_tokens_per_s"] == 15
-    flops = sum(map(meter.flops, passes))
+    flops = sum(map(meter.flops, passes.passes))
     assert found["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / (2 * 989e12))
     on_cpu = StageMeter(recipe, lambda _: MatrixRate(3e12, is_of_all_ranks=True)).metrics("logprobs", passes)
     assert on_cpu["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / 3e12)
     assert meter.metrics("rollout", passes) == {}, "the canary's passes are not the work of the stage"
-    assert meter.metrics("logprobs", []) == {}
+    assert meter.metrics("logprobs", Measured()) == {}
 
 
 def test_unknown_gpu_or_model_leaves_only_tokens_per_second(smallest: Path) -> None:
     unknown = load([smallest], ["model.path=not/known"], {}).recipe
     for meter in (StageMeter(recipe_of(smallest), lambda _: None), StageMeter(unknown, h100)):
-        found = meter.metrics("critic_update", [measured(role="critic")])
+        found = meter.metrics("critic_update", Measured((measured(role="critic"),)))
         assert found == {"throughput/critic_update_tokens_per_s": 30}
 
 
@@ -99,8 +100,15 @@ def test_rate_of_a_cpu_is_measured_once() -> None:
     assert matrix_rate("float32") is rate
 
 
-def test_passes_are_taken_once() -> None:
-    passes = MeasuredPasses()
-    passes.add(measured())
-    assert passes.take() == [measured()]
-    assert passes.take() == []
+def test_transfer_is_reported_once(smallest: Path) -> None:
+    measurements = Measurements()
+    for _ in range(2):
+        with measurements.transfer():
+            time.sleep(0.01)
+    measurements.add_pass(measured())
+    taken = measurements.take()
+    assert taken.passes == (measured(),)
+    meter = StageMeter(recipe_of(smallest), h100)
+    assert meter.metrics("rollout", taken) == {"time/transfer_s": taken.transfer_s}
+    assert taken.transfer_s >= 0.02
+    assert measurements.take() == Measured()

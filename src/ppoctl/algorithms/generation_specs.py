@@ -54,7 +54,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
             ReportedMetric(metric, has_episodes, "requires `[environment]`", (("environment",),))
             for metric in EPISODE_METRICS
         )
-        return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED), *of_episodes)
+        return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S), *of_episodes)
 
     def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"episodes": recipe.environment is not None}

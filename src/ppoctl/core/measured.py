@@ -1,11 +1,15 @@
-"""Passes of models over sequences that trainers of this process have measured, until a stage reads them.
+"""Passes of models and transfers of weights that this process has measured, until a stage reads them.
 
-The code that calls the ranks reports its passes (`PASSES.add`), and `plan/throughput.py` computes rates from
+The code that calls ranks and engines reports to `MEASUREMENTS`, and `plan/throughput.py` computes rates from
 them. Neither depends on the other. This module imports only the standard library.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from ppoctl.core.clock import WORK
 
 PassKind = Literal["forward", "train"]
 """Kind of a pass; train: forward and backward."""
@@ -28,21 +32,37 @@ class MeasuredPass:
     """Whether the reference computes the same tokens in the same call."""
 
 
-@dataclass
-class MeasuredPasses:
-    """Passes that no stage has read yet."""
+@dataclass(frozen=True)
+class Measured:
+    """What was measured during a stage."""
 
-    _passes: list[MeasuredPass] = field(default_factory=list)
+    passes: tuple[MeasuredPass, ...] = ()
+    transfer_s: float = 0.0
+    """Seconds in which weights were sent to engines and verified."""
 
-    def add(self, measured: MeasuredPass) -> None:
+
+class Measurements:
+    """Measurements that no stage has read yet."""
+
+    def __init__(self) -> None:
+        self._measured = Measured()
+
+    def add_pass(self, ended: MeasuredPass) -> None:
         """Add passes that have ended."""
-        self._passes.append(measured)
+        self._measured = replace(self._measured, passes=(*self._measured.passes, ended))
 
-    def take(self) -> list[MeasuredPass]:
-        """Return and forget all passes."""
-        taken, self._passes = self._passes, []
+    @contextmanager
+    def transfer(self) -> Iterator[None]:
+        """Context of a transfer of weights."""
+        began = WORK.now()
+        yield
+        self._measured = replace(self._measured, transfer_s=self._measured.transfer_s + WORK.now() - began)
+
+    def take(self) -> Measured:
+        """Return and forget all measurements."""
+        taken, self._measured = self._measured, Measured()
         return taken
 
 
-PASSES = MeasuredPasses()
-"""Passes of this process."""
+MEASUREMENTS = Measurements()
+"""Measurements of this process."""

@@ -18,6 +18,7 @@ from ppoctl.core.speed_metrics import SPEED_METRICS
 from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
 from ppoctl.core.speed_metrics import THROUGHPUT_GENERATED as THROUGHPUT_GENERATED
 from ppoctl.core.speed_metrics import TIME_EVAL_S as TIME_EVAL_S
+from ppoctl.core.speed_metrics import TIME_TRANSFER_S as TIME_TRANSFER_S
 from ppoctl.core.speed_metrics import pass_metrics as pass_metrics
 
 ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(

@@ -29,9 +29,14 @@ def _largest(name: str, rounds: Sequence[StageLine]) -> float:
     return max(float(line["clocked"][name]) for line in rounds)
 
 
+def _sum(name: str, rounds: Sequence[StageLine]) -> float:
+    return sum(float(line["clocked"][name]) for line in rounds)
+
+
 OVER_ROUNDS: dict[str, Callable[[str, Sequence[StageLine]], float]] = {
     metric_registry.THROUGHPUT_GENERATED.name: _of_generation,
     metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name: _of_generation,
+    metric_registry.TIME_TRANSFER_S.name: _sum,
     metric_registry.REWARD_SECONDS_MEAN.name: _mean,
     metric_registry.REWARD_SECONDS_MAX.name: _largest,
 }

@@ -8,7 +8,7 @@ and elementwise operations are not counted, but their time is (PaLM, arXiv:2204.
 is the published rate of dense products; the rate of a CPU is measured once, as the best of a few products.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import model_of, shared_layers
 from ppoctl.core import metric_registry
 from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate
-from ppoctl.core.measured import MeasuredPass
+from ppoctl.core.measured import Measured, MeasuredPass
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.flops import row_work
 from ppoctl.plan.shared_sizes import shapes_of
@@ -32,12 +32,12 @@ class StageMeter:
     rate: Callable[[str], MatrixRate | None] = matrix_rate
     """Returns the rate of matrix products of a dtype; None: unknown."""
 
-    def metrics(self, stage: str, passes: Sequence[MeasuredPass]) -> dict[str, float]:
-        """Return tokens per second and MFU of a stage; empty for a stage without such metrics."""
+    def metrics(self, stage: str, during: Measured) -> dict[str, float]:
+        """Return tokens per second and MFU of a stage that has such metrics, and the seconds of a transfer."""
         rate, mfu = metric_registry.pass_metrics(stage)
-        seconds = sum(measured.seconds for measured in passes)
+        passes, seconds = during.passes, sum(measured.seconds for measured in during.passes)
         if metric_registry.find(mfu) is None or seconds <= 0:
-            return {}
+            return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s} if during.transfer_s else {}
         found = {rate: sum(measured.tokens for measured in passes) / seconds}
         peaks = [self._peak(measured.role) for measured in passes]
         possible = [peak * measured.seconds for peak, measured in zip(peaks, passes, strict=True) if peak is not None]

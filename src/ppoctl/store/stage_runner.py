@@ -14,7 +14,7 @@ from ppoctl.core.batch import records
 from ppoctl.core.batch.records import Record
 from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError, quoted
-from ppoctl.core.measured import PASSES, MeasuredPass
+from ppoctl.core.measured import MEASUREMENTS, Measured
 from ppoctl.core.ports import Gate
 from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
@@ -80,8 +80,8 @@ class StageRunner:
     gate: Gate
     observers: Sequence[Observer] = ()
     versions: dict[str, str] = field(default_factory=dict)
-    measure: Callable[[str, Sequence[MeasuredPass]], Mapping[str, float]] = lambda _, __: {}
-    """Returns the metrics of the passes of a stage."""
+    measure: Callable[[str, Measured], Mapping[str, float]] = lambda _, __: {}
+    """Returns the metrics of what was measured during a stage."""
 
     def at(self, step: int) -> "StepRunner":
         """Return `run_stage` for the stages of one step."""
@@ -120,11 +120,11 @@ class StepRunner:
         self.runner.gate.before(self.step, stage.name)
         for observer in self.runner.observers:
             observer.on_stage(self.step, stage.name)
-        PASSES.take()  # of a replay, or of a stage that failed
+        MEASUREMENTS.take()  # of a replay, or of a stage that failed
         started = WORK.now()
         record = stage.run(*inputs)
         seconds = WORK.now() - started
-        measured = self.runner.measure(stage.name, PASSES.take())
+        measured = self.runner.measure(stage.name, MEASUREMENTS.take())
         manifest = Manifest(
             stage=stage.name,
             step=self.step,

@@ -17,7 +17,7 @@ from ppoctl.core.batch.records import State
 from ppoctl.core.batch.sequences import Sequences, one_sequence
 from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError, quoted
-from ppoctl.core.measured import PASSES, MeasuredPass, PassKind
+from ppoctl.core.measured import MEASUREMENTS, MeasuredPass, PassKind
 from ppoctl.core.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.rank import RankStepResult
@@ -176,7 +176,7 @@ class MegatronTrainer:
             seconds=WORK.now() - began,
             with_reference=with_reference,
         )
-        PASSES.add(measured)
+        MEASUREMENTS.add_pass(measured)
 
     @cached_property
     def source(self) -> tuple[Path, ModelShape]:

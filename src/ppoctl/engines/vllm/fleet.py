@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ppoctl.core.batch.records import State
 from ppoctl.core.errors import HangError, PpoctlError, ProcessLostError
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.engines.weights.engine_calls import EngineHandle, EngineLostError, call_engines
@@ -75,7 +76,7 @@ class Fleet:
         trainer = self._sync.trainer_at(state)
         self._side.sharing.acquire(GENERATOR, self._sleep)
         self._drop()
-        with self._side.sharing.keep_all():
+        with self._side.sharing.keep_all(), MEASUREMENTS.transfer():
             self._published = self._retried(lambda engines: self._sync.prepare(engines, trainer, state), self._slots)
         self._side.sharing.acquire(GENERATOR, self._sleep)  # offloads the trainer, which has sent the weights
 
