@@ -459,6 +459,28 @@ def test_rows_without_a_token_in_the_loss_are_not_computed() -> None:
     assert [minibatch.rows.tolist() for minibatch in found] == [[0, 1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("is_measured_before", [True, False])
+def test_gap_to_the_sampler_is_measured_on_rows_that_are_not_trained(is_measured_before: bool) -> None:
+    """A correction rejects both tokens of row 0, whose gap is the only one."""
+    in_order = replace(plan(), minibatch_seqs=2, seed=None)
+    stage = actor_stage(plan=in_order)
+    logprobs = stub_models.logprobs()
+    given = {
+        "rollouts": stub_models.rollouts(
+            sampler_logprobs=stub_models.ACTOR + torch.tensor([[0.5], [0.0]]) * stub_models.MASK
+        ),
+        "logprobs": logprobs if is_measured_before else replace(logprobs, entropy=None),
+        "advantages": stub_models.advantages(),
+        "correction": stub_models.correction(torch.ones(2, 3), stub_models.MASK & torch.tensor([[False], [True]])),
+    }
+    record = stage.run(STATES["actor"], **given)
+    [minibatch] = cast(stub_models.Models, stage.models).engine.calls["minibatches"]
+    assert minibatch.rows.tolist() == ([1] if is_measured_before else [0, 1])
+    assert minibatch.totals == (3,)
+    gap = None if record.gap is None else record.gap["gap_mean_abs"]
+    assert gap == (None if is_measured_before else pytest.approx(2 * 0.5 / 5))
+
+
 def test_row_order_differs_by_epoch_step_and_role() -> None:
     def orders(role: str, step: int) -> list[tuple[int, ...]]:
         state = replace(STATES[role], step=step - 1)

@@ -344,7 +344,8 @@ def test_engines_of_one_gpu_start_one_after_the_other():
     """The name is free again as soon as a process ends, however it ends."""
     holder = "import sys, time; from ppoctl.engines.vllm.vllm_environment import alone_on_gpu\n"
     holder += "with alone_on_gpu('GPU-7'): print('holds', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True) as first:
+    first = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)
+    try:
         assert first.stdout is not None
         assert first.stdout.readline() == "holds\n"
         with alone_on_gpu("GPU-8"):
@@ -354,9 +355,11 @@ def test_engines_of_one_gpu_start_one_after_the_other():
             alone_on_gpu("GPU-7", limit_s=0.3),
         ):
             pass
+    finally:
         first.kill()
-        with alone_on_gpu("GPU-7", limit_s=60.0):
-            pass
+        first.communicate()
+    with alone_on_gpu("GPU-7", limit_s=60.0):
+        pass
 
 
 def test_engine_on_a_gpu_has_its_part_of_the_memory(monkeypatch):
