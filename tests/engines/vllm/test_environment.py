@@ -342,23 +342,24 @@ def test_environment_is_prepared_before_vllm_import(monkeypatch, tmp_path):
 
 def test_engines_of_one_gpu_start_one_after_the_other():
     """The name is free again as soon as a process ends, however it ends."""
+    mine, other = (f"GPU-{os.getpid()}-{name}" for name in ("mine", "other"))
     holder = "import sys, time; from ppoctl.engines.vllm.vllm_environment import alone_on_gpu\n"
-    holder += "with alone_on_gpu('GPU-7'): print('holds', flush=True); time.sleep(600)"
+    holder += f"with alone_on_gpu('{mine}'): print('holds', flush=True); time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)
     try:
         assert first.stdout is not None
         assert first.stdout.readline() == "holds\n"
-        with alone_on_gpu("GPU-8"):
+        with alone_on_gpu(other):
             pass
         with (
-            pytest.raises(EnvironmentProblemError, match=r"has been starting on GPU `GPU-7` for 0\.3 s"),
-            alone_on_gpu("GPU-7", limit_s=0.3),
+            pytest.raises(EnvironmentProblemError, match=rf"has been starting on GPU `{mine}` for 0\.3 s"),
+            alone_on_gpu(mine, limit_s=0.3),
         ):
             pass
     finally:
         first.kill()
         first.communicate()
-    with alone_on_gpu("GPU-7", limit_s=60.0):
+    with alone_on_gpu(mine, limit_s=60.0):
         pass
 
 
