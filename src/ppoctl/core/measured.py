@@ -34,7 +34,7 @@ class MeasuredPass:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured during a stage."""
+    """Measurements of one stage."""
 
     passes: tuple[MeasuredPass, ...] = ()
     transfer_s: float = 0.0
