@@ -218,7 +218,5 @@ def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
 
 
 def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:
-    """Return metrics of elapsed time: the first is absent if a fake generator takes no time, and fakes send no
-    weights."""
-    names = (metric_registry.THROUGHPUT_GENERATED.name, metric_registry.TIME_TRANSFER_S.name)
-    return names if spec.kind == "rollouts" else ()
+    """Return metrics of elapsed time: `throughput/generated` is absent if a fake generator takes no time."""
+    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.kind == "rollouts" else ()

@@ -21,6 +21,8 @@ from rewards.reward_models import reward_model
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
 
+MODELS = Path(__file__).parents[2] / "recipes/models"
+
 
 def test_planned_batches_and_updates(smallest: Path) -> None:
     sets = ["rollout.prompts_per_step=6", "rollout.samples_per_prompt=4", "ppo.minibatch_seqs=8"]
@@ -349,3 +351,18 @@ def test_flops_of_a_step(smallest: Path) -> None:
     assert by_sampler is not None
     assert by_sampler.forwards == critic
     assert plan(load([smallest], ["model.path=org/gone"], {}).recipe).work is None
+
+
+def test_plan_advises_engines_that_fit_and_that_the_loader_accepts(smallest: Path) -> None:
+    """A model of 1.2B: three engines on a GPU of 80 GiB, and none more where contexts and graphs do not fit."""
+    model = [f"model.path={MODELS / 'meta-llama--Llama-3.2-1B'}", "model.dtype=bfloat16"]
+    many = [*model, "rollout.prompts_per_step=512", "cluster.offload=['actor', 'critic', 'generator']"]
+
+    def advised(gpu_gib: float, *sets: str) -> int:
+        return plan(load([smallest], [*many, *sets], {}).recipe, gpu_gib).advised_engines_per_gpu
+
+    assert advised(80.0) == 3
+    assert advised(80.0, "generator.engines_per_gpu=2") == 3
+    assert advised(80.0, "generator.tensor=2") == 1
+    assert advised(80.0, "cluster={placement='apart', weights='broadcast', offload=[]}") == 1
+    assert advised(80.0, "generator.gpu_memory_frac=0.99") == 1

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,10 @@ def h100(dtype: str) -> MatrixRate:
     return MatrixRate({"bfloat16": 989e12, "float32": 67e12}[dtype], is_of_all_ranks=False)
 
 
+def of_cpu(_: str) -> MatrixRate:
+    return MatrixRate(3e12, is_of_all_ranks=True)
+
+
 def test_flops_of_an_update_equal_those_of_the_roofline(smallest: Path) -> None:
     """16 layers of width 2048, 32 heads of 64 and 8 of keys and values, MLPs of 8192, 128,256 ids."""
     import roofline
@@ -63,25 +68,45 @@ def test_pass_of_a_reference_with_a_shared_trunk_counts_its_top(smallest: Path) 
     assert both - alone == pytest.approx(head + (alone - head) * 4 / 16)
 
 
+def test_forward_pass_counts_what_the_model_has_beside_its_reference(smallest: Path) -> None:
+    """Adapters of rank 16 on q_proj (2048 to 2048) in 16 layers: 2 FLOPs per weight and token, three times that in an
+    update."""
+    lora = "actor.train={lora={rank=16, targets=['q_proj']}}"
+    meter, plain = StageMeter(recipe_of(smallest, lora)), StageMeter(recipe_of(smallest))
+    weights = 16 * 16 * (2048 + 2048)
+    reference = meter.flops(measured("reference"))
+    assert reference == plain.flops(measured("forward"))
+    assert meter.flops(measured("forward")) - reference == pytest.approx(2 * 60 * weights)
+
+
 def test_stage_reports_rates_of_all_its_passes(smallest: Path) -> None:
     """Two data ranks in bfloat16 have 989 TFLOP/s each; on a CPU they divide its rate."""
     recipe = recipe_of(smallest, "model.dtype=bfloat16", "actor.parallel={data=2}")
     meter = StageMeter(recipe, h100)
     passes = Measured((measured("forward"), measured("forward", tokens=30, pairs=30, outputs=10, seconds=4.0)))
-    found = meter.metrics("logprobs", passes)
+    found = meter.metrics("logprobs", "logprobs", passes)
     assert found["throughput/logprobs_tokens_per_s"] == 15
     flops = sum(map(meter.flops, passes.passes))
     assert found["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / (2 * 989e12))
-    on_cpu = StageMeter(recipe, lambda _: MatrixRate(3e12, is_of_all_ranks=True)).metrics("logprobs", passes)
+    on_cpu = StageMeter(recipe, lambda _: MatrixRate(3e12, is_of_all_ranks=True)).metrics(
+        "logprobs", "logprobs", passes
+    )
     assert on_cpu["throughput/logprobs_mfu"] == pytest.approx(flops / 6.0 / 3e12)
-    assert meter.metrics("rollout", passes) == {}, "the canary's passes are not the work of the stage"
-    assert meter.metrics("logprobs", Measured()) == {}
+    assert meter.metrics("rollout", "rollouts", passes) == {"time/transfer_s": 0.0}, (
+        "the canary's passes are not its work"
+    )
+    joined = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"ray_address": "a:1"})})
+    unknown = StageMeter(joined, lambda _: MatrixRate(3e12, is_of_all_ranks=True)).metrics(
+        "logprobs", "logprobs", passes
+    )
+    assert unknown == {"throughput/logprobs_tokens_per_s": 15}
+    assert meter.metrics("logprobs", "logprobs", Measured()) == {}
 
 
 def test_unknown_gpu_or_model_leaves_only_tokens_per_second(smallest: Path) -> None:
     unknown = load([smallest], ["model.path=not/known"], {}).recipe
     for meter in (StageMeter(recipe_of(smallest), lambda _: None), StageMeter(unknown, h100)):
-        found = meter.metrics("critic_update", Measured((measured(role="critic"),)))
+        found = meter.metrics("critic_update", "update", Measured((measured(role="critic"),)))
         assert found == {"throughput/critic_update_tokens_per_s": 30}
 
 
@@ -109,6 +134,7 @@ def test_transfer_is_reported_once(smallest: Path) -> None:
     taken = measurements.take()
     assert taken.passes == (measured(),)
     meter = StageMeter(recipe_of(smallest), h100)
-    assert meter.metrics("rollout", taken) == {"time/transfer_s": taken.transfer_s}
+    assert meter.metrics("next_rollout", "rollouts", taken) == {"time/transfer_s": taken.transfer_s}
+    assert meter.metrics("eval", "evaluation", replace(taken, passes=())) == {}, "its stage is not a rollout"
     assert taken.transfer_s >= 0.02
     assert measurements.take() == Measured()

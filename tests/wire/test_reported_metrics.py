@@ -11,7 +11,7 @@ import pytest
 
 from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import MEMORY, play
-from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, TIME_TRANSFER_S, find, pass_metrics
+from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find, pass_metrics
 from ppoctl.core.step_metrics import reported
 from ppoctl.recipe.loading.rules.metrics_rules import check_metrics_reported
 from ppoctl.recipe.schema import Recipe
@@ -136,11 +136,9 @@ def names_of(setting: str) -> frozenset[str]:
 
 
 OF_REAL_PASSES = {
-    TIME_TRANSFER_S.name,
-    *(name for stage in ("values", "logprobs", "critic_update", "actor_update") for name in pass_metrics(stage)),
+    name for stage in ("values", "logprobs", "critic_update", "actor_update") for name in pass_metrics(stage)
 }
-"""Metrics that fakes do not report, because they run no model and send no weights. `end_to_end/test_command_line.py`
-sees them."""
+"""Metrics that fakes do not report, because they run no model. `end_to_end/test_command_line.py` sees them."""
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

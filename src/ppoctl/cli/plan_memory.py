@@ -140,10 +140,14 @@ def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:
 
 
 def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
+    from ppoctl.recipe.parallel import engine_count
+
     generator, driver, buckets = memory.generator, memory.driver, memory.sending.buckets
     room = f"{generator.kv_tokens:,} tokens, {generator.full_sequences} sequences of full length"
-    each = " in each process" if recipe.generator.engines * recipe.generator.tensor > 1 else ""
-    room += " in each engine" if recipe.generator.engines > 1 else ""
+
+    engines = engine_count(recipe.generator)
+    each = " in each process" if engines * recipe.generator.tensor > 1 else ""
+    room += " in each engine" if engines > 1 else ""
     samples = f"{units.size(driver.samples)} for samples of a step, then {units.size(driver.records)} of records"
     rows = [
         *(

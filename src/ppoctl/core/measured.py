@@ -11,8 +11,8 @@ from typing import Literal
 
 from ppoctl.core.clock import WORK
 
-PassKind = Literal["forward", "train"]
-"""Kind of a pass; train: forward and backward."""
+PassKind = Literal["forward", "reference", "train"]
+"""Kind of a pass. reference: forward with the reference of the model; train: forward and backward."""
 
 
 @dataclass(frozen=True)

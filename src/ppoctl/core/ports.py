@@ -87,7 +87,8 @@ class Minibatch:
     """One optimizer step: its rows, the divisors of its objective, and its settings."""
 
     rows: Int[Tensor, " M"]
-    """Rows of the sequences that the model computes: those with a token in the loss."""
+    """Rows of the sequences that the model computes: those with a token in the loss. The first minibatch of an update
+    may have others, whose outputs are reported."""
     totals: Totals
     step: OptimizerStep
 

@@ -3,7 +3,9 @@
 from ppoctl.core.metric import Metric
 
 TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including the weight transfer to the engines")
-TIME_TRANSFER_S = Metric("time/transfer_s", "s", "part of the rollout: weights are sent to the engines and verified")
+TIME_TRANSFER_S = Metric(
+    "time/transfer_s", "s", "part of the rollout: weights are sent to the engines and verified; 0 after an evaluation"
+)
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
 TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")

@@ -25,7 +25,7 @@ from ppoctl.models.folder import local_folder
 from ppoctl.plan.algorithm import algorithm, reward_steps
 from ppoctl.plan.disk_space import StoragePlan, storage_of
 from ppoctl.plan.flops import WorkPlan, work_of
-from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
+from ppoctl.plan.memory.estimate import Memory, estimate_here, misfit, with_totals
 from ppoctl.plan.memory.generator_memory import advised_engines
 from ppoctl.plan.shared_sizes import microbatches, stage_rows
 from ppoctl.plan.trained_part import trained_part
@@ -196,7 +196,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
     memory, table = estimate_here(recipe, gpu_gib, choose=choose), recipe.generator
     advised = table.engines_per_gpu
     if memory is not None and gpu_gib is not None:
-        advised = advised_engines(memory.generator, table, sizes.sequences_per_round(recipe))
+        advised = _advised_engines(recipe, memory, gpu_gib, choose)
     return Plan(
         name=recipe.name,
         called=algorithm_name(recipe.ppo.model_dump()),
@@ -219,6 +219,19 @@ def plan(recipe: Recipe, gpu_gib: float | None = None, choose: StepFunctionAt = 
         storage=storage_of(recipe, choose),
         memory=memory,
     )
+
+
+def _advised_engines(recipe: Recipe, memory: Memory, gpu_gib: float, choose: StepFunctionAt) -> int:
+    """Return the number of engines on a GPU that probably decode fastest, if that many fit."""
+    table = recipe.generator
+    most = advised_engines(memory.generator, table, sizes.sequences_per_round(recipe))
+    # A broadcast allows one process per device.
+    for number in range(most, table.engines_per_gpu, -1) if recipe.cluster.weights != "broadcast" else ():
+        several = table.model_copy(update={"engines_per_gpu": number})
+        found = estimate_here(recipe.model_copy(update={"generator": several}), gpu_gib, choose=choose)
+        if found is not None and misfit(found) is None:
+            return number
+    return table.engines_per_gpu
 
 
 def _critic_start(recipe: Recipe) -> CriticStart | None:

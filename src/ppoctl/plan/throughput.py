@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ppoctl.algorithms.generation_specs import ROLLOUT
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import model_of, shared_layers
 from ppoctl.core import metric_registry
@@ -32,12 +33,15 @@ class StageMeter:
     rate: Callable[[str], MatrixRate | None] = matrix_rate
     """Returns the rate of matrix products of a dtype; None: unknown."""
 
-    def metrics(self, stage: str, during: Measured) -> dict[str, float]:
-        """Return tokens per second and MFU of a stage that has such metrics, and the seconds of a transfer."""
+    def metrics(self, stage: str, kind: str, during: Measured) -> dict[str, float]:
+        """Return tokens per second and MFU of a stage that has such metrics, and the transfer of a rollout. `kind` is
+        that of the stage's record."""
+        if kind == ROLLOUT.kind:
+            return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s}
         rate, mfu = metric_registry.pass_metrics(stage)
         passes, seconds = during.passes, sum(measured.seconds for measured in during.passes)
         if metric_registry.find(mfu) is None or seconds <= 0:
-            return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s} if during.transfer_s else {}
+            return {}
         found = {rate: sum(measured.tokens for measured in passes) / seconds}
         peaks = [self._peak(measured.role) for measured in passes]
         possible = [peak * measured.seconds for peak, measured in zip(peaks, passes, strict=True) if peak is not None]
@@ -48,13 +52,15 @@ class StageMeter:
     def _peak(self, role: str) -> float | None:
         """Return the FLOP/s of all devices of a role; None: unknown."""
         rate = self.rate(model_of(self.recipe, role).dtype)
-        if rate is None:
+        # Without a GPU, a driver that joins a cluster does not know the devices of the ranks.
+        if rate is None or (rate.is_of_all_ranks and self.recipe.cluster.ray_address is not None):
             return None
         return rate.flops_s * (1 if rate.is_of_all_ranks else layouts(self.recipe)[role].world_size)
 
     def flops(self, measured: MeasuredPass) -> float:
         """Return the FLOPs of the passes: a sum over their tokens, pairs and outputs."""
-        found = self._flops(measured, "update" if measured.kind == "train" else "forward")
+        parts = {"train": ("update",), "forward": ("forward", "added"), "reference": ("forward",)}[measured.kind]
+        found = sum(self._flops(measured, part) for part in parts)
         if measured.with_reference:
             shares = shared_layers(self.recipe) > 0 and kl_use(self.recipe).is_estimated
             found += self._flops(measured, "top" if shares else "forward")

@@ -80,8 +80,8 @@ class StageRunner:
     gate: Gate
     observers: Sequence[Observer] = ()
     versions: dict[str, str] = field(default_factory=dict)
-    measure: Callable[[str, Measured], Mapping[str, float]] = lambda _, __: {}
-    """Returns the metrics of what was measured during a stage."""
+    measure: Callable[[str, str, Measured], Mapping[str, float]] = lambda *_: {}
+    """Returns the metrics of what was measured during a stage, by its name and the kind of its record."""
 
     def at(self, step: int) -> "StepRunner":
         """Return `run_stage` for the stages of one step."""
@@ -124,7 +124,7 @@ class StepRunner:
         started = WORK.now()
         record = stage.run(*inputs)
         seconds = WORK.now() - started
-        measured = self.runner.measure(stage.name, MEASUREMENTS.take())
+        measured = self.runner.measure(stage.name, record.kind, MEASUREMENTS.take())
         manifest = Manifest(
             stage=stage.name,
             step=self.step,

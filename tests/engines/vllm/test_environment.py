@@ -372,7 +372,7 @@ def test_engine_on_a_gpu_has_its_part_of_the_memory(monkeypatch):
     found = engine_arguments(settings)
     assert found["gpu_memory_utilization"] == pytest.approx(0.2)
     assert found["max_num_seqs"] == 34
-    assert found["cudagraph_capture_sizes"] == [1, 2, 4, 6, 8, 12, 16, 24, 32, 34]
+    assert found["cudagraph_capture_sizes"] == [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 68]
     eager = replace(settings, table=settings.table.model_copy(update={"compile": False}))
     assert engine_arguments(eager)["cudagraph_capture_sizes"] is None
     assert {*found} <= {field.name for field in fields(EngineArgs)}
@@ -382,5 +382,5 @@ def test_graphs_are_at_most_half_larger_than_their_batch():
     sizes = graph_sizes(1000)
     assert (len(sizes), sizes[-1]) == (17, 512)
     assert all(larger <= 1.5 * smaller + 1 for smaller, larger in pairwise(sizes))
-    assert graph_sizes(1) == [1]
-    assert graph_sizes(5) == [1, 2, 4, 5]
+    assert graph_sizes(1) == [1, 2]
+    assert graph_sizes(5) == [1, 2, 4, 6, 8, 10]

@@ -149,7 +149,7 @@ class MegatronTrainer:
 
         Raises NonFiniteError before the step if a minibatch's loss or gradient is not finite.
         """
-        rows = torch.cat([minibatch.rows for minibatch in minibatches])
+        rows = torch.cat([minibatch.rows for minibatch in minibatches] or [torch.zeros(0, dtype=torch.int64)])
         with self._measured("train", sequences, rows, with_reference=objective.request.full_kl):
             by_rank: list[list[RankStepResult]] = self.ranks.call("update", sequences, minibatches, objective)
         return [_result(steps) for steps in zip(*by_rank, strict=True)]
@@ -191,7 +191,8 @@ class MegatronTrainer:
     def forward(self, method: str, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         """Return the outputs for all rows, merged from all ranks."""
         rows, both = torch.arange(sequences.num_seqs), request.reference or request.full_kl
-        with self._measured("forward", sequences, rows, with_reference=both):
+        kind: PassKind = "reference" if method == "reference_forward" else "forward"
+        with self._measured(kind, sequences, rows, with_reference=both):
             shares: list[RankOutputs | None] = self.ranks.call(method, sequences, request)
         return merge([share for share in shares if share is not None])
 

@@ -10,7 +10,7 @@ _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per engine step on a CPU."""
 _MIB = 1 << 20
 _LARGEST_GRAPH = 512
-"""Largest number of sequences of a CUDA graph, as in vLLM: above it, a step is long enough without a graph."""
+"""Largest number of tokens of a CUDA graph, as in vLLM."""
 
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
@@ -63,12 +63,13 @@ def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Return the numbers of sequences for which CUDA graphs are captured: 1, 2, 4, 6, 8, 12, 16, 24, ... and `most`.
+    """Return the numbers of tokens of a step for which CUDA graphs are captured: 1, 2, 4, 6, 8, 12, 16, 24, ... up to
+    twice the sequences that are decoded together, as in vLLM.
 
     A rollout begins with `most` sequences and ends with few, so a graph is at most half larger than its batch. vLLM's
     default has three times as many sizes, and captures every size twice at each start.
     """
-    most = min(most, _LARGEST_GRAPH)
+    most = min(2 * most, _LARGEST_GRAPH)
     powers = [1 << exponent for exponent in range(most.bit_length())]
     return sorted({size for power in powers for size in (power, 3 * power) if size != 3 and size <= most} | {most})
 

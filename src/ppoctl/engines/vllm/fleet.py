@@ -76,7 +76,7 @@ class Fleet:
         trainer = self._sync.trainer_at(state)
         self._side.sharing.acquire(GENERATOR, self._sleep)
         self._drop()
-        with self._side.sharing.keep_all(), MEASUREMENTS.transfer():
+        with self._side.sharing.keep_all():
             self._published = self._retried(lambda engines: self._sync.prepare(engines, trainer, state), self._slots)
         self._side.sharing.acquire(GENERATOR, self._sleep)  # offloads the trainer, which has sent the weights
 
@@ -109,7 +109,8 @@ class Fleet:
         tries_left = len(slots)
         while True:
             try:
-                result = transfer([slot.engine for slot in slots])
+                with MEASUREMENTS.transfer():
+                    result = transfer([slot.engine for slot in slots])
             except EngineLostError as error:
                 if tries_left == 0:
                     raise

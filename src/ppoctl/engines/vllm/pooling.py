@@ -48,10 +48,11 @@ class PoolingEngine:
         """Start vLLM. That takes about 2 s for a small model. Raises EnvironmentProblemError or OutOfMemoryError."""
         engine = self._settings.engine
         self._llm = vllm_start.started_from_folder(
-            replace(engine, table=engine.table.model_copy(update={"tensor": 1})),
+            replace(engine, table=engine.table.model_copy(update={"tensor": 1, "engines_per_gpu": 1})),
             witnessed=False,
             runner="pooling",
             max_num_seqs=self._settings.step_texts,
+            cudagraph_capture_sizes=None,
             max_num_batched_tokens=self._settings.step_tokens,
             kv_cache_memory_bytes=self._settings.cache_bytes,
             enable_prefix_caching=False,

@@ -95,7 +95,8 @@ def start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
         key = "gpu_memory_frac" if on_gpu() else "kv_cache_mib"
         return OutOfMemoryError(
             f"vLLM does not have enough memory for one sequence of {settings.max_model_len} tokens: {text}",
-            hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`",
+            hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`"
+            + (f", or `generator.engines_per_gpu` ({table.engines_per_gpu})" if table.engines_per_gpu > 1 else ""),
         )
     if "Free memory on device" in text:
         return OutOfMemoryError(

@@ -144,7 +144,10 @@ def too_small_a_cache(memory: Memory) -> OutOfMemoryError | None:
     if engine.full_sequences > 0:
         return None
     needed = engine.sequence_bytes / 2**20
-    keys = {"cpu": "`generator.kv_cache_mib`", "gpu": "`generator.gpu_memory_frac` or `generator.tensor`"}
+    keys = {
+        "cpu": "`generator.kv_cache_mib`",
+        "gpu": "`generator.gpu_memory_frac` or `generator.tensor`",
+    }
     return OutOfMemoryError(
         f"vLLM will not start: a sequence of full length needs {needed:,.3g} MiB, more than its KV cache has",
         hint=f"raise {keys[memory.device]}",

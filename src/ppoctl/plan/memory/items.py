@@ -117,6 +117,8 @@ def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     if sizes.device == "cpu":
         smaller = "lower `generator.engines`" if recipe.generator.engines > 1 else "choose a smaller model"
         less = "lower `generator.kv_cache_mib`"
+    if recipe.generator.engines_per_gpu > 1:
+        smaller = "lower `generator.engines_per_gpu`"
     # vLLM moves nothing to the host: the trainer sends the weights again after vLLM's sleep.
     yield MemoryItem("generator weights", engine.weights, "device", "generator", smaller, stages, "dropped")
     yield MemoryItem("KV cache", engine.kv_cache, "device", "generator", less, stages, "dropped")

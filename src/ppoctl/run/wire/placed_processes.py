@@ -250,7 +250,8 @@ def _group(
         size=size,
         make=make,
         threads=torch.get_num_threads(),
-        start_deadline_s=recipe.cluster.start_deadline_s,
+        # Engines of one GPU start one after the other.
+        start_deadline_s=recipe.cluster.start_deadline_s * per_device(recipe, role),
         call_deadline_s=recipe.cluster.call_deadline_s,
         first=(number or 0) * size,
         deadlines=_deadlines(recipe),
