@@ -112,8 +112,9 @@ def child_on(number: int, name: str, target: ChildFactory) -> ChildProcess:
 
 
 def pair() -> None:
-    """Report an update of the quickstart's model on two ranks next to one, the memory of communicators next to
-    `plan`'s estimate, a reduction in each group, a broadcast of the weights, and an engine with two ranks."""
+    """Report an update of the quickstart's model on two ranks next to one, and the memory of communicators next to
+    `plan`'s estimate. Report also a reduction in each group, a broadcast of the weights, and an engine with two
+    ranks."""
     if CUDA and torch.cuda.device_count() < 2:
         raise Skipped("two GPUs are needed, one is visible")
     multiprocessing.current_process().authkey = KEY

@@ -144,7 +144,6 @@ def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
 
     generator, driver, buckets = memory.generator, memory.driver, memory.sending.buckets
     room = f"{generator.kv_tokens:,} tokens, {generator.full_sequences} sequences of full length"
-
     engines = engine_count(recipe.generator)
     each = " in each process" if engines * recipe.generator.tensor > 1 else ""
     room += " in each engine" if engines > 1 else ""

@@ -97,7 +97,7 @@ def copy(
 
 _BYTECODE = "__pycache__"
 _PARENT = '"../'
-"""Begin of the path of a folder that is not next to the recipe, but next to the recipe's folder."""
+"""Prefix of the path of a folder that is not next to the recipe, but next to the recipe's folder."""
 
 
 def _folders_read_by(recipe: Path) -> list[Path]:

@@ -122,8 +122,8 @@ class UpdateStage:
         first_has_all_rows: bool = False,
     ) -> UpdateTrace:
         """Run all epochs of one role. The lineage of the new state contains the old state and all records in `read`.
-        `waited` is the number of PPO steps that did not train the role (see `OptimizerSchedule.at`), and
-        `first_has_all_rows` is of `MinibatchPlan.minibatches`."""
+        `waited` is the number of PPO steps that did not train the role (see `OptimizerSchedule.at`);
+        `first_has_all_rows`: see `MinibatchPlan.minibatches`."""
         minibatches = self.plan.minibatches(
             before, rollouts.num_seqs, objective, waited, first_has_all_rows=first_has_all_rows
         )

@@ -62,14 +62,14 @@ def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     }
 
 
-def graph_sizes(most: int) -> list[int]:
+def graph_sizes(seqs: int) -> list[int]:
     """Return the numbers of tokens of a step for which CUDA graphs are captured: 1, 2, 4, 6, 8, 12, 16, 24, ... up to
-    twice the sequences that are decoded together, as in vLLM.
+    twice the `seqs` sequences that are decoded together, as in vLLM.
 
-    A rollout begins with `most` sequences and ends with few, so a graph is at most half larger than its batch. vLLM's
-    default has three times as many sizes, and captures every size twice at each start.
+    A rollout ends with few sequences, so small sizes are needed too. From 4 on, a graph is at most half larger than
+    its batch. vLLM's default has three times as many sizes. It captures each of them twice at each start.
     """
-    most = min(2 * most, _LARGEST_GRAPH)
+    most = min(2 * seqs, _LARGEST_GRAPH)
     powers = [1 << exponent for exponent in range(most.bit_length())]
     return sorted({size for power in powers for size in (power, 3 * power) if size != 3 and size <= most} | {most})
 

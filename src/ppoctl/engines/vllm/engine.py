@@ -267,8 +267,8 @@ class Engine(ReceivingEngine, ProfiledProcess):
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Context without garbage collection. vLLM creates objects for every sequence and step, and none of them is in a
-    cycle: the collector would search them all, again and again, and free nothing."""
+    """Context without garbage collection. vLLM creates objects for every sequence and step, and the collector would
+    search them again and again. It runs between two calls of `advance`."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
