@@ -54,8 +54,9 @@ def _gaps(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
     return [f"gap of {gap:.3g} to what was expected, allowed {MOST_GAP}" for gap in gaps if not gap <= MOST_GAP]
 
 
-def _logprobs(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
-    return [f"log-probs are off by {line['gap']:.3g} nats, allowed 0.1"] if not line.get("gap", 0.0) <= 0.1 else []
+def _logprobs(line: Line, on_gpu: bool) -> list[str]:
+    found = [f"log-probs are off by {line['gap']:.3g} nats, allowed 0.1"] if not line.get("gap", 0.0) <= 0.1 else []
+    return found + _gaps({"grads": line.get("grads", ())}, on_gpu)
 
 
 def _prints(line: Line, on_gpu: bool) -> list[str]:

@@ -53,7 +53,8 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def one_case(args: argparse.Namespace) -> None:
     from ppoctl.core.ports import OutputRequest
-    from ppoctl.engines.megatron.output_logprobs import FrozenOutputs, LogprobSettings, token_logprobs
+    from ppoctl.engines.megatron.logit_blocks import LogprobSettings
+    from ppoctl.engines.megatron.output_logprobs import FrozenOutputs, token_logprobs
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, args.dtype)

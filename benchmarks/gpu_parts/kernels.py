@@ -1,12 +1,17 @@
 """Kernels of the trainer in isolation: attention, log-probs of a large vocabulary, grouped matrix products of
 experts."""
 
+from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
+from gpu_verdicts import MOST_GAP
 
 from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_varlen, gap, gib, seconds
+
+LEAST_GAIN = 1.2
+"""How many times as fast another attention must be to be worth a package."""
 
 
 def _packed(lengths, key_lengths=None):
@@ -77,6 +82,7 @@ def attention():
             out=gap(out, expected_out),
             grads=[gap(a, b) for a, b in zip(found, expected, strict=True)],
         )
+    _alternatives(kernel)
     for heads, groups in ((28, 4), (7, 1)):
         backward, both_s = _attention_speed(kernel, heads, groups)
     if CUDA:  # equal inputs, equal bits?
@@ -138,19 +144,82 @@ def _dense_speed(q, k, v, grad, flops):
     return line
 
 
-def addmm_in_float32(grad_weight, grad_logits, hidden):
-    """Compute an alternative to `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
-    if grad_weight.dtype == hidden.dtype or not CUDA:
-        grad_weight.add_((grad_logits.t().float() @ hidden.float()).to(grad_weight.dtype))
+def packed_alternatives():
+    """Yield the name and a context of each other attention over packed sequences, which then replaces ours: the
+    kernels that torch can call instead of FlashAttention 2, and cuDNN's."""
+    from torch.nn import attention
+
+    @contextmanager
+    def active(name):
+        attention.activate_flash_attention_impl(name)
+        try:
+            yield
+        finally:
+            attention.restore_flash_attention_impl()
+
+    for name in ("FA3", "FA4"):  # FA4: pip install --no-deps flash-attn-4==4.0.0b18 torch-c-dlpack-ext
+        yield name, active(name)
+    yield "cuDNN", patch("torch.nn.attention.varlen.varlen_attn", _cudnn)
+
+
+def _cudnn(q, k, v, *packing, scale, **_):
+    """Compute causal attention by cuDNN, which aligns the first query with the first key. `packing`: boundaries and
+    largest lengths of queries and keys."""
+    return torch.ops.aten._cudnn_attention_forward(q, k, v, None, *packing, True, 0.0, True, False, scale=scale)[0]
+
+
+def _alternatives(kernel):
+    """Report gaps and speed of other kernels. One is worth using if it is right, and faster by a fifth."""
+    n = 64 if TINY else 8192
+    sizes = {"right": ((300, 5), 28, 4), "fast": ((n // 2, n // 2), 28, 4)}
+    ours = None
+    for name, context in [("ours", nullcontext()), *(packed_alternatives() if CUDA else ())]:
+        try:
+            with context:
+                made = {use: _gaps_and_seconds(kernel, *size, check=use == "right") for use, size in sizes.items()}
+        except Exception as error:  # noqa: BLE001 - a kernel that is not installed is a line of the table
+            notify("attention", kernel=name, missing=f"{type(error).__name__}: {str(error)[:200]}")
+            continue
+        gaps, took = made["right"][0], made["fast"][1]
+        ours = took if name == "ours" else ours
+        faster = ours / took if ours is not None else 1.0
+        is_right = max(gaps) <= MOST_GAP
+        verdict = "wrong" if not is_right else "use it" if faster >= LEAST_GAIN else "keep ours"
+        notify("attention", kernel=name, gaps=gaps, ms=round(took * 1e3, 2), faster=round(faster, 2), verdict=verdict)
+
+
+def _gaps_and_seconds(kernel, lengths, heads, groups, *, check):
+    """Return gaps of output and gradients from float64 (empty without `check`), and the seconds of both passes."""
+    packed, total = _packed(lengths), sum(lengths)
+    q, k, v = (
+        torch.randn(total, h, 128, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups)
+    )
+    grad = torch.randn_like(q)
+
+    def both():
+        out = kernel(q, k, v, packed, None)
+        return out, *torch.autograd.grad(out, (q, k, v), grad)
+
+    if not check:
+        return (), seconds(both)
+    expected = _reference(q, k, v, packed)
+    exact = (expected, *torch.autograd.grad(expected, (q, k, v), grad.double()))
+    return [gap(a, b) for a, b in zip(both(), exact, strict=True)], 0.0
+
+
+def addmm_in_float32(grad_weight, grads, inputs):
+    """Add grads^T @ inputs to a float32 gradient in one product (torch >= 2.8, CUDA)."""
+    if grad_weight.dtype == inputs.dtype or not CUDA:
+        grad_weight.add_((grads.t().float() @ inputs.float()).to(grad_weight.dtype))
     else:
-        torch.addmm(grad_weight, grad_logits.t(), hidden, out_dtype=torch.float32, out=grad_weight)
+        torch.addmm(grad_weight, grads.t(), inputs, out_dtype=torch.float32, out=grad_weight)
 
 
 def logprobs():
-    """Report log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one
-    product."""
+    """Report log-probs of a large vocabulary by chunk size, with plain and fused arithmetic."""
     from ppoctl.core.ports import OutputRequest
-    from ppoctl.engines.megatron import output_logprobs as ours
+    from ppoctl.engines.megatron.logit_blocks import LogprobSettings
+    from ppoctl.engines.megatron.output_logprobs import token_logprobs
 
     n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
     hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)
@@ -159,27 +228,30 @@ def logprobs():
     grad = torch.randn(n, device=DEV)
     few = slice(0, 256)
     exact = (hidden[few].double() @ weight.double().t()).log_softmax(-1).gather(1, targets[few, None])[:, 0]
+    plain = None
     for chunk in (1024, 4096, 8192):
-        for name, accumulate in (("bands", ours._accumulate), ("addmm", addmm_in_float32)):
+        for how in ("plain", "fused"):
             weight.main_grad = torch.zeros(weight.shape, device=DEV)
-            settings = ours.LogprobSettings(OutputRequest(), chunk)
+            settings = LogprobSettings(OutputRequest(entropy=True), chunk, fused=how == "fused")
 
             def both(settings=settings):
-                found, *_ = ours.token_logprobs(hidden, weight, targets, settings)
-                torch.autograd.grad(found, hidden, grad)
-                return found
+                found = token_logprobs(hidden, weight, targets, settings)
+                (of_hidden,) = torch.autograd.grad(grad @ found.outputs + 0.01 * found.entropy.sum(), hidden)
+                return found.outputs, of_hidden
 
-            with patch.object(ours, "_accumulate", accumulate):
-                both()
-                once = weight.main_grad.clone()
-                took = seconds(both, repeats=3, warm=0)
+            both()
+            once = weight.main_grad.clone()
+            found, of_hidden = both()
+            plain = of_hidden if how == "plain" else plain
+            took = seconds(both, repeats=3, warm=0)
             notify(
                 "logprobs",
                 chunk=chunk,
-                how=name,
+                how=how,
                 ms=round(took * 1e3, 2),
-                gap=float((both()[few] - exact).abs().max()),
+                gap=float((found[few] - exact).abs().max()),
                 share_of_matmul_time=round(8 * n * vocab * hidden_size / took / 7.5e14, 2),
+                grads=[gap(of_hidden, plain)],
                 main_grad_norm=float(once.norm()),
             )
 

@@ -20,7 +20,7 @@ def optimizer():
     ends = {}
     for place in ("device", "cpu"):
         rank = open_rank("1.5b", optimizer_on=place)
-        peak = timed_update("optimizer", "1.5b", rank, sequences, optimizer=place)
+        _, peak = timed_update("optimizer", "1.5b", rank, sequences, optimizer=place)
         _compare_with_plan("optimizer", peak, optimizer_on=place)
         ends[place] = {name: tensor.detach().float().cpu() for name, tensor in _weights(rank)}
         notify("optimizer", optimizer=place, host_gib=_pinned_gib(rank))
@@ -42,7 +42,7 @@ def lora():
     trainable = Trainable(lora=Lora(16, 32.0))
     rank = open_rank("1.5b", trainable=trainable)
     before = {name: tensor.detach().float().cpu() for name, tensor in _weights(rank)}
-    peak = timed_update("lora", "1.5b", rank, sequences, trains="adapters")
+    _, peak = timed_update("lora", "1.5b", rank, sequences, trains="adapters")
     _compare_with_plan("lora", peak, trainable=trainable)
     moved = [name for name, tensor in _weights(rank) if not torch.equal(tensor.detach().float().cpu(), before[name])]
     notify("lora", changed=len(moved), tensors=len(before), right=any("proj" in name for name in moved))

@@ -33,7 +33,7 @@ def _of(module: str, name: str, expected_s: float, **others: object) -> Part:
 
 _PARTS = (
     _of("machine", "env", 30, on_cpu="yes", figures=("gpu", "cores", "matmul_tflops", "copy_tb_s")),
-    _of("kernels", "attention", 25, figures=("varlen_fwd_tflops", "varlen_bwd_tflops", "backward_repeats")),
+    _of("kernels", "attention", 25, figures=("varlen_fwd_tflops", "varlen_bwd_tflops", "kernel", "verdict")),
     _of("memory", "ipc", 20, figures=("right", "put_ms", "free_after")),
     _of("transfer", "transfer", 110, limit_s=180, figures=("way", "gib", "gb_s", "restored_s", "freed_gib")),
     _of("memory", "pinned", 22, figures=("out_gb_s", "back_gb_s", "right")),
@@ -47,7 +47,7 @@ _PARTS = (
     _of("syncing", "sync", 150, limit_s=240, needs_vllm=True, figures=("dtype", "s", "gap_max", "gap_mean")),
     _of("order", "order", 150, limit_s=300, needs_vllm=True, figures=("peak_gib", "plan_gib", "stage")),
     _of("pair", "pair", 150, limit_s=300, figures=("layout", "change_gap", "nccl_gib", "plan_nccl_gib", "start_s")),
-    _of("trainer", "variants", 120, limit_s=300, figures=("variant", "mfu")),
+    _of("trainer", "variants", 120, limit_s=300, figures=("variant", "verdict")),
     _of("kernels", "logprobs", 40, figures=("chunk", "how", "ms", "gap")),
     _of("trainer", "shard", 48, figures=("mfu", "peak_gib")),
     _of("memory", "prints", 25, figures=("gb_s", "extra_gib")),

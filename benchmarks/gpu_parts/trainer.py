@@ -2,13 +2,14 @@
 
 import tempfile
 import time
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
-from gpu_parts.kernels import addmm_in_float32
+from gpu_parts.kernels import addmm_in_float32, packed_alternatives
 from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, HOPPER_FLOPS, TINY, fix_varlen, free_gib, gib, record_history, seconds, sync
 from gpu_parts.models import (
@@ -25,7 +26,8 @@ from ppoctl.models.model import Model
 
 
 def timed_update(part, kind, rank, sequences, **extra):
-    """Report the seconds, FLOP/s and memory of an update. Return its peak memory in GiB; None without a GPU."""
+    """Report the seconds, FLOP/s and memory of an update. Return the seconds and the peak in GiB (None without a
+    GPU)."""
     objective, minibatch = objective_of(sequences), minibatch_of(sequences)
     rank.update(sequences, [minibatch], objective)
     if CUDA:
@@ -47,7 +49,7 @@ def timed_update(part, kind, rank, sequences, **extra):
         **peak,
         **extra,
     )
-    return peak.get("peak_gib")
+    return took, peak.get("peak_gib")
 
 
 def rank():
@@ -62,7 +64,7 @@ def rank():
 
     one = open_rank("1.5b")
     sequences = sequences_of("1.5b", 16, 8192, 8192)
-    peak = timed_update("rank", "1.5b", one, sequences)
+    _, peak = timed_update("rank", "1.5b", one, sequences)
     tokens = 16382 if not TINY else 48
     batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)
     plan = ranks_of(
@@ -153,62 +155,73 @@ class _Apex:
         addmm_in_float32(main_grad, grads, inputs)
 
 
+def _variants():
+    """Yield name, context and settings of each variant of an update."""
+    from megatron.core.tensor_parallel import layers
+
+    from ppoctl.engines.megatron import megatron_model
+    from ppoctl.engines.megatron.logit_blocks import LogprobSettings
+
+    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
+    original = megatron_model.transformer_config
+
+    def in_product(*arguments):
+        config = original(*arguments)
+        config.gradient_accumulation_fusion = True
+        return config
+
+    def plain_head(*arguments, fused):  # noqa: ARG001 - replaced
+        return LogprobSettings(*arguments)
+
+    fused, chunk = {"kernels": "fused"}, {"chunk": 4096}
+    with_wgrad = patch.object(megatron_model, "transformer_config", in_product)
+    yield "base", nullcontext(), {}
+    yield "fused", nullcontext(), fused
+    yield "fused, chunk 4096", nullcontext(), {**fused, **chunk}
+    yield "fused SwiGLU alone", patch.object(megatron_model, "LogprobSettings", plain_head), fused
+    yield "chunk 4096", nullcontext(), chunk
+    for name, context in packed_alternatives() if CUDA else ():
+        yield f"attention {name}", context, {}
+    yield "wgrad in product", with_wgrad, {}
+    yield "selective", nullcontext(), {"recompute": "selective"}
+    yield "full", nullcontext(), {"recompute": "full"}
+
+
+LEAST_GAIN = 1.03
+"""How many times as fast an update must be with a variant that is worth using."""
+MOST_LOSS_GAP, MOST_NORM_GAP = 1e-3, 0.02
+"""Relative gaps of loss and gradient norm that rounding to bfloat16 can cause."""
+
+
+def _verdict(base, variant):
+    """Return whether a variant computes the same and is faster than the base: (loss, gradient norm, seconds)."""
+    gaps = [abs(a - b) / max(abs(a), 1e-9) for a, b in zip(base, variant, strict=True)]
+    if gaps[0] > MOST_LOSS_GAP or gaps[1] > MOST_NORM_GAP:
+        return f"wrong: loss differs by {gaps[0]:.2g}, gradient norm by {gaps[1]:.2g}"
+    return "use it" if base[2] / variant[2] >= LEAST_GAIN else "keep the base"
+
+
 def variants():
     """Report updates of one model with one change at a time, equal rows and seed."""
     fix_varlen()
-    from megatron.core.tensor_parallel import layers
-
-    from ppoctl.engines.megatron import megatron_model, output_logprobs
-
-    original = megatron_model.transformer_config
-
-    def config(**changes):
-        def made(*arguments):
-            found = original(*arguments)
-            for name, value in changes.items():
-                setattr(found, name, value)
-            return found
-
-        return patch.object(megatron_model, "transformer_config", made)
-
     sequences = sequences_of("1.5b", 8, 8192, 8192)
-    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
-    cases = [
-        ("base", {}, {}, False),
-        ("all", {"gradient_accumulation_fusion": True}, {"chunk": 8192, "kernels": "fused"}, True),
-        ("swiglu fused", {}, {"kernels": "fused"}, False),
-        ("wgrad in product", {"gradient_accumulation_fusion": True}, {}, False),
-        ("chunk 8192", {}, {"chunk": 8192}, False),
-        ("head addmm", {}, {"chunk": 8192}, True),
-        ("selective", {}, {"recompute": "selective"}, False),
-        ("full", {}, {"recompute": "full"}, False),
-    ]
-    longest = 0.0
-    for name, changes, how, head in cases:
+    longest, base = 0.0, None
+    for name, context, how in _variants():
         if JOB.seconds_left() < 1.3 * longest:
             notify("variants", variant=name, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
             continue
-        began = time.perf_counter()
-        one = None
+        began, one = time.perf_counter(), None
         try:
-            accumulate = output_logprobs._accumulate
-            with (
-                config(**changes),
-                patch.object(output_logprobs, "_accumulate", addmm_in_float32 if head else accumulate),
-            ):
-                one = open_rank("1.5b", most=8192, **how)  # room for logits in chunks of 8,192 tokens
+            with context:
+                one = open_rank("1.5b", most=8192, **how)  # room for logits in chunks of 4,096 tokens
                 loss = one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))[0]
-                timed_update(
-                    "variants",
-                    "1.5b",
-                    one,
-                    sequences,
-                    variant=name,
-                    loss=round(loss.loss, 6),
-                    grad_norm=round(loss.grad_norm, 6),
-                )
+                took = timed_update("variants", "1.5b", one, sequences, variant=name)[0]
+            found = (loss.loss, loss.grad_norm, took)
+            base = base or found
+            verdict = _verdict(base, found)
+            notify("variants", variant=name, loss=loss.loss, grad_norm=loss.grad_norm, verdict=verdict)
         except Exception as error:  # noqa: BLE001 - a variant that this torch cannot do is a line of the table
-            notify("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
+            notify("variants", variant=name, missing=f"{type(error).__name__}: {str(error)[:300]}")
         if one is not None:
             close_rank(one)
         longest = max(longest, time.perf_counter() - began)

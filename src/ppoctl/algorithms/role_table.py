@@ -70,9 +70,10 @@ class TrainedTable(Table):
     `recompute_granularity`). selective: the activations inside the MLP; full: all activations except the input of
     each layer (one third more computation)."""
     kernels: Annotated[Kernels, SPEED] = "plain"
-    """Kernels between the matrix products. plain: those of torch; fused: Megatron-Core's for the activation of gated
-    MLPs, in models with SiLU (`bias_activation_fusion`). The function is the same up to rounding, and an MLP keeps
-    3/5 of the memory. A GPU compiles them at the first update; a CPU runs them without a compiler.
+    """Kernels between the matrix products. plain: one for each operation; fused: Megatron-Core's for the activation
+    of gated MLPs, in models with SiLU (`bias_activation_fusion`), and on a GPU compiled arithmetic of log-probs and
+    entropies, whose weight gradient is added in float32 inside the product. The function is the same up to rounding,
+    and an MLP keeps 3/5 of the memory. A GPU compiles at the first update; a CPU never does.
     """
     parallel: ParallelTable | None = None
     """Parallel layout of the role; absent: one process for the actor, and the actor's layout for the critic."""

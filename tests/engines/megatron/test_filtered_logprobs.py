@@ -10,15 +10,9 @@ from torch import Tensor
 from ppoctl.core.batch.grid import pack
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import OutputRequest
-from ppoctl.engines.megatron import output_logprobs
 from ppoctl.engines.megatron.filters import thresholds
-from ppoctl.engines.megatron.output_logprobs import (
-    ExcludedTokens,
-    FrozenOutputs,
-    LogprobSettings,
-    PositionOutputs,
-    token_logprobs,
-)
+from ppoctl.engines.megatron.logit_blocks import ExcludedTokens, LogprobSettings, with_own_columns
+from ppoctl.engines.megatron.output_logprobs import FrozenOutputs, PositionOutputs, token_logprobs
 from ppoctl.engines.megatron.packed_input import ReadSettings, packed_input
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
@@ -137,7 +131,7 @@ def test_excluded_ids_are_masked_except_as_target(filters):
 
 def test_rank_excludes_only_ids_of_its_own_columns():
     barred = ExcludedTokens(torch.ones(2, dtype=torch.bool), torch.tensor([3, 11, 40]))
-    found = output_logprobs._with_own_columns(LogprobSettings(OutputRequest(), 5, excluded=barred), 10, 20).excluded
+    found = with_own_columns(LogprobSettings(OutputRequest(), 5, excluded=barred), 10, 20).excluded
     assert found is not None
     assert found.ids.tolist() == [1]
 

@@ -16,7 +16,7 @@ from ppoctl.algorithms.optimizer_table import OptimizerPlace
 from ppoctl.algorithms.role_table import ByTokens, Kernels, Recompute
 from ppoctl.algorithms.roles import head_of
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.engines.megatron import host_optimizer, output_logprobs
+from ppoctl.engines.megatron import host_optimizer, logit_blocks
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.models.head import SharedValueHead
 from ppoctl.models.lora import Lora
@@ -360,4 +360,4 @@ def test_plan_block_sizes_equal_engine_block_sizes() -> None:
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
-    } == output_logprobs.BLOCK_ELEMENTS
+    } == logit_blocks.BLOCK_ELEMENTS

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron import output_logprobs
-from ppoctl.engines.megatron.output_logprobs import LogprobSettings, token_logprobs
+from ppoctl.engines.megatron.logit_blocks import LogprobSettings
+from ppoctl.engines.megatron.output_logprobs import token_logprobs
 from tolerance import BFLOAT16, FLOAT32
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57

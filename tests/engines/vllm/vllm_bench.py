@@ -131,7 +131,8 @@ class HfTrainer:
         ids, output_request = torch.tensor([tokens]), output_request or OutputRequest()
         with torch.no_grad():
             if output_request.is_filtered or output_request.min_new_tokens:
-                from ppoctl.engines.megatron.output_logprobs import ExcludedTokens, LogprobSettings, token_logprobs
+                from ppoctl.engines.megatron.logit_blocks import ExcludedTokens, LogprobSettings
+                from ppoctl.engines.megatron.output_logprobs import token_logprobs
 
                 hidden = self.model.model(ids).last_hidden_state[0, :-1]
                 # Tokens 1.. of the prompt come before the response's.

@@ -25,14 +25,10 @@ from ppoctl.algorithms.role_table import Kernels, Recompute
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.layer_input import captured_input
 from ppoctl.engines.megatron.layer_spec import layer_spec
+from ppoctl.engines.megatron.logit_blocks import LogprobSettings, VocabularyShard
 from ppoctl.engines.megatron.megatron_config import transformer_config
 from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
-from ppoctl.engines.megatron.output_logprobs import (
-    LogprobSettings,
-    PositionOutputs,
-    VocabularyShard,
-    token_logprobs,
-)
+from ppoctl.engines.megatron.output_logprobs import PositionOutputs, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import PolicyValueHead
 from ppoctl.models.convert.inv_freq import inv_freq
@@ -194,7 +190,11 @@ class LogprobModel(PackedModel):
         # The logits of each tensor rank give a part of the gradient. Backward sums the parts.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
-            packed.request, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.excluded
+            packed.request,
+            self.settings.logits_chunk_tokens,
+            self.settings.shape.logit_softcap,
+            packed.excluded,
+            fused=self.settings.kernels == "fused" and hidden.is_cuda,  # a CPU would need a C++ compiler
         )
         outputs = token_logprobs(hidden, weight, packed.targets, settings, vocabulary, packed.reference)
         return outputs._replace(values=values)

@@ -18,7 +18,8 @@ from torch import Tensor
 from ppoctl.core.batch.grid import Packed
 from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
-from ppoctl.engines.megatron.output_logprobs import ExcludedTokens, FrozenOutputs
+from ppoctl.engines.megatron.logit_blocks import ExcludedTokens
+from ppoctl.engines.megatron.output_logprobs import FrozenOutputs
 
 
 class RopeTables(NamedTuple):

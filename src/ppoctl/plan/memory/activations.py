@@ -31,7 +31,7 @@ _FIRST_PROJECTIONS = tuple(
 """Projections with the input of the MLP. Experts have copies of it."""
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
-"""Device -> number of logits that are converted to float32 at a time (`engines.megatron.output_logprobs`)."""
+"""Device -> number of logits that are converted to float32 at a time (`engines.megatron.logit_blocks`)."""
 BLOCK_COPIES = 2
 """Float32 copies of a block of logits that exist at one time."""
 FILTER_BYTES = 5
