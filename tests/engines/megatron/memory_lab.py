@@ -137,6 +137,11 @@ def gather_buffer(rank: MegatronRank) -> int:
     return sum(storages(list(get_global_memory_buffer().buffer.values())).values())
 
 
+def forget_gather_buffer(rank: MegatronRank) -> None:
+    """Drop the buffer of an earlier model of this process."""
+    get_global_memory_buffer().buffer.clear()
+
+
 def route_evenly(rank: MegatronRank) -> None:
     """Make the router choose experts in turn, independent of its weights, as `plan` assumes."""
     for model in rank.models:

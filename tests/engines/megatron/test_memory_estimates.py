@@ -169,6 +169,7 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
         part = {"trainable": trainable, "value_head": value_head, "optimizer_on": optimizer_on, "kernels": kernels}
         held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
         pool.open(TrainerSettings(role, str(folders(kind)), dtype, held, parallel, recompute=recompute, **part))
+        pool.examine(memory_lab.forget_gather_buffer)
         pool.call("start")
         pool.examine(memory_lab.route_evenly)
         microbatch = full_microbatch(ROWS // parallel.data, parallel.context)
