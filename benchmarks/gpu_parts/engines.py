@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import rollout_speed
 import torch
@@ -13,6 +14,7 @@ from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, TINY, free_gib
 from gpu_parts.models import QUICKSTART, folder
 from ppoctl.core.ports import SamplingParams
+from ppoctl.engines.vllm import arguments
 from ppoctl.engines.vllm.engine import Engine, GenerationRequest
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
@@ -22,7 +24,7 @@ WINDOW = 256
 """Tokens of prompt and response of the quickstart's model in these parts."""
 END = 1
 """Its end token."""
-TOLD = re.compile(r"backend|KV cache size|[Gg]raph|Available KV|Model loading took|model runner", re.ASCII)
+TOLD = re.compile(r"backend|KV cache size|[Gg]raph|Available KV|Model loading took|model runner|imported", re.ASCII)
 """Lines of vLLM's log that are reported."""
 
 
@@ -45,14 +47,48 @@ def engine_of(settings: VllmSettings, *, folder: Path | None = None) -> Iterator
         engine.close()
 
 
+LEAST_SAVED_S = 2.0
+"""Seconds by which a start must be shorter without graphs of mixed steps to be worth their absence."""
+MOST_SLOWER = 1.02
+"""How many times as long the generation may then take, with twice as many sequences as are decoded together."""
+
+
 def start() -> None:
-    """Report the seconds of a start, and vLLM's log lines about attention, cache and graphs."""
+    """Report the seconds of a start, and vLLM's log lines about attention, cache and graphs. On a GPU also without
+    graphs of steps that contain prompts: vLLM captures each size for these steps and for steps that only decode."""
+    modes = (None, "FULL_DECODE_ONLY") if CUDA else (None,)
+    (_, ours_s, ours_took), *others = [(mode, *_start(mode)) for mode in modes]
+    for mode, start_s, took in others:
+        pays = ours_s - start_s >= LEAST_SAVED_S and took <= MOST_SLOWER * ours_took
+        notify("start", mode=mode, verdict="use it" if pays else "keep both kinds of graphs")
+
+
+def _start(mode: str | None) -> tuple[float, float]:
+    """Report a start with this mode of graphs (None: vLLM's default). Return the seconds of the start, and those of a
+    generation in which new prompts join until the middle."""
     settings = settings_of()
-    with engine_of(settings) as (engine, seconds):
+    with _graphs(mode), engine_of(settings, folder=QUICKSTART) as (engine, start_s):
         config = engine._llm.vllm_config
         blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         eager = bool(config.model_config.enforce_eager)
-        notify("start", start_s=seconds, blocks=blocks, block_tokens=size, eager=eager)
+        _generate(engine, 8, 8)
+        _, took = _generate(engine, 16 if TINY else 512, 8 if TINY else 128)
+        numbers = {"start_s": start_s, "blocks": blocks, "block_tokens": size, "took": round(took, 2)}
+        notify("start", mode=mode, eager=eager, **numbers)
+    if mode is None:
+        _report_log()
+    return start_s, took
+
+
+@contextmanager
+def _graphs(mode: str | None) -> Iterator[None]:
+    original = arguments._gpu_arguments
+    changed = {} if mode is None else {"compilation_config": {"cudagraph_mode": mode}}
+    with patch.object(arguments, "_gpu_arguments", lambda settings: {**original(settings), **changed}):
+        yield
+
+
+def _report_log() -> None:
     log = Path(JOB.out) / f"vllm-{JOB.part}.log"
     text = log.read_text(encoding="utf-8") if log.exists() else ""
     kept_lines = [line for line in text.splitlines() if TOLD.search(line)]

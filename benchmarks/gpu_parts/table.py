@@ -40,7 +40,7 @@ _PARTS = (
     _of("trainer", "rank", 170, limit_s=240, figures=("mfu", "peak_gib", "plan_peak", "leave_s", "back_s")),
     _of("small_memory", "lora", 62, figures=("mfu", "measured_peak", "plan_peak")),
     _of("small_memory", "optimizer", 90, figures=("optimizer", "s", "measured_peak", "plan_peak")),
-    _of("engines", "start", 70, limit_s=180, needs_vllm=True, figures=("start_s", "blocks", "backend")),
+    _of("engines", "start", 110, limit_s=180, needs_vllm=True, figures=("start_s", "blocks", "backend")),
     _of("engines", "generate", 120, limit_s=240, needs_vllm=True, figures=("seqs", "tokens_s", "ms_per_step")),
     _of("engines", "rollout", 200, limit_s=300, needs_vllm=True, figures=("side", "tokens_s", "of_bare")),
     _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),
