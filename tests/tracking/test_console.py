@@ -415,6 +415,17 @@ def test_dumb_terminal_and_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch,
     assert stream.getvalue() == "starting vLLM\n"
 
 
+def test_nested_preparation_with_same_description_is_printed_once() -> None:
+    stream = io.StringIO()
+    with open_screen(stream=stream), preparing("starting vLLM"):
+        for what in ("starting vLLM", "loading the tokenizer"):
+            with preparing(what):
+                pass
+    with open_screen(stream=stream), preparing("starting vLLM"):
+        pass
+    assert stream.getvalue().splitlines() == ["starting vLLM", "loading the tokenizer", "starting vLLM"]
+
+
 def test_quiet_screen_prints_no_startup_activity() -> None:
     stream = io.StringIO()
     with open_screen("quiet", stream), preparing("starting vLLM"):

@@ -125,10 +125,18 @@ def test_scorer_is_closed_if_trainers_fail_to_close() -> None:
 
 
 @pytest.mark.parametrize(
-    ("colocated", "has_gpus", "ahead"), [(True, True, 0), (True, False, 2), (False, True, 2), (False, False, 2)]
+    ("colocated", "has_gpus", "early"),
+    [
+        (True, True, ["engine prepares"]),
+        (True, False, ["engine starts", "ranks start"]),
+        (False, True, ["engine starts", "ranks start"]),
+        (False, False, ["engine starts", "ranks start"]),
+    ],
 )
-def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_gpus: bool, ahead: int) -> None:
-    """On a shared GPU an engine measures free memory when it starts, so nothing may start in parallel. Ray must be up
+def test_engines_on_shared_gpus_only_prepare_and_other_processes_start_in_parallel(
+    colocated: bool, has_gpus: bool, early: list[str]
+) -> None:
+    """On a shared GPU an engine measures free memory when it starts, so it may not start in parallel. Ray must be up
     before its GPUs are queried."""
     events = list[str]()
 
@@ -139,6 +147,9 @@ def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_
     cluster: Any = SimpleNamespace(
         placement=SimpleNamespace(colocated=colocated), start=lambda: events.append("up"), has_gpus=gpus
     )
-    groups: Any = [SimpleNamespace(prestart=lambda: events.append("group"))] * 2
-    placed_processes._prestart(cluster, groups)
-    assert events.count("group") == ahead
+    engine: Any = SimpleNamespace(
+        prestart=lambda: events.append("engine starts"), prepare=lambda: events.append("engine prepares")
+    )
+    ranks: Any = SimpleNamespace(prestart=lambda: events.append("ranks start"))
+    placed_processes._prestart(cluster, [engine], [ranks])
+    assert events == ["up", *early]

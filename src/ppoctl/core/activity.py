@@ -89,8 +89,9 @@ ACTIVITIES = Activities()
 @contextmanager
 def preparing(what: str) -> Iterator[Activity]:
     """Context of a preparation before work can begin, such as the start of an engine. The work clock is stopped in
-    this context."""
-    ACTIVITIES.notify(what)
+    this context. A preparation inside one with the same description is not reported again."""
+    if (around := ACTIVITIES.now()) is None or around.what != what:
+        ACTIVITIES.notify(what)
     with WORK.stopped(), ACTIVITIES.track(what) as activity:
         yield activity
 

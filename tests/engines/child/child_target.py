@@ -56,5 +56,9 @@ class Counter:
         return sorted(thread.name for thread in threading.enumerate())
 
 
+def start_forever(said: str) -> NoReturn:
+    Counter(0).never(said)
+
+
 def refuse(why: str) -> NoReturn:
     raise ValueError(why)

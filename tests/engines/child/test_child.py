@@ -83,12 +83,17 @@ def test_child_ignores_job_signals(child: ChildProcess) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-def test_busy_child_ends_with_its_parent(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("during", ["call", "start"])
+def test_busy_child_ends_with_its_parent(tmp_path: Path, how: str, during: str) -> None:
+    file = str(tmp_path / "at work")
+    target, begin = {
+        "call": ("child_target:Counter', (0,)", f"child.begin('never', {file!r})"),
+        "start": (f"child_target:start_forever', ({file!r},)", "child.start()"),
+    }[during]
     script = (
         "import sys; from ppoctl.engines.child.process import *\n"
-        "child = ChildProcess('it', ChildFactory('child_target:Counter', (0,), 1))\n"
-        "print(child.call('pid'), flush=True)\n"
-        f"child.begin('never', {str(tmp_path / 'at work')!r})\n"
+        f"child = ChildProcess('it', ChildFactory('{target}, 1))\n"
+        f"{begin}\nprint(child._process.pid, flush=True)\n"
         "sys.stdin.read(); child.close(); print('closed', flush=True); sys.stdin.close()"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((HERE, *sys.path))}

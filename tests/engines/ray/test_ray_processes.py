@@ -326,6 +326,115 @@ def test_prestarted_groups_report_start_errors_at_first_call(cluster: RayCluster
             wrong.call("who", "hello")
 
 
+def preparing_worker(folder: Path, prepare: Callable[[], None] = lambda: None) -> Any:
+    """Return a `make` that notes in the folder which of its methods were called, in order, and by which process."""
+    made = worker()
+
+    class Preparing:
+        def note(self, what: str) -> None:
+            with (folder / str(os.getpid())).open("a") as file:
+                file.write(what + "\n")
+
+        def prepare(self) -> None:
+            self.note("prepare")
+            prepare()
+
+        def __call__(self, rank: int, size: int, address: str) -> Any:
+            self.note("make")
+            return made(rank, size, address)
+
+    return Preparing()
+
+
+def require_preparing(folder: Path, size: int) -> None:
+    """Wait until all processes of a group prepare."""
+    until = time.monotonic() + 60
+    while len(list(folder.iterdir())) < size:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_prepared_processes_create_their_objects_at_first_call(
+    cluster: RayCluster, group: GroupSettings, tmp_path: Path
+) -> None:
+    prepared = RayProcesses(replace(group, make=preparing_worker(tmp_path)), cluster)
+    with closing(prepared):
+        for _ in range(2):
+            prepared.prepare()
+        ranks = list(prepared.ranks)
+        ray.get([rank.act.remote() for rank in ranks])
+        pids = prepared.call("pid")
+        assert prepared.ranks == ranks
+        prepared.prepare()  # they run
+        assert prepared.call("who", "hello") == [("hello", rank, group.size) for rank in range(group.size)]
+        notes = {file.name: file.read_text().split() for file in tmp_path.iterdir()}
+        assert notes == {str(pid): ["prepare", "make"] for pid in pids}
+        assert len(set(prepared.call("meeting_place"))) == 1
+        assert len(prepared.nodes()) == group.size
+        prepared.close()
+        assert_gone(pids)
+        assert len(set(prepared.call("pid")) - set(pids)) == group.size, "a closed group starts again, as a whole"
+
+
+def test_prepared_processes_that_are_not_called_end_with_their_group(
+    cluster: RayCluster, group: GroupSettings, tmp_path: Path
+) -> None:
+    prepared = RayProcesses(replace(group, make=preparing_worker(tmp_path)), cluster)
+    prepared.prepare()
+    require_preparing(tmp_path, group.size)
+    prepared.close()
+    files = list(tmp_path.iterdir())
+    assert [file.read_text() for file in files] == ["prepare\n"] * group.size
+    assert_gone([int(file.name) for file in files])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_failure_while_preparing_is_reported_by_first_call(
+    cluster: RayCluster, group: GroupSettings, tmp_path: Path, size: int
+) -> None:
+    def fail() -> None:
+        raise NonFiniteError("cannot be prepared")
+
+    def die() -> None:
+        os.kill(os.getpid(), 9)
+
+    def hang() -> None:
+        time.sleep(60)  # the hang itself; ended by the deadline
+
+    class Broken:
+        def prepare(self) -> None:
+            fail()
+
+        def __call__(self, rank: int, size: int, address: str) -> Any:
+            fail()
+
+    settings = replace(group, size=size)
+    broken = RayProcesses(replace(settings, make=Broken()), cluster)
+    with closing(broken):
+        broken.prepare()
+        with pytest.raises(NonFiniteError, match="cannot be prepared"):
+            broken.call("pid")
+        assert broken.ranks == []
+    dying = RayProcesses(replace(settings, make=preparing_worker(tmp_path, die)), cluster)
+    with closing(dying):
+        dying.prepare()
+        with pytest.raises(ProcessLostError, match=r"died during `start`"):  # noqa: PT012 - two ranks fail in `begin`
+            pending = dying.begin("pid")
+            references = list(pending.open)
+            ray.wait(references, num_returns=len(references), timeout=60)
+            pending.take(references[size:])  # the calls, before the starts
+            pending.answers()
+    (tmp_path / "hanging").mkdir()
+    made = preparing_worker(tmp_path / "hanging", hang)
+    hanging = RayProcesses(replace(settings, start_deadline_s=3.0, call_deadline_s=1.0, make=made), cluster)
+    with closing(hanging):
+        hanging.prepare()
+        require_preparing(tmp_path / "hanging", size)  # otherwise the deadline might pass before that
+        with pytest.raises(HangError, match=r"has not finished `pid` within 4 s(.|\n)*rank 0: .* hang"):
+            hanging.call("pid")
+        assert hanging.ranks == []
+
+
 def test_rendezvous_timeout_raises_named_error():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

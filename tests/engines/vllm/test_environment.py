@@ -152,7 +152,9 @@ def _rank(rank: int, devices: str, port: int, queue: Any, all_values: Any) -> No
     engine_factories.Engine = lambda *_, **__: torch.cuda.is_available()  # type: ignore[assignment,misc]
     os.environ["CUDA_VISIBLE_DEVICES"] = devices
     try:
-        OpenEngine(settings_of(tensor=2))(rank, 2, f"127.0.0.1:{port}")
+        opened = OpenEngine(settings_of(tensor=2))
+        opened.prepare()  # does not look for GPUs
+        opened(rank, 2, f"127.0.0.1:{port}")
     except Exception as error:  # noqa: BLE001 - to be compared
         queue.put((rank, str(error), "", seen))
     else:

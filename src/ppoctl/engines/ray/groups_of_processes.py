@@ -78,6 +78,8 @@ class RayProcesses:
         self.group = group
         self.cluster = cluster
         self.ranks: list[Any] = []
+        self._is_prepared = False
+        """Whether the running processes have no objects yet. The next call creates the objects."""
         self._starting: dict[Any, int] = {}
         """Pending results of the startup, with their ranks, if the processes were prestarted."""
         self._segments: list[str] = []
@@ -98,10 +100,21 @@ class RayProcesses:
         with preparing(f"starting the {self.group.name}"):
             self._starting = self._begin_start() or self._starting
 
+    def prepare(self) -> None:
+        """Create the processes if they are not running, and let them prepare (method `prepare` of `make`). The first
+        call creates their objects. Errors of the preparation are not reported, because `make` raises them again."""
+        if not self.ranks:
+            with preparing(f"starting the {self.group.name}"):
+                self._create_processes()
+            self._is_prepared = True
+            for process in self.ranks:
+                _working(process.prepare).remote(self.group.make)
+
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "PendingCall":
         """Call a method of these ranks (default: all) without waiting. Raises an error only if the processes cannot
         be started."""
-        with preparing(f"starting the {self.group.name}") if not self.ranks else nullcontext():
+        is_complete = self.ranks and not self._is_prepared
+        with nullcontext() if is_complete else preparing(f"starting the {self.group.name}"):
             starting, self._starting = self._begin_start() or self._starting, {}
         self.cluster.require_alive()
         # The arguments are stored once: all processes of a node read the same copy.
@@ -145,8 +158,19 @@ class RayProcesses:
 
     def _begin_start(self) -> dict[Any, int]:
         """Start the processes if they are not running, without waiting until they are ready."""
-        if self.ranks:
+        if not self.ranks:
+            self._create_processes()
+        elif not self._is_prepared:
             return {}
+        self._is_prepared = False
+        group = self.group
+        address = self._meeting_place() if group.size > 1 else ""
+        return {
+            _working(process.make).remote(group.make, rank, group.size, address): rank
+            for rank, process in enumerate(self.ranks)
+        }
+
+    def _create_processes(self) -> None:
         self.cluster.start()
         self.cluster.require_alive()
         group = self.group
@@ -163,11 +187,6 @@ class RayProcesses:
             )
             for rank in range(group.first, group.first + group.size)
         ]
-        address = self._meeting_place() if group.size > 1 else ""
-        return {
-            _working(process.make).remote(group.make, rank, group.size, address): rank
-            for rank, process in enumerate(self.ranks)
-        }
 
     def _meeting_place(self) -> str:
         group = self.group
@@ -246,8 +265,9 @@ class PendingCall:
             except RayTaskError as error:
                 self._record_error(_as_raised(error))
             except (RayActorError, OutOfMemoryError) as error:
-                method = "start" if reference in self._starting else self.method
-                self._record_error(self._lost(rank, method, error))
+                # If a process dies at its start, its call may fail before its start does.
+                starting = reference in self._starting or any(self.open.get(it) == rank for it in self._starting)
+                self._record_error(self._lost(rank, "start" if starting else self.method, error))
             except RayError as error:
                 self._record_error(error)
             else:

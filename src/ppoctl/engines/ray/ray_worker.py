@@ -62,6 +62,10 @@ class Started:
     """Names of the shared memory segments that the process created. They must be removed if the process is killed."""
 
 
+_CALLED = ("prepare", "make", "call")
+"""Methods of `Worker` that execute code of the process's object."""
+
+
 class Worker:
     """Ray actor of one process. `call` runs in a separate concurrency group, so that `stack` and `act` can be called
     during a call, or while a call hangs."""
@@ -77,7 +81,7 @@ class Worker:
         """Return the innermost stack frames of the thread that executes a call."""
         for frame in sys._current_frames().values():
             stack = traceback.extract_stack(frame)
-            start = next((index for index, line in enumerate(stack) if line.name in ("call", "make")), None)
+            start = next((index for index, line in enumerate(stack) if line.name in _CALLED), None)
             if start is not None:
                 inner = [f"{Path(line.filename).name}:{line.lineno} {line.name}" for line in stack[start + 1 :]]
                 return " < ".join(reversed(inner[-6:]))
@@ -95,13 +99,14 @@ class Worker:
         self._held.bind((host, 0))
         return f"{host}:{self._held.getsockname()[1]}"
 
+    def prepare(self, make: Any) -> None:
+        """Let the factory import what `make` would import."""
+        self._set_up()
+        make.prepare()
+
     def make(self, make: MakeTarget, rank: int, size: int, address: str) -> Started:
         """Create the object whose methods are called in this process."""
-        _work_in(self._folder)
-        if self._log is not None:
-            write_into(self._log)
-        # Ray sets OMP_NUM_THREADS to the number of the actor's CPUs, which is 1.
-        torch.set_num_threads(self._threads)
+        self._set_up()
         before = set(shared_memory.mapped())
         if self._held is not None:
             self._held.close()
@@ -110,6 +115,13 @@ class Worker:
         created = [name for name in shared_memory.mapped() if name not in before]
         shared_memory.note(os.environ.get(shared_memory.FOLDER), created)
         return Started(node, created)
+
+    def _set_up(self) -> None:
+        _work_in(self._folder)
+        if self._log is not None:
+            write_into(self._log)
+        # Ray sets OMP_NUM_THREADS to the number of the actor's CPUs, which is 1.
+        torch.set_num_threads(self._threads)
 
     def end(self) -> None:
         """Make the object free the resources that it holds outside this process."""

@@ -4,11 +4,13 @@ import gc
 import json
 import logging
 import os
+import sys
 import time
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,20 +30,33 @@ def end(llm: Any) -> None:
     llm.engine_core.engine_core.shutdown()
 
 
+def import_vllm(settings: VllmSettings) -> float:
+    """Import most of vLLM, and return the seconds that the import took, also if an earlier call imported it. The log
+    of this process must have been set (`log.write_log`, `log.keep_log`)."""
+    prepare_environment(settings)
+    with third_party_quiet():
+        return _import_s()
+
+
+@cache
+def _import_s() -> float:
+    began = time.monotonic()
+    with _threads_kept():
+        import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
+    return time.monotonic() - began
+
+
 def started(settings: VllmSettings, **options: Any) -> Any:
     """Return vLLM's LLMEngine; `options` override our engine arguments. Raises RecipeError, EnvironmentProblemError
     or OutOfMemoryError."""
-    prepare_environment(settings)
-    began = time.monotonic()
+    words = "vLLM was imported before, in" if "vllm.v1.engine.llm_engine" in sys.modules else "imported vLLM in"
+    import_s, began = import_vllm(settings), time.monotonic()
     with _threads_kept(), third_party_quiet():
-        import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
-
-        imported = time.monotonic()
         gc.freeze()  # vLLM collects garbage five times during startup, mostly among imported modules
         with store_in_memory(), _alone_on_its_gpu(settings):
             llm = _start(settings, **options)
-    words = "imported vLLM in %.1f s, started the engine in %.1f s"
-    logging.getLogger("vllm.ppoctl").info(words, imported - began, time.monotonic() - imported)
+    words += " %.1f s, started the engine in %.1f s"
+    logging.getLogger("vllm.ppoctl").info(words, import_s, time.monotonic() - began)
     # Otherwise vLLM shuts down, and destroys all process groups, when this object is garbage-collected.
     llm.engine_core._finalizer.detach()
     return llm
@@ -52,6 +67,7 @@ def started_from_folder(settings: VllmSettings, *, witnessed: bool, **options: A
     with a checksum of each tensor (`loader.last_read`)."""
     prepare_environment(settings)  # before the loader is imported: it imports vLLM, which reads the variables
     with third_party_quiet():
+        _import_s()
         from ppoctl.engines.vllm import loader
     loader.register()
     return started(settings, load_format=loader.WITNESSED if witnessed else loader.FOLDER, **options)

@@ -168,7 +168,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
             begin_on if settings.sleeps else None,
         )
 
-    placed = _placed(recipe, roles, ranks, engines, cluster.close, lambda: _prestart(cluster, [*fleet, *rank_groups]))
+    placed = _placed(recipe, roles, ranks, engines, cluster.close, lambda: _prestart(cluster, fleet, rank_groups))
     return replace(placed, processes=lambda: _by_name(recipe, rank_groups, fleet))
 
 
@@ -180,16 +180,19 @@ def _by_name(
     return {**trained, **{f"generator-{number}": engine for number, engine in enumerate(fleet)}}
 
 
-def _prestart(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
-    """Start all processes; on shared GPUs, start only Ray.
+def _prestart(cluster: "RayCluster", fleet: "list[RayProcesses]", rank_groups: "list[RayProcesses]") -> None:
+    """Start all processes; on shared GPUs, start only Ray, and the processes of engines without the engines.
 
     An engine on a shared GPU measures the free memory when it starts. The engine must therefore start after the
     trainer has reached its state and was offloaded (`Fleet.prepare`).
     """
     with preparing("starting Ray"):
         cluster.start()
-    if not (cluster.placement.colocated and cluster.has_gpus()):
-        for group in groups:
+    if cluster.placement.colocated and cluster.has_gpus():
+        for engine in fleet:
+            engine.prepare()
+    else:
+        for group in [*fleet, *rank_groups]:
             group.prestart()
 
 

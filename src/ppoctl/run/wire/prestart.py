@@ -9,7 +9,7 @@ from ppoctl.algorithms.sizes import generator_window
 from ppoctl.core.machine import nvml
 from ppoctl.core.machine.device import visible
 from ppoctl.engines.child.process import prestarted
-from ppoctl.engines.vllm.own_process import engine_process
+from ppoctl.engines.vllm.own_process import engine_process, prepared_process
 from ppoctl.engines.vllm.vllm_settings import VllmSettings
 from ppoctl.models.end_tokens import end_token_ids
 from ppoctl.models.folder import local_folder
@@ -43,14 +43,16 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
 def prestarted_engines(recipe: Recipe) -> Iterator[None]:
     """Context in which the engines start in parallel with the work of this process.
 
-    Engines start early only on CPUs. On a GPU, an engine measures the free memory when it starts, and reward
+    On a GPU, the processes of the engines only import vLLM. A starting engine measures the free memory, and reward
     models are checked on that GPU first. If the model folder is missing, nothing is started; the code that reads the
     folder raises the error.
     """
     folder = local_folder(recipe.model.path)
-    if folder is None or not is_one_process(recipe) or visible(nvml.look(), os.environ):
+    if folder is None or not is_one_process(recipe):
         yield
         return
     settings, threads = vllm_settings(recipe, folder), cpu_threads(recipe)
-    with prestarted(*(engine_process(settings, threads) for _ in range(engine_count(recipe.generator)))):
+    # vLLM's import queries only NVML and creates no CUDA context: vLLM itself forks its workers after this import.
+    process = prepared_process if visible(nvml.look(), os.environ) else engine_process
+    with prestarted(*(process(settings, threads) for _ in range(engine_count(recipe.generator)))):
         yield
