@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LEFT_OVER = re.compile(r"\.creating-|\.attempt-|\.tmp$|\.parts$|\.made$|^\.mlflow")
-BY_A_CLOCK = ("time/", "throughput/", "progress/", "system/")
+BY_A_CLOCK = ("time/", "throughput/", "memory/", "progress/", "system/")
 MEASURED_AGAIN = "sampler"
 """Tensors of a record that are equal only up to rounding if a rollout was finished after a kill."""
 

@@ -124,15 +124,24 @@ def test_measured_metrics_of_a_step_cover_its_rounds() -> None:
     scored = [{"reward/seconds_mean": mean, "reward/seconds_max": most} for mean, most in ((1.0, 9.0), (3.0, 4.0))]
     lines = [
         line("rollout.2", {"throughput/generated_tokens_per_s": 1e6}, tokens=1.0),  # of an earlier run of the step
-        line("rollout", {**rates[0], "time/transfer_s": 0.25}, tokens=100.0),
+        line(
+            "rollout",
+            {**rates[0], "time/transfer_s": 0.25, "memory/rollout_gib": 3.0, "time/rollout_wait_s": 1.0},
+            tokens=100.0,
+        ),
         line("reward", scored[0]),
-        line("rollout.2", {**rates[1], "time/transfer_s": 0.5}, tokens=300.0),  # after an engine died
+        line(
+            "rollout.2",
+            {**rates[1], "time/transfer_s": 0.5, "memory/rollout_gib": 2.0, "time/rollout_wait_s": 0.5},
+            tokens=300.0,
+        ),
         line("reward.2", scored[1]),
     ]
     found = of_step(lines)
     assert found["throughput/generated_tokens_per_s"] == pytest.approx(400 / 15)
     assert found["throughput/engine_idle_frac"] == pytest.approx(1 / 15)
-    assert found["time/transfer_s"] == 0.75
+    assert found["time/transfer_s"] == 0.75, "an engine died in round 2"
+    assert (found["memory/rollout_gib"], found["time/rollout_wait_s"]) == (3.0, 1.5)
     assert (found["reward/seconds_mean"], found["reward/seconds_max"]) == (2.0, 9.0)
     assert of_step(lines[:3])["throughput/generated_tokens_per_s"] == 10
 

@@ -5,12 +5,14 @@ import platform
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from cli.conftest import CliResult, RunCli
 from fakes.slurm import FakeSlurm
+from ppoctl.core.batch.sealed_json import sealed_line
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
@@ -133,6 +135,54 @@ def test_status_shows_the_time_use_of_each_attempt(paths: RunPaths, cluster: Fak
     parsed = json.loads(ask("status", "my", "--json").out)["spent"]
     assert len(parsed) == 10
     assert (parsed[0]["attempt"], parsed[0]["wall_s"], parsed[0]["lost_s"]) == (2, 90.0, 30.0)
+
+
+def test_status_shows_where_the_last_step_spent_its_time(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
+    bare = ask("status", "my").out.splitlines()
+    first = next(n for n, line in enumerate(bare) if line.startswith("stages of step 1"))
+    assert bare[first].split() == ["stages", "of", "step", "1", "seconds", "tokens/s"], "fakes have no other values"
+    assert [line.split("  ")[0] for line in bare[first + 1 : bare.index("", first)]] == [
+        *("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval"),
+        *("save of the actor", "save of the critic"),
+    ]
+    stages: list[tuple[str, float, dict[str, float]]] = [
+        ("rollout", 4.126, {"throughput/generated_tokens_per_s": 812.4, "time/transfer_s": 0.5,
+                            "memory/rollout_gib": 1.5, "time/rollout_wait_s": 0.125}),
+        ("reward", 0.02, {}),
+        ("values", 0.5, {"throughput/values_tokens_per_s": 20500.0, "throughput/values_mfu": 0.1234,
+                         "memory/values_gib": 0.75, "time/values_wait_s": 0.0}),
+        ("logprobs", 1.0, {}), ("advantages", 0.001, {}), ("critic_update", 3.0, {}), ("actor_update", 60.0, {}),
+    ]  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {"seq": 100 + n, "step": 2, "stage": stage, "seconds": s, "attempt": 1, "at": 1.0, "clocked": clocked}
+        for n, (stage, s, clocked) in enumerate(stages)
+    ]
+    saved = {"seq": 110, "event": "saved", "step": 2, "attempt": 1, "at": 1.0, "seconds": 9.0, "waited_s": 0.333}
+    with paths.journal.open("ab") as file:
+        file.write(b"".join(map(sealed_line, [*lines, {**saved, "role": "critic"}])))
+    shown = ask("status", "my").out.splitlines()
+    first = shown.index("stages of step 2          seconds  waiting  tokens/s  MFU    peak GiB")
+    assert shown[first + 1 : first + 11] == [
+        "rollout                      4.13    0.125       812              1.5",
+        "rollout: weight transfer      0.5",
+        "reward                       0.02",
+        "values                        0.5        0     20500  0.123      0.75",
+        "logprobs                        1",
+        "advantages                  0.001",
+        "critic_update                   3",
+        "actor_update                   60",
+        "save of the critic          0.333",
+        "",
+    ]
+    parsed = json.loads(ask("status", "my", "--json").out)
+    assert parsed["stages"][3] == {
+        "name": "values", "seconds": 0.5, "wait_s": 0.0, "tokens_per_s": 20500.0, "mfu": 0.1234, "peak_gib": 0.75
+    }  # fmt: skip
+    assert parsed["stages"][-1] == {
+        "name": "save of the critic", "seconds": 0.333, "wait_s": None, "tokens_per_s": None, "mfu": None,
+        "peak_gib": None,
+    }  # fmt: skip
+    assert parsed["figures"]["time/critic_save_s"] == 0.333
 
 
 def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:

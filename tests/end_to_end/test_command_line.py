@@ -57,10 +57,11 @@ def without_waits(done: "subprocess.CompletedProcess[str]") -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, ppoctl_data: Path, forked: Forked) -> Path:
     """Return a folder with `runs/gsm8k-smoke`: one command has made its first rollout, another has trained it. The
-    critic has two processes, in Ray."""
-    folder, critic = tmp_path_factory.mktemp("trained"), ("--set", "critic.parallel.data=2")
-    assert answer(forked, folder, "rollout", str(SMOKE), *critic)["figures"]["reward/error_frac"] == 0
-    require_only_own_lines(forked(folder, "train", str(SMOKE), *critic))
+    critic has two processes, in Ray, and the roles are offloaded in turn."""
+    folder = tmp_path_factory.mktemp("trained")
+    layout = ("--set", "critic.parallel.data=2", "--set", "cluster.offload=['actor', 'critic', 'generator']")
+    assert answer(forked, folder, "rollout", str(SMOKE), *layout)["figures"]["reward/error_frac"] == 0
+    require_only_own_lines(forked(folder, "train", str(SMOKE), *layout))
     return folder
 
 
@@ -90,6 +91,10 @@ def test_trained_run_is_shown(trained: Path, forked: Forked) -> None:
         assert status["figures"][f"throughput/{stage}_tokens_per_s"] > 1
         assert 0 < status["figures"][f"throughput/{stage}_mfu"] < 1
     assert 0 < status["figures"]["time/transfer_s"] < status["figures"]["time/rollout_s"]
+    for stage in ("rollout", "values", "logprobs", "critic_update", "actor_update"):
+        assert 0.1 < status["figures"][f"memory/{stage}_gib"] < 100
+        assert 0 < status["figures"][f"time/{stage}_wait_s"] < status["figures"][f"time/{stage}_s"]
+    assert all(status["figures"][f"time/{role}_save_s"] > 0 for role in ("actor", "critic"))
     log = (trained / "runs/gsm8k-smoke/logs/attempt-2/vllm-engine-0.log").read_text()
     assert re.search(r"(imported vLLM|vLLM was imported before,) in \d+\.\d s, started the engine in \d+\.\d s", log)
     sample = answer(forked, trained, "show", "runs/gsm8k-smoke", "--step", "2", "--best")

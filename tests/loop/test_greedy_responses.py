@@ -57,5 +57,6 @@ def test_greedy_responses_are_baselines_and_no_samples_of_the_step(tmp_path: Pat
     assert metrics["baseline/score_mean"] == float(greedy_rewards.scores.mean())
     # The weights are sent once before the update and once after it, for the evaluation.
     assert wiring.generator.syncs == 2  # type: ignore[attr-defined]
-    clocked = {line["stage"]: line["clocked"] for line in read_lines(paths.journal) if line.get("step") == 1}
+    lines = [line for line in read_lines(paths.journal) if "stage" in line]
+    clocked = {line["stage"]: line["clocked"] for line in lines if line["step"] == 1}
     assert clocked["greedy_rollout"] == clocked["greedy_reward"] == {}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate, published_rate
-from ppoctl.core.measured import Measured, MeasuredPass, Measurements
+from ppoctl.core.measured import Measured, MeasuredPass, Measurements, ProcessUsage
 from ppoctl.plan.throughput import StageMeter
 from ppoctl.recipe.loading.load import load
 from ppoctl.recipe.schema import Recipe
@@ -21,6 +21,7 @@ MODELS = Path(__file__).parents[2] / "recipes" / "models"
 LENGTHS = torch.tensor([7, 40, 13])
 """Tokens that the model reads of each sequence; the responses have 5, 30 and 2 tokens."""
 OUTPUTS = 37
+GIB = 2**30
 
 
 def recipe_of(file: Path, *sets: str) -> Recipe:
@@ -123,6 +124,37 @@ def test_rate_of_a_cpu_is_measured_once() -> None:
     assert 1e9 < rate.flops_s < 1e14
     assert rate.is_of_all_ranks
     assert matrix_rate("float32") is rate
+
+
+def test_peak_and_wait_of_a_stage_are_those_of_its_slowest_rank(smallest: Path) -> None:
+    """The driver moves models for 2 s, ranks for at most 0.5 s in the first pass and 1 s in the second."""
+    measurements = Measurements()
+    measurements.add_pass(measured("forward"), [ProcessUsage(2 * GIB, 0.5), ProcessUsage(3 * GIB, 0.25)])
+    measurements.add_pass(measured("forward"), [ProcessUsage(GIB, 1.0), ProcessUsage(GIB // 2, 0.0)])
+    measurements.add_pass(measured("train", seconds=0.0), [ProcessUsage(9 * GIB, 9.0)])  # of a replay
+    during = replace(measurements.take(), engine_peak_bytes=7 * GIB)
+    during = replace(during, moved_s=during.moved_s + 2.0)
+    meter = StageMeter(recipe_of(smallest, "cluster.offload=['critic']"), lambda _: None)
+    assert meter.metrics("logprobs", "logprobs", during) == {
+        "throughput/logprobs_tokens_per_s": 30,
+        "memory/logprobs_gib": 3.0,
+        "time/logprobs_wait_s": 3.5,
+    }
+    assert meter.metrics("rollout.2", "rollouts", during) == {
+        "time/transfer_s": 0.0,
+        "memory/rollout_gib": 7.0,
+        "time/rollout_wait_s": 3.5,
+    }
+    assert meter.metrics("eval", "evaluation", during) == {}
+    stays = StageMeter(recipe_of(smallest), lambda _: None).metrics("values", "values", replace(during, passes=()))
+    assert stays == {}, "nothing is offloaded, and no rank reported a peak"
+
+
+def test_peak_of_engines_is_that_of_the_largest_process() -> None:
+    measurements = Measurements()
+    measurements.add_engine([ProcessUsage(4, 0.0), ProcessUsage(6, 0.0)])
+    measurements.add_engine([ProcessUsage(5, 0.0)])
+    assert measurements.take() == Measured(engine_peak_bytes=6)
 
 
 def test_transfer_is_reported_once(smallest: Path) -> None:

@@ -589,7 +589,31 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_until_bounds",
         ['until."time/rollout_s".max=9'],
-        "--set: `time/rollout_s` is measured by a clock, and no clock decides when a run ends",
+        "--set: `time/rollout_s` depends on the machine, so a repeated run could end after another step",
+    ),
+    (
+        "check_until_bounds",
+        ['until."memory/values_gib".max=9'],
+        "--set: `memory/values_gib` depends on the machine, so a repeated run could end after another step",
+    ),
+    (
+        "check_metrics_reported",
+        ['expect."time/values_wait_s".max=1'],
+        "--set: `time/values_wait_s` requires that a role is offloaded, but `cluster.offload` lists none: "
+        "`cluster.offload` = `[]` (default)",
+    ),
+    (
+        "check_metrics_reported",
+        ["ppo.advantages.kind=rloo", "rollout.samples_per_prompt=2", 'expect."time/critic_save_s".max=1'],
+        "r.toml:19: [critic] has no effect, because the advantages train no critic: "
+        '`critic.optimizer.lr` = `1e-05` (r.toml:19), `ppo.advantages.kind` = `"rloo"` (--set)\n'
+        '--set: `time/critic_save_s` belongs to a role that no step of this recipe trains: `ppo.advantages.kind` = `"rloo"` (--set)',
+    ),
+    (
+        "check_expected_step",
+        ["checkpoint.every_steps=4", 'expect."time/actor_save_s"={max=1, at_step=9}'],
+        "--set: `time/actor_save_s` is expected at step 9, but the run saves no newly trained state then: "
+        '`expect."time/actor_save_s".at_step` = `9` (--set), `checkpoint.every_steps` = `4` (--set)',
     ),
     (
         "check_until_can_end",

@@ -174,6 +174,31 @@ def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
     }  # fmt: skip
 
 
+def test_stage_table_has_medians_over_the_steps() -> None:
+    """Rollouts take 1, 3 and 8 s, of which transfers 0.5, 0.25 and 2; MFU is not finite in a step."""
+    lines: list[dict[str, Any]] = [
+        {"seq": 40, "event": "saved", "step": 2, "role": "actor", "at": 1.0, "seconds": 9.0, "waited_s": 0.04567}
+    ]
+    for step, seconds, sent_s, mfu in ((1, 1.0, 0.5, 0.25), (2, 3.0, 0.25, float("nan")), (3, 8.0, 2.0, 0.5)):
+        of_rollout = {"time/transfer_s": sent_s, "memory/rollout_gib": 1.5}
+        of_update = {"throughput/actor_update_tokens_per_s": 1234.5, "throughput/actor_update_mfu": mfu}
+        lines.append({**line(10 * step, step, "rollout", seconds), "clocked": of_rollout})
+        update = line(10 * step + 1, step, "actor_update", 12345.6)
+        lines.append({**update, "clocked": {**of_update, "time/actor_update_wait_s": 0.0}})
+    found = report_time.median_stages(with_parts(recipes={1: RECIPE}, lines=lines))
+    assert found == {
+        "headers": ["seconds", "tokens/s", "MFU", "peak GiB"],
+        "rows": [
+            ["rollout", "3", "", "", "1.5"],
+            ["rollout: weight transfer", "0.5", "", "", ""],
+            ["actor_update", "12346", "1234", "0.375", ""],
+            ["save of the actor", "0.0457", "", "", ""],
+        ],
+        "steps": 3,
+    }  # fmt: skip
+    assert report_time.median_stages(by_hand())["headers"] == ["seconds"]
+
+
 def test_many_steps_are_averaged_into_fewer_bars() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]

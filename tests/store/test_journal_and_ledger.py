@@ -205,6 +205,7 @@ def test_read_newest_keeps_events_and_the_last_evaluation(tmp_path: Path, length
     lines[2] |= {"stage": "eval"}
     lines[5] |= {"stage": "eval"}
     lines[7] = {"seq": 7, "event": "attempt_started"}
+    lines[8] = {"seq": 8, "event": "saved", "step": 8, "role": "actor"}
     (tmp_path / "journal.jsonl").write_bytes(b"".join(map(sealed_line, lines)) + b'{"seq": 999')
     kept = [line["seq"] for line in read_newest(tmp_path / "journal.jsonl")]
     older = list(range(length - NEWEST))

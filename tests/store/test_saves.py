@@ -2,6 +2,7 @@
 them."""
 
 import errno
+import os
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.bigram import BigramSaving
+from fakes.clock import Clock
 from fakes.components import fake_recipe
 from fakes.job import (
     StopError,
@@ -26,11 +28,15 @@ from fakes.job import (
 )
 from ppoctl.core.batch.digest import FileDigest
 from ppoctl.core.errors import HealthStopError, PreemptedError, StorageError
+from ppoctl.core.step_metrics import of_step
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run.loop.steps import run
+from ppoctl.show.report.expectations import history
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.run_paths import MANIFEST, RunPaths
+from ppoctl.store.saves import Saves
 from store.conftest import a_manifest, stops_from, working
 
 STEPS = 4
@@ -171,6 +177,87 @@ def test_unfinished_save_is_swept_and_repeated(tmp_path: Path) -> None:
     assert (saved_checkpoints(paths), unfinished.exists()) == ([], True)
     play(paths.root)
     assert not unfinished.exists()
+    assert result(paths.root) == undisturbed()
+
+
+class SlowSave:
+    """A trainer that takes 2 s to copy its state, and the save, of which 3 s are left when it is waited for."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def save(self, folder: Path, *, in_background: bool) -> "SlowSave":
+        assert in_background
+        (folder / "a").write_bytes(b"12")
+        self.clock.now += 2.0
+        return self
+
+    def is_written(self) -> bool:
+        return False
+
+    def finish(self) -> dict[str, FileDigest]:
+        self.clock.now += 3.0
+        return {"a": digest_of(b"12")}
+
+
+def test_journal_has_the_seconds_for_which_training_waited_for_a_save(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, attempt = Clock(), working(paths, 1)
+    monkeypatch.setattr("time.monotonic", clock)
+    saves = Saves(lambda _: None, in_background=True, journal=Journal(paths, attempt))
+    draft = artifact.Draft(paths.state("actor", 4), attempt, lambda _: None)
+    saves.begin(draft, a_manifest(stage="state/actor", step=4), SlowSave(clock))  # type: ignore[arg-type]
+    clock.now += 30.0
+    saves.settle()
+    assert read_lines(paths.journal) == []
+    saves.finish()
+    [line] = read_lines(paths.journal)
+    assert line | {"at": 0.0} == {
+        "seq": 1, "event": "saved", "attempt": 1, "at": 0.0, "step": 4, "role": "actor", "seconds": 35.0,
+        "waited_s": 5.0,
+    }  # fmt: skip
+    assert of_step([line]) == {"time/actor_save_s": 5.0}
+
+
+def saved_lines(paths: RunPaths) -> list[tuple[int, str]]:
+    return [(line["step"], line["role"]) for line in read_lines(paths.journal) if line.get("event") == "saved"]
+
+
+def test_resumed_run_has_each_save_once(tmp_path: Path) -> None:
+    """The second attempt replays the updates of step 3, and saves step 4."""
+    recipe = fake_recipe(steps=4, checkpoint={"every_steps": 2})
+    with pytest.raises(StopError):
+        play(tmp_path / "run", recipe, stopping_at("4 logprobs starts"))
+    paths = RunPaths(tmp_path / "run")
+    assert sorted(saved_lines(paths)) == [(2, "actor"), (2, "critic")]
+    play(paths.root, recipe)
+    assert sorted(saved_lines(paths)) == [(2, "actor"), (2, "critic"), (4, "actor"), (4, "critic")]
+    series = history(read_lines(paths.journal))
+    assert [step for step, _ in series["time/actor_save_s"]] == [2, 4]
+    assert [step for step, _ in series["time/values_s"]] == [1, 2, 3, 4]
+    journal = open_run(paths.root, recipe, Witness()).job.journal
+    assert not any(name.startswith("time/") for _, metrics in journal.history(up_to=4) for name in metrics)
+
+
+def test_save_at_a_stop_succeeds_without_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk becomes full between the state and its line."""
+    write = os.pwrite
+
+    def full(file: int, data: bytes, at: int) -> int:
+        if b'"event": "saved"' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data, at)
+
+    monkeypatch.setattr("os.pwrite", full)
+    gate = Stops(when=lambda gate: gate.at == (2, "logprobs"))
+    with pytest.raises(PreemptedError):
+        run(open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), gate=gate).job)
+    paths = RunPaths(tmp_path / "run")
+    assert saved_checkpoints(paths) == [1]
+    assert saved_lines(paths) == []
+    monkeypatch.undo()
+    play(paths.root)
     assert result(paths.root) == undisturbed()
 
 

@@ -52,6 +52,8 @@ def journaled(paths: RunPaths) -> Values:
         if "stage" in line:
             metrics = {**line["figures"], **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
             values |= {(name, line["step"]): float(np.float32(value)) for name, value in metrics.items()}
+        elif line["event"] == "saved":
+            values[f"time/{line['role']}_save_s", line["step"]] = float(np.float32(line["waited_s"]))
     return values
 
 

@@ -37,6 +37,17 @@ def test_sent_lines_are_skipped_and_events_move_the_marker() -> None:
     assert list(batches(lines, after=3)) == []
 
 
+def test_save_is_a_point_of_its_own_step_even_among_rounds_of_the_next() -> None:
+    saved = {"seq": 8, "event": "saved", "at": 13.0, "step": 2, "role": "critic", "seconds": 9.0, "waited_s": 0.5}
+    (batch,) = batches([[stage(7, {"a": 1.0}), saved, stage(9, {"a": 2.0})]], after=0)
+    assert batch.points == (
+        MetricPoint("a", 2.0, 12500, 3),
+        MetricPoint("time/values_s", 2.0, 12500, 3),
+        MetricPoint("time/critic_save_s", 0.5, 12500, 2),
+        MetricPoint(MARKER, 9.0, 12500, 9),
+    )
+
+
 def test_non_finite_values_are_left_out_and_tagged() -> None:
     metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.0}
     (batch,) = batches([[stage(1, metrics)]], after=0)

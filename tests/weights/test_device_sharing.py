@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from fakes.clock import Clock
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.engines.weights.device_sharing import DeviceSharing
 
@@ -123,6 +125,41 @@ def test_ranks_offloaded_by_other_role_do_not_offload_again():
     sharing.acquire("generator", lambda: None)
     actor.call("forward")
     assert ranks.calls == ["update", "offload", "forward"]
+
+
+def test_time_of_every_offload_is_measured_once(monkeypatch: pytest.MonkeyPatch):
+    """Others offload for 3 and 4 s, the actor its own optimizer for 5 s; nothing waits in a call without the
+    device."""
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+
+    def takes(seconds: float) -> Callable[[], None]:
+        def leave() -> None:
+            clock.now += seconds
+
+        return leave
+
+    class SlowRanks(CalledRanks):
+        def call(self, method: str) -> list[None]:
+            clock.now += {"offload": 5.0, "update": 100.0, "forward": 10.0}.get(method, 0.0)
+            return super().call(method)
+
+    sharing, ranks = DeviceSharing(EVERYONE), SlowRanks()
+    actor = DeviceSharingRanks(ranks, "actor", sharing)
+    MEASUREMENTS.take()
+    with sharing.keep_all():
+        sharing.acquire("critic", takes(3.0))
+        sharing.acquire("generator", takes(4.0))
+    actor.call("update")
+    assert MEASUREMENTS.take().moved_s == 7.0
+    actor.call("take_usage")
+    actor.call("forward")
+    assert MEASUREMENTS.take().moved_s == 5.0
+    sharing.acquire("critic", takes(3.0))
+    assert MEASUREMENTS.take().moved_s == 5.0
+    actor.call("take_usage")
+    assert MEASUREMENTS.take().moved_s == 0.0
+    assert ranks.calls == ["update", "take_usage", "offload", "forward", "offload", "take_usage"]
 
 
 def test_unlisted_role_keeps_gradients_and_optimizer_loaded():

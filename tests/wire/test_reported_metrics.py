@@ -11,7 +11,7 @@ import pytest
 
 from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import MEMORY, play
-from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, find, pass_metrics
+from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, PEAKS, find, pass_metrics
 from ppoctl.core.step_metrics import reported
 from ppoctl.recipe.loading.rules.metrics_rules import check_metrics_reported
 from ppoctl.recipe.schema import Recipe
@@ -84,6 +84,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "ppo": {**PPO, "truncated": "bootstrap", "value_loss": {"coef": 0.3}},
     },
     "adapters of the actor": {"actor": {"optimizer": {"lr": 0.02}, "train": {"lora": {}}}},
+    "roles that are offloaded": {"cluster": {"offload": ["actor", "critic"]}},
     "remax": {"ppo": {**PPO, "advantages": {"kind": "remax"}}, "critic": None},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},
@@ -136,7 +137,8 @@ def names_of(setting: str) -> frozenset[str]:
 
 
 OF_REAL_PASSES = {
-    name for stage in ("values", "logprobs", "critic_update", "actor_update") for name in pass_metrics(stage)
+    *(name for stage in ("values", "logprobs", "critic_update", "actor_update") for name in pass_metrics(stage)),
+    *PEAKS,
 }
 """Metrics that fakes do not report, because they run no model. `end_to_end/test_command_line.py` sees them."""
 

@@ -144,6 +144,11 @@ def reported_at(recipe: StepRecipe, name: str) -> list[range]:
     return certain
 
 
+def trained_at(recipe: StepRecipe, role: str) -> list[range]:
+    """Return the steps that train the role."""
+    return [steps for steps, found in traces(recipe).items() if found.outline.training(role) is not None]
+
+
 def updated_role(recipe: StepRecipe, name: str) -> str | None:
     """Return the role whose update reports the metric; None: another stage, or no stage, reports the metric."""
     for found in traces(recipe).values():

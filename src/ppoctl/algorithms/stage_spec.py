@@ -143,7 +143,8 @@ class StageSpec(Generic[Result]):
         """Return whether the stage reports the metric of this name. MFU is missing on a GPU that
         `plan/throughput.py` does not know."""
         metric = metric_registry.find(name)
-        if name == f"time/{self.name}_s" or (self.passes(recipe) and name in metric_registry.pass_metrics(self.name)):
+        measured = (*metric_registry.pass_metrics(self.name), *metric_registry.usage_metrics(self.name))
+        if name == f"time/{self.name}_s" or (self.passes(recipe) and name in measured):
             return True
         return any(each.is_on and each.metric is metric for each in self.metrics(recipe))
 

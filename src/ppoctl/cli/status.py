@@ -25,8 +25,8 @@ SHOWN_ATTEMPTS = 8
 
 
 def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> None:
-    """Show the state of a run. Prints jobs, steps done, the last metrics, attempts and how they ended, time use, and
-    the saved steps."""
+    """Show the state of a run. Prints jobs, steps done, saved steps, attempts and their time use, and the stages and
+    metrics of the last complete step."""
     report = read_status(run, wait)
     if json:
         render.json(report)
@@ -46,6 +46,9 @@ def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> Non
     if report["spent"]:
         render.line()
         render.table(*_time_use(report["spent"]))
+    if report["stages"]:
+        render.line()
+        _print_stages(report)
     if report["figures"]:
         render.line()
         _print_metrics(run, report)
@@ -53,6 +56,14 @@ def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> Non
         render.line()
         render.table([expected_row(result) for result in report["expect"]], EXPECTED)
     _print_next_command(run, report)
+
+
+def _print_stages(report: dict[str, Any]) -> None:
+    """Print where the last complete step spent its time."""
+    from ppoctl.show.report.stage_table import StageRow, table
+
+    headers, cells = table([StageRow(**row) for row in report["stages"]])
+    render.table(cells, (f"stages of step {report['steps_done']}", *headers))
 
 
 def _print_metrics(run: Path, report: dict[str, Any]) -> None:
@@ -111,6 +122,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     `wait_s` is the timeout for Slurm in seconds; None means the default timeout.
     """
     from ppoctl.core.step_metrics import of_step
+    from ppoctl.show.report.stage_table import stage_rows
     from ppoctl.start.slurm import run_status
     from ppoctl.start.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store.time_use import attempt_times
@@ -122,6 +134,9 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     state = run_state(facts, snapshot, now=time.time())
     stages = [line for line in lines if "stage" in line]
     last = max(stages, key=lambda line: line["seq"], default=None)
+    of_last_step = [line for line in lines if line.get("step") == facts.steps_done]
+    metrics = of_step(of_last_step)
+    names = dict.fromkeys(line["stage"].partition(".")[0] for line in of_last_step if "stage" in line)
     return {
         "name": recorded.facts["name"],
         "state": state.word,
@@ -134,7 +149,8 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "spent": [_as_json(times) for times in attempt_times(lines)],
         "jobs": _jobs(facts, snapshot),
         "slurm_silent": snapshot.no_answer_reason,
-        "figures": of_step(line for line in stages if line["step"] == facts.steps_done),
+        "stages": [vars(row) for row in stage_rows(names, recorded.outlines.roles, metrics)],
+        "figures": metrics,
         "expect": _expectation_results(recorded) if state.word in ("finished", "unmet") else [],
     }
 

@@ -1,10 +1,12 @@
-"""Passes of models and transfers of weights that this process has measured, until a stage reads them.
+"""Passes of models, transfers of weights and moves of models that this process has measured, until a stage reads
+them.
 
-The code that calls ranks and engines reports to `MEASUREMENTS`, and `plan/throughput.py` computes rates from
-them. Neither depends on the other. This module imports only the standard library.
+The code that calls ranks and engines reports to `MEASUREMENTS`, and `plan/throughput.py` computes metrics from
+them. Neither depends on the other. A rank has its own `MEASUREMENTS`: `core/machine/process_usage.py` returns its
+moves to the driver. This module imports only the standard library.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,6 +32,18 @@ class MeasuredPass:
     seconds: float
     with_reference: bool = False
     """Whether the reference computes the same tokens in the same call."""
+    peak_bytes: int = 0
+    """Largest memory peak of a rank during the passes; 0: unknown."""
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """Use of the machine by one process since the last reading."""
+
+    peak_bytes: int
+    """Peak of the memory; 0: unknown."""
+    moved_s: float
+    """Seconds in which the process moved tensors between host memory and the device."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,10 @@ class Measured:
     passes: tuple[MeasuredPass, ...] = ()
     transfer_s: float = 0.0
     """Seconds in which weights were sent to engines and verified."""
+    moved_s: float = 0.0
+    """Seconds in which models were moved between devices and host memory."""
+    engine_peak_bytes: int = 0
+    """Largest memory peak of a process of an engine; 0: unknown."""
 
 
 class Measurements:
@@ -47,9 +65,18 @@ class Measurements:
     def __init__(self) -> None:
         self._measured = Measured()
 
-    def add_pass(self, ended: MeasuredPass) -> None:
-        """Add passes that have ended."""
-        self._measured = replace(self._measured, passes=(*self._measured.passes, ended))
+    def add_pass(self, ended: MeasuredPass, ranks: Sequence[ProcessUsage] = ()) -> None:
+        """Add passes that have ended, with the usage of each rank. The work clock is stopped during passes of a
+        replay, which belong to no stage."""
+        if ended.seconds > 0:
+            ended = replace(ended, peak_bytes=max((rank.peak_bytes for rank in ranks), default=0))
+            moved_s = self._measured.moved_s + max((rank.moved_s for rank in ranks), default=0.0)
+            self._measured = replace(self._measured, passes=(*self._measured.passes, ended), moved_s=moved_s)
+
+    def add_engine(self, processes: Sequence[ProcessUsage]) -> None:
+        """Add the usage of the processes of an engine."""
+        peaks = (process.peak_bytes for process in processes)
+        self._measured = replace(self._measured, engine_peak_bytes=max([self._measured.engine_peak_bytes, *peaks]))
 
     @contextmanager
     def transfer(self) -> Iterator[None]:
@@ -57,6 +84,18 @@ class Measurements:
         began = WORK.now()
         yield
         self._measured = replace(self._measured, transfer_s=self._measured.transfer_s + WORK.now() - began)
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Context of a move of models between a device and host memory. Contexts are not nested."""
+        began = WORK.now()
+        yield
+        self._measured = replace(self._measured, moved_s=self._measured.moved_s + WORK.now() - began)
+
+    def take_moved_s(self) -> float:
+        """Return and forget the seconds of moves."""
+        moved_s, self._measured = self._measured.moved_s, replace(self._measured, moved_s=0.0)
+        return moved_s
 
     def take(self) -> Measured:
         """Return and forget all measurements."""

@@ -14,12 +14,19 @@ from functools import lru_cache
 from ppoctl.core.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
 from ppoctl.core.evaluation_metrics import EVALUATION_METRICS
 from ppoctl.core.metric import Metric as Metric
+from ppoctl.core.speed_metrics import PEAKS as PEAKS
+from ppoctl.core.speed_metrics import SAVES as SAVES
 from ppoctl.core.speed_metrics import SPEED_METRICS
 from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
 from ppoctl.core.speed_metrics import THROUGHPUT_GENERATED as THROUGHPUT_GENERATED
 from ppoctl.core.speed_metrics import TIME_EVAL_S as TIME_EVAL_S
+from ppoctl.core.speed_metrics import TIME_ROLLOUT_S as TIME_ROLLOUT_S
 from ppoctl.core.speed_metrics import TIME_TRANSFER_S as TIME_TRANSFER_S
+from ppoctl.core.speed_metrics import WAITS as WAITS
 from ppoctl.core.speed_metrics import pass_metrics as pass_metrics
+from ppoctl.core.speed_metrics import save_metric as save_metric
+from ppoctl.core.speed_metrics import stage_metrics as stage_metrics
+from ppoctl.core.speed_metrics import usage_metrics as usage_metrics
 
 ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(
     "rollout/response_tokens_mean", "tokens", "mean length of the responses", "no collapse towards 0"

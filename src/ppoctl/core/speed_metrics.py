@@ -49,9 +49,49 @@ THROUGHPUT_ENGINE_IDLE_FRAC = Metric(
     "part of the generation in which all open episodes waited for environments (with [environment])", "below 0.05",
     "lower",
 )  # fmt: skip
+_WAIT = "part of the stage: it waits until models have moved between devices and host memory (with cluster.offload)"
+_PEAK = "largest memory peak (on a GPU what torch allocates, on a CPU resident memory) of a process of"
+TIME_ROLLOUT_WAIT_S = Metric("time/rollout_wait_s", "s", _WAIT)
+TIME_VALUES_WAIT_S = Metric("time/values_wait_s", "s", _WAIT)
+TIME_LOGPROBS_WAIT_S = Metric("time/logprobs_wait_s", "s", _WAIT)
+TIME_CRITIC_UPDATE_WAIT_S = Metric("time/critic_update_wait_s", "s", _WAIT)
+TIME_ACTOR_UPDATE_WAIT_S = Metric("time/actor_update_wait_s", "s", _WAIT)
+TIME_ACTOR_SAVE_S = Metric("time/actor_save_s", "s", "time for which training waits for a save of the actor")
+TIME_CRITIC_SAVE_S = Metric("time/critic_save_s", "s", "time for which training waits for a save of the critic")
+MEMORY_ROLLOUT = Metric("memory/rollout_gib", "GiB", f"{_PEAK} the engines")
+MEMORY_VALUES = Metric("memory/values_gib", "GiB", f"{_PEAK} the critic")
+MEMORY_LOGPROBS = Metric("memory/logprobs_gib", "GiB", f"{_PEAK} the actor")
+MEMORY_CRITIC_UPDATE = Metric("memory/critic_update_gib", "GiB", f"{_PEAK} the critic")
+MEMORY_ACTOR_UPDATE = Metric("memory/actor_update_gib", "GiB", f"{_PEAK} the actor", "below the size of the GPU")
 SPEED_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
 def pass_metrics(stage: str) -> tuple[str, str]:
     """Return the names of tokens per second and MFU of a stage. Only stages with a trained model have them."""
     return f"throughput/{stage}_tokens_per_s", f"throughput/{stage}_mfu"
+
+
+def usage_metrics(stage: str) -> tuple[str, str]:
+    """Return the names of the memory peak and of the wait of a stage. Only stages of models have them."""
+    return f"memory/{stage}_gib", f"time/{stage}_wait_s"
+
+
+def stage_metrics(stage: str) -> dict[str, str]:
+    """Return the names of the metrics of a stage in tables of stages, by column. Few stages have all of them."""
+    (rate, mfu), (peak, wait), seconds = pass_metrics(stage), usage_metrics(stage), f"time/{stage}_s"
+    if seconds == TIME_ROLLOUT_S.name:
+        rate = THROUGHPUT_GENERATED.name
+    return {"seconds": seconds, "wait_s": wait, "tokens_per_s": rate, "mfu": mfu, "peak_gib": peak}
+
+
+def save_metric(role: str) -> str:
+    """Return the name of the metric of the saves of a role."""
+    return f"time/{role}_save_s"
+
+
+SAVES = (TIME_ACTOR_SAVE_S.name, TIME_CRITIC_SAVE_S.name)
+"""Names of the waits for saves."""
+WAITS = tuple(value.name for value in SPEED_METRICS if value.description == _WAIT)
+"""Names of the waits for models that move."""
+PEAKS = tuple(value.name for value in SPEED_METRICS if value.description.startswith(_PEAK))
+"""Names of the memory peaks."""

@@ -12,6 +12,9 @@ from ppoctl.core import metric_registry
 
 StageLine = Mapping[str, Any]
 
+SAVED = "saved"
+"""Event of a state that was saved, with the seconds of the save and those for which training waited."""
+
 
 def _of_generation(name: str, rounds: Sequence[StageLine]) -> float:
     """Return the mean, weighted by the seconds in which each round generated its tokens."""
@@ -37,6 +40,8 @@ OVER_ROUNDS: dict[str, Callable[[str, Sequence[StageLine]], float]] = {
     metric_registry.THROUGHPUT_GENERATED.name: _of_generation,
     metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name: _of_generation,
     metric_registry.TIME_TRANSFER_S.name: _sum,
+    **dict.fromkeys(metric_registry.WAITS, _sum),
+    **dict.fromkeys(metric_registry.PEAKS, _largest),
     metric_registry.REWARD_SECONDS_MEAN.name: _mean,
     metric_registry.REWARD_SECONDS_MAX.name: _largest,
 }
@@ -44,8 +49,10 @@ OVER_ROUNDS: dict[str, Callable[[str, Sequence[StageLine]], float]] = {
 
 
 def reported(line: StageLine) -> dict[str, float]:
-    """Return all metrics of a journal line: the values of the record and the measured times. The line of an event has
-    none. The time of a later round is that of all rounds so far."""
+    """Return all metrics of a journal line: the values of the record and the measured times. A save is the only event
+    with a metric. The time of a later round is that of all rounds so far."""
+    if line.get("event") == SAVED:
+        return {metric_registry.save_metric(line["role"]): line["waited_s"]}
     if "stage" not in line:
         return {}
     seconds = {f"time/{line['stage'].partition('.')[0]}_s": line.get("rounds_s", line["seconds"])}
@@ -55,11 +62,12 @@ def reported(line: StageLine) -> dict[str, float]:
 def of_step(lines: Iterable[StageLine]) -> dict[str, float]:
     """Return the value of each metric of a step. `lines` are journal lines of this step, oldest first.
 
-    A later line of a stage replaces the earlier one, and further rounds of an earlier run of the step are left out.
+    A later line of a stage, or of a save of a role, replaces the earlier one, and further rounds of an earlier run of
+    the step are left out.
     """
     rounds: dict[str, dict[int, StageLine]] = {}
     for line in lines:
-        name, _, number = line.get("stage", "").partition(".")
+        name, _, number = line.get("stage", f"save of {line.get('role')}").partition(".")
         earlier = {each: old for each, old in rounds.pop(name, {}).items() if each < int(number or 1)}
         rounds[name] = {**earlier, int(number or 1): line}
     found: dict[str, float] = {}

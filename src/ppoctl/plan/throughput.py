@@ -1,4 +1,4 @@
-"""Tokens per second and model FLOPs utilisation (MFU) of the stages that compute with a trained model.
+"""Tokens per second, model FLOPs utilisation (MFU), memory peak and waits of the stages that compute with a model.
 
     MFU = FLOPs of the passes / seconds / (FLOP/s of a device x devices of the role)
 
@@ -20,6 +20,7 @@ from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate
 from ppoctl.core.measured import Measured, MeasuredPass
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.flops import row_work
+from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.shared_sizes import shapes_of
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
@@ -34,10 +35,25 @@ class StageMeter:
     """Returns the rate of matrix products of a dtype; None: unknown."""
 
     def metrics(self, stage: str, kind: str, during: Measured) -> dict[str, float]:
-        """Return tokens per second and MFU of a stage that has such metrics, and the transfer of a rollout. `kind` is
-        that of the stage's record."""
+        """Return the metrics of a stage that computes with a model, and the transfer of a rollout. `kind` is that of
+        the stage's record."""
+        name = stage.partition(".")[0]
         if kind == ROLLOUT.kind:
-            return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s}
+            usage = self._usage(name, during.engine_peak_bytes, during.moved_s)
+            return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s, **usage}
+        peak_bytes = max((measured.peak_bytes for measured in during.passes), default=0)
+        return {**self._rates(name, during), **self._usage(name, peak_bytes, during.moved_s)}
+
+    def _usage(self, stage: str, peak_bytes: int, moved_s: float) -> dict[str, float]:
+        """Return the memory peak if it is known, and, if any role is offloaded, the wait."""
+        memory, wait = metric_registry.usage_metrics(stage)
+        if metric_registry.find(memory) is None:
+            return {}
+        found = {wait: moved_s} if self.recipe.cluster.offload else {}
+        return {**found, memory: peak_bytes / GIB} if peak_bytes else found
+
+    def _rates(self, stage: str, during: Measured) -> dict[str, float]:
+        """Return tokens per second and MFU."""
         rate, mfu = metric_registry.pass_metrics(stage)
         passes, seconds = during.passes, sum(measured.seconds for measured in during.passes)
         if metric_registry.find(mfu) is None or seconds <= 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.core.batch.sealed_json import is_as_sealed, sealed_line, unseal, whole_lines
+from ppoctl.core.step_metrics import SAVED
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.manifest import Manifest
@@ -28,6 +29,7 @@ this event recorded longer files."""
 RECENT = 5
 """Number of last runs of a stage from which its duration is estimated."""
 
+_OF_SAVE = f'"event": "{SAVED}"'.encode()
 NEWEST = 100
 """Number of lines at the end of a journal that `read_newest` reads."""
 
@@ -85,7 +87,8 @@ def events(lines: Iterable[JournalLine]) -> list[JournalEvent]:
 
 
 def read_newest(path: Path) -> list[JournalLine]:
-    """Return every event, the newest lines and the line of the last evaluation. A list of runs shows these lines.
+    """Return every event except saves, the newest lines and the line of the last evaluation. A list of runs shows
+    these lines.
 
     The time of a call hardly depends on the length of the journal. Raises the same errors as `read_lines`.
     """
@@ -94,7 +97,8 @@ def read_newest(path: Path) -> list[JournalLine]:
         return read_lines(path)  # raises the error that names the damaged line
     newest = len(raws) - NEWEST
     evaluation = max((number for number, raw in enumerate(raws) if b'"stage": "eval"' in raw), default=-1)
-    kept = (n for n, raw in enumerate(raws) if n >= newest or n == evaluation or b'"event": ' in raw)
+    is_event = [b'"event": ' in raw and _OF_SAVE not in raw for raw in raws]
+    kept = (n for n in range(len(raws)) if n >= newest or n == evaluation or is_event[n])
     return [unseal(raws[number].decode("ascii")) for number in kept]
 
 

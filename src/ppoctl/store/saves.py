@@ -6,11 +6,15 @@ begin --> files are written to a draft --> settle (between stages and samples) -
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ppoctl.core.activity import ACTIVITIES
+from ppoctl.core.errors import StorageError
 from ppoctl.core.ports import Gate, Saving, Trainer
+from ppoctl.core.step_metrics import SAVED
 from ppoctl.store.artifact import Draft
+from ppoctl.store.journal import Journal
 from ppoctl.store.manifest import Manifest
 
 
@@ -34,6 +38,7 @@ class Saves:
 
     notify: Callable[[str], None]
     in_background: bool
+    journal: Journal
     _in_flight: dict[str, InFlight] = field(default_factory=dict)
 
     def begin(self, draft: Draft, manifest: Manifest, engine: Trainer) -> None:
@@ -71,11 +76,11 @@ class Saves:
         with ACTIVITIES.track(f"saving the {manifest.stage.removeprefix('state/')}"), flight.draft.work():
             files = flight.saving.finish()
             flight.draft.publish(replace(manifest, seconds=time.monotonic() - flight.started), files)
-        now = time.monotonic()
-        role, waited_s = manifest.stage.removeprefix("state/"), flight.waited_s + now - began
-        self.notify(
-            f"saved {role} at step {manifest.step} in {now - flight.started:.2f} s; training waited {waited_s:.2f} s"
-        )
+        now, role = time.monotonic(), manifest.stage.removeprefix("state/")
+        seconds, waited_s = now - flight.started, flight.waited_s + now - began
+        self.notify(f"saved {role} at step {manifest.step} in {seconds:.2f} s; training waited {waited_s:.2f} s")
+        with suppress(StorageError):  # the state is saved, and the next commit reports a problem of the journal
+            self.journal.event(SAVED, step=manifest.step, role=role, seconds=seconds, waited_s=waited_s)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.core.errors import OutOfMemoryError
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import OutputRequest
 from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.offload import HostOffload, side_by_side
@@ -21,6 +22,7 @@ from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from tolerance import EXACT
 
 LAYOUTS = ("alone", "DP2 sharded", "TP2 PP2 interleaved")
+HUNDRED_MIB = 100 * 2**20
 DTYPES = ["float32", "bfloat16"]
 
 
@@ -221,3 +223,25 @@ def test_offloaded_role_can_start_again(model):
 
 def test_unstarted_role_offloads_without_error(model):
     lab.rank_of(lab.unstarted(lab.actor(model("qwen2")).settings)).offload()
+
+
+def test_reload_of_an_offloaded_role_counts_as_waiting_in_its_pass(model, tmp_path):
+    """The rank is in this process. A save also reloads the role, which no stage waits for."""
+    actor = lab.actor(model("qwen2"))
+    rank, rollouts = lab.rank_of(actor), lab.make_rollouts()
+    MEASUREMENTS.take()
+    actor.logprobs(rollouts, OutputRequest())
+    stays = MEASUREMENTS.take()
+    rank.offload()
+    actor.save(tmp_path, in_background=False).finish()
+    actor.logprobs(rollouts, OutputRequest())
+    saved = MEASUREMENTS.take()
+    rank.offload()
+    actor.logprobs(rollouts, OutputRequest())
+    leaves = MEASUREMENTS.take()
+    assert max(stays.moved_s, saved.moved_s) < leaves.moved_s < leaves.passes[0].seconds
+    torch.ones(3 * HUNDRED_MIB, dtype=torch.uint8, device=rank.device)  # before the pass, so not in its peak
+    actor.logprobs(rollouts, OutputRequest())
+    peaks = [measured.peak_bytes for measured in (*leaves.passes, *MEASUREMENTS.take().passes)]
+    assert device_bytes(rank) < peaks[0]
+    assert abs(peaks[1] - peaks[0]) < HUNDRED_MIB

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ppoctl.core.batch.records import State
 from ppoctl.core.errors import PpoctlError, ProcessLostError
+from ppoctl.core.measured import ProcessUsage
 from ppoctl.core.ports import SamplingParams
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
@@ -68,11 +69,13 @@ class CountingHost:
     """The first generated token."""
     spoils: bool = False
     """Whether loaded weights differ from those sent."""
+    peak_bytes: int = 0
     is_complete: bool = False
     """Whether it holds all weights of a transfer."""
 
     def begin(self, method: str, *arguments: Any) -> Answered:
-        self.log.append(method)
+        if method != "take_usage":
+            self.log.append(method)
         if method in self.dies_at:
             self.dies_at.remove(method)
             return Answered(self, ProcessLostError("an engine died"))
@@ -99,6 +102,9 @@ class CountingHost:
 
     def _abort(self) -> None:
         self.open = []
+
+    def _take_usage(self) -> ProcessUsage:
+        return ProcessUsage(self.peak_bytes, 0.0)
 
     def _vocab_size(self) -> int:
         return 100

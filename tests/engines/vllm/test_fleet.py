@@ -9,6 +9,7 @@ from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, f
 
 from ppoctl.core.batch.records import State
 from ppoctl.core.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.engines.weights.bucket import Bucket, bucket_of
 from ppoctl.engines.weights.device_sharing import DeviceSharing
 from ppoctl.engines.weights.engine_calls import EngineHandle
@@ -351,3 +352,19 @@ def test_used_up_engine_process_is_replaced_on_restart(tmp_path):
     assert len(begun) == 3
     assert {Path(folder).parent for folder in begun} == {tmp_path}
     bench.fleet.close()
+
+
+def test_memory_of_engines_is_reported_when_all_requests_have_finished() -> None:
+    """An engine that dies meanwhile is left out, and restarted by the next rollout."""
+    engines = [CountingHost(speed=1, peak_bytes=peak) for peak in (50, 90, 70)]
+    engines[1].dies_at = ["take_usage"]
+    fleet, messages = fleet_of(*engines)
+    MEASUREMENTS.take()
+    run(fleet, 6)
+    assert MEASUREMENTS.take().engine_peak_bytes == 70
+    assert messages == ["an engine died"]
+    fleet.submit(requests(1))
+    fleet.abort()
+    assert MEASUREMENTS.take().engine_peak_bytes == 0, "the rollout was stopped"
+    run(fleet, 6)
+    assert MEASUREMENTS.take().engine_peak_bytes == 90

@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, UntypedStorage
 
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.engines.megatron.pinned_memory import PinnedMemory
 
 
@@ -56,13 +57,14 @@ class HostOffload:
 
     def reload(self, part: str) -> None:
         """Restore all tensors of the part. Does nothing if the tensors are on the device."""
-        for offloaded in self._offloaded.pop(part, []):
-            offloaded.storage.resize_(offloaded.bytes)
-            numbers = _numbers(offloaded.storage)
-            if offloaded.host is None:
-                numbers.zero_()
-            else:
-                numbers.copy_(offloaded.host)
+        with MEASUREMENTS.moving():
+            for offloaded in self._offloaded.pop(part, []):
+                offloaded.storage.resize_(offloaded.bytes)
+                numbers = _numbers(offloaded.storage)
+                if offloaded.host is None:
+                    numbers.zero_()
+                else:
+                    numbers.copy_(offloaded.host)
         self._filled[part] = 0
 
     def _hosts(self, part: str, storages: Sequence[UntypedStorage]) -> list[Tensor]:

@@ -26,7 +26,9 @@ from ppoctl.core.batch.digest import FileDigest
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.core.machine.device import this_device
+from ppoctl.core.machine.process_usage import MeasuredProcess, reset_peak
 from ppoctl.core.machine.torch_profile import ProfiledProcess
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
@@ -50,12 +52,7 @@ from ppoctl.engines.megatron.parameter_shards import gathered_weights, specs_in,
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.reference import ActorWeights, ActorWithoutAdapters, Reference, ReferenceModel
-from ppoctl.engines.megatron.schedule import (
-    MicrobatchResult,
-    run_forward,
-    run_forward_backward,
-    share_of,
-)
+from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, run_forward_backward, share_of
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weight_source import ModelSources
 from ppoctl.engines.weights.bucket import TensorSpec
@@ -84,7 +81,7 @@ class RankStepResult:
     """See `MinibatchResult`."""
 
 
-class MegatronRank(SendingRank, ProfiledProcess):
+class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
     """One rank of a trained role. `start` or `load` reads and builds the model."""
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -124,6 +121,7 @@ class MegatronRank(SendingRank, ProfiledProcess):
         """Begin to write this rank's shard of weights and optimizer into an existing folder. With `in_background`, a
         copy of the shard is written. Raises StorageError."""
         self._reload("weights", "training")
+        MEASUREMENTS.take_moved_s()  # a save is in no stage
         with megatron_device():
             how = self.settings.reshardable
             saving = checkpoint.begin_save(self._trained(), folder, reshardable=how, in_background=in_background)
@@ -212,6 +210,7 @@ class MegatronRank(SendingRank, ProfiledProcess):
     def _reload(self, *parts: str) -> None:
         """Reload these parts to the device: weights, training (gradients and optimizer), reference. Sharing with
         engines is stopped first: engines must not read buffers whose weights are about to change."""
+        reset_peak()
         self.stop_sharing()
         for part in parts:
             self._host.reload(part)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.core.machine.cuda_memory import use_expandable_segments
 from ppoctl.core.machine.device import on_gpu
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, join
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -117,7 +118,8 @@ class DeviceSharingRanks:
     def _acquire(self, *, with_optimizer: bool) -> None:
         self.sharing.acquire(self.role, self._offload)
         if self._has_optimizer and not with_optimizer and self.sharing.leaves(self.role):
-            self._offload()  # the next call reloads only the weights
+            with MEASUREMENTS.moving():
+                self._offload()  # the next call reloads only the weights
         self._has_optimizer = self._has_optimizer or with_optimizer
 
     def _offload(self) -> None:
@@ -127,7 +129,7 @@ class DeviceSharingRanks:
 
 _WITH_OPTIMIZER = frozenset({"start", "load", "update", "begin_save"})
 """Calls that need gradients and optimizer on the device in addition to the weights."""
-_WITHOUT_DEVICE = frozenset({"is_saved", "finish_save"})
+_WITHOUT_DEVICE = frozenset({"is_saved", "finish_save", "take_usage"})
 """Calls that do not need the device. They are possible while another role uses the device."""
 
 

@@ -176,7 +176,7 @@ class MegatronTrainer:
             seconds=WORK.now() - began,
             with_reference=with_reference,
         )
-        MEASUREMENTS.add_pass(measured)
+        MEASUREMENTS.add_pass(measured, self.ranks.call("take_usage"))
 
     @cached_property
     def source(self) -> tuple[Path, ModelShape]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ppoctl.core.errors import PpoctlError, WeightSyncError
+from ppoctl.core.machine.process_usage import MeasuredProcess, reset_peak
 from ppoctl.core.machine.torch_profile import ProfiledProcess
 from ppoctl.core.ports import SamplingParams
 from ppoctl.data.response_text import ResponseText
@@ -58,7 +59,7 @@ class GenerationOutput:
     """Tool calls; none if the settings of the engine have no format."""
 
 
-class Engine(ReceivingEngine, ProfiledProcess):
+class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
     """A running engine, or one tensor rank of an engine, in this process. All tensor ranks must receive the same
     calls. The process should have no other use: vLLM reseeds all random-number generators and destroys all process
     groups."""
@@ -82,6 +83,7 @@ class Engine(ReceivingEngine, ProfiledProcess):
         )
         form = settings.call_format
         self._tool_calls = None if form is None else VllmToolCalls(form, self._text.tokenizer, settings.model)
+        reset_peak()  # the start of an engine is in no stage
 
     def write_log_into(self, folder: Path | None, number: int) -> None:
         """Write the log into a folder. Folder and index of the engine were not known when the engine was created (see

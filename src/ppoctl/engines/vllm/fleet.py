@@ -237,14 +237,25 @@ class Fleet:
         return max((self._sends[request.id] for request in requests), default=0)
 
     def abort(self) -> None:
-        """Drop all requests in all engines."""
+        """Drop all requests in all engines. If there are none, report the memory peaks of the engines."""
         busy = [slot for slot in self._slots if slot.requests or slot.reply is not None]
+        if not busy:
+            self._measure()
         self._clear()
         try:
             call_engines([slot.engine for slot in busy], "abort")
         except PpoctlError:  # another error, which ends the stream, is already being raised
             for slot in busy:
                 slot.is_verified = False
+
+    def _measure(self) -> None:
+        """Report the memory peaks of all engines that run. An engine that dies meanwhile has lost no sample."""
+        for slot, usage in [(slot, slot.engine.begin("take_usage")) for slot in self._slots if slot.is_verified]:
+            try:
+                MEASUREMENTS.add_engine(usage.answers())
+            except PpoctlError as error:
+                slot.is_verified = False
+                self._notify(error.message)
 
     def _clear(self) -> None:
         """Mark all requests as closed, even if engines still compute them."""

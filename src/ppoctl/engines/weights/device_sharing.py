@@ -7,6 +7,8 @@ rollout: generator (and the actor while weights are sent) -> values: critic -> l
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from ppoctl.core.measured import MEASUREMENTS
+
 
 class DeviceSharing:
     """Record of the offloadable roles that are in device memory. All roles that share devices use one instance."""
@@ -33,8 +35,9 @@ class DeviceSharing:
     def offload_others(self, role: str) -> None:
         """Offload all other offloadable roles, even inside `keep_all`. Required before an operation that reserves all
         its memory at once: otherwise the operation would fail."""
-        for other in [name for name in self._loaded if name != role]:
-            self._loaded.pop(other)()
+        with MEASUREMENTS.moving():
+            for other in [name for name in self._loaded if name != role]:
+                self._loaded.pop(other)()
 
     @contextmanager
     def keep_all(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ def assemble(
     newest = recipes[max(recipes)]
     journal, outlines = Journal(paths, attempt), RecordedRun(paths).outlines
     _require_same_steps(paths, recipes, outlines, choose)
-    states = _states(attempt, newest, outlines, components, hooks)
+    states = _states(attempt, newest, outlines, components, hooks, journal)
     gate = PublishingGate(states.saves, hooks.gate)
     generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
     finished = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
@@ -182,7 +182,9 @@ def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> Best
     return BestStates(attempt, checkpoint.best, is_lower_better(checkpoint), checkpoint.best_keep, versions)
 
 
-def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, components: Components, hooks: RunHooks) -> States:
+def _states(
+    attempt: Attempt, recipe: Recipe, outlines: Outlines, components: Components, hooks: RunHooks, journal: Journal
+) -> States:
     return States(
         paths=attempt.paths,
         outlines=outlines,
@@ -190,7 +192,7 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, components: Co
         engines=components.trainers,
         initial={role: initial_state(role, components.source_digests[role]) for role in outlines.roles},
         layouts={role: saved_layout(recipe, role) for role in outlines.roles},
-        saves=Saves(hooks.log, recipe.checkpoint.asynchronous),
+        saves=Saves(hooks.log, recipe.checkpoint.asynchronous, journal),
         versions=hooks.versions,
         observers=hooks.observers,
         notify=hooks.notify,

@@ -42,7 +42,7 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     """Return the journal lines as metric -> [(step, value)], sorted by step."""
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for line in lines:
-        if "stage" in line:
+        if "step" in line:
             by_step.setdefault(int(line["step"]), []).append(line)
     series: dict[str, list[tuple[int, float]]] = {}
     for step, of_one in sorted(by_step.items()):

@@ -5,12 +5,15 @@ The module imports no torch, vLLM or Megatron.
 
 from collections import defaultdict
 from dataclasses import asdict
+from math import isfinite
+from statistics import median
 from typing import Any
 
 from ppoctl.core.clock import duration
 from ppoctl.show.chart.axis import step_axis, value_axis
 from ppoctl.show.report.formatting import rounded, share
 from ppoctl.show.report.run_reader import ReportedRun
+from ppoctl.show.report.stage_table import stage_rows, table
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.outline import EVAL
 from ppoctl.store.time_use import attempt_times
@@ -84,6 +87,7 @@ def shares(run: ReportedRun) -> Json:
     gpu_hours = sum(each.kept_gpu_hours for each in spends), sum(each.lost_gpu_hours for each in spends)
     return {
         "label": run.label,
+        "stages": median_stages(run),
         "whole": duration(wall_s),
         "gpu_hours": "" if sum(gpu_hours) <= 0 else f"{gpu_hours[0]:.3g} GPU-hours kept, {gpu_hours[1]:.3g} lost",
         "rows": [
@@ -92,6 +96,15 @@ def shares(run: ReportedRun) -> Json:
             if seconds > 0
         ],
     }
+
+
+def median_stages(run: ReportedRun) -> Json:
+    """Return the table of the stages with the median of each metric over the steps, and the number of steps."""
+    finite = {name: [value for _, value in points if isfinite(value)] for name, points in run.series.items()}
+    medians = {name: median(values) for name, values in finite.items() if values}
+    headers, cells = table(stage_rows(stages_of(run), run.outlines.roles, medians))
+    rows = [[name, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)] for name, *row in cells]
+    return {"headers": headers, "rows": rows, "steps": len({line["step"] for line in run.stage_lines} - {0})}
 
 
 def _width(seconds: float, whole: float) -> str:

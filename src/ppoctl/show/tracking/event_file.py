@@ -2,10 +2,10 @@
 
     journal -> of_step -> EventFile -> RUN/tensorboard/events.out.tfevents.ppoctl
 
-The content of the file is a function of the journal: one record for each step that has ended, and one for each
-evaluation. A running attempt, a later attempt and `ppoctl track` therefore write the same bytes, in any order, and a
-resume only appends to the file. If a resume repeats steps with another result, their records differ, and all bytes
-are written again.
+The content of the file is a function of the journal: one record for each step that has ended, one for each
+evaluation, and one for each save. A running attempt, a later attempt and `ppoctl track` therefore write the same
+bytes, in any order, and a resume only appends to the file. If a resume repeats steps with another result, their
+records differ, and all bytes are written again.
 
 The training thread writes it, after a step: this takes about a millisecond, on the disk to which the same thread
 writes the journal. TensorBoard stores values in single precision.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppoctl.core.errors import quoted
-from ppoctl.core.step_metrics import of_step
+from ppoctl.core.step_metrics import SAVED, of_step
 from ppoctl.show.tracking.forwarder import DONE
 from ppoctl.show.tracking.mlflow_problems import reason
 from ppoctl.store.disk_errors import storage_error
@@ -25,8 +25,8 @@ from ppoctl.store.outline import EVAL
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
-Part = tuple[int, bool]
-"""A step without its evaluation (False), or the evaluation after a step (True)."""
+Part = tuple[int, str]
+"""A step, and what of it: `""`, its stages; `eval`, the evaluation after it; or the role whose save it is."""
 
 
 class EventFile:
@@ -63,11 +63,16 @@ class EventFile:
 
     def _add(self, line: JournalLine) -> None:
         if "stage" in line:
-            part = (int(line["step"]), line["stage"] == EVAL)
+            part = (int(line["step"]), EVAL if line["stage"] == EVAL else "")
             self._lines.setdefault(part, []).append(line)
             self._running.add(part)
             if part[1] or line["stage"] == self._outlines.at(part[0]).last:
                 self._encode(part)
+        elif line.get("event") == SAVED:
+            part = (int(line["step"]), line["role"])
+            self._lines[part] = [line]
+            self._running.add(part)
+            self._encode(part)
         elif line.get("status") in DONE:  # also of a command that only generates
             for part in sorted(self._running):
                 self._encode(part)

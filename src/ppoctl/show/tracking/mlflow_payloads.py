@@ -134,14 +134,16 @@ def batches(parts: Iterable[Sequence[StageLine]], *, after: int) -> Iterator[Jou
 
 
 def points_of(part: Sequence[StageLine]) -> list[MetricPoint]:
-    """Return the points of the metrics and seconds of a stage or of all rounds of a step; an event has no points.
+    """Return the points of the metrics and seconds of a stage or of all rounds of a step. A save is the only event
+    with a point. A save of the step before may be among the rounds.
 
     Values that are not finite are omitted (see `notes_of`).
     """
-    at_ms = _milliseconds(part[-1])
+    at_ms, steps = _milliseconds(part[-1]), dict.fromkeys(line["step"] for line in part if "step" in line)
     return [
-        MetricPoint(metric_name(name), float(value), at_ms, part[0]["step"])
-        for name, value in of_step(part).items()
+        MetricPoint(metric_name(name), float(value), at_ms, step)
+        for step in steps
+        for name, value in of_step(line for line in part if line.get("step") == step).items()
         if math.isfinite(value)
     ]
 

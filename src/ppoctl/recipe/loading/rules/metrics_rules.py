@@ -5,13 +5,14 @@ See `all_rules`.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
-from ppoctl.algorithms.choose import missing, reported_at, updated_role
+from ppoctl.algorithms.choose import missing, reported_at, trained_at, updated_role
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.core import metric_registry
 from ppoctl.core.finding import Finding, conflict
 from ppoctl.core.key_path import KeyPath, dotted
-from ppoctl.recipe.cadence import evaluates
+from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.loading.rules import evaluation_rules
 from ppoctl.recipe.schema import CheckpointTable, Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
@@ -20,6 +21,7 @@ from ppoctl.rewards.sum import SumReward
 _EVERY: KeyPath = ("eval", "every_steps")
 _AT_START: KeyPath = ("eval", "at_start")
 _AT_END: KeyPath = ("eval", "at_end")
+_ADVANTAGES: KeyPath = ("ppo", "advantages", "kind")
 
 
 def check_expectation_bounds(recipe: Recipe) -> Iterator[Finding]:
@@ -56,6 +58,11 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Finding]:
         yield from evaluation_rules.not_evaluated(recipe, name, key)
     elif name == metric_registry.TIME_EVAL_S.name and not recipe.data.eval:
         yield conflict(f"`{name}` requires an evaluation set, but [data.eval] has none", (key, ("data", "eval")))
+    elif name in metric_registry.WAITS and not recipe.cluster.offload:
+        message = f"`{name}` requires that a role is offloaded, but `cluster.offload` lists none"
+        yield conflict(message, (key, ("cluster", "offload")))
+    elif name in metric_registry.SAVES and not steps_with_metric(recipe, name):
+        yield conflict(f"`{name}` belongs to a role that no step of this recipe trains", (key, _ADVANTAGES))
     elif name in (metric_registry.REWARD_STRICT_MEAN.name, metric_registry.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
     elif (part := metric_registry.reward_part(name)) is not None and not recipe.reward.reports(part):
@@ -95,6 +102,9 @@ def check_expected_step(recipe: Recipe) -> Iterator[Finding]:
             message = f"`{name}` is expected at {where}, but nothing is evaluated then"
             off = _AT_END if step == recipe.steps else _AT_START
             yield conflict(message, (key, _EVERY, off), f"--set {dotted(off)}=true" if off == _AT_END else None)
+        elif name in metric_registry.SAVES:
+            message = f"`{name}` is expected at step {step}, but the run saves no newly trained state then"
+            yield conflict(message, (key, ("checkpoint", "every_steps")))
         elif step == 0:
             yield conflict(f"`{name}` is expected at step 0, before the first step; steps count from 1", (key,))
         else:
@@ -187,6 +197,10 @@ def steps_with_metric(recipe: Recipe, name: str) -> list[range]:
     """Return the steps at which a run reports this metric; step 0 is before the first update."""
     if is_evaluation_metric(name):
         return [range(step, step + 1) for step in range(recipe.steps + 1) if evaluates(recipe, step)]
+    if name in metric_registry.SAVES:
+        saved = (role for role in recipe.trained if metric_registry.save_metric(role) == name)
+        steps = chain.from_iterable(chain.from_iterable(trained_at(recipe, role) for role in saved))
+        return [range(step, step + 1) for step in steps if saves(recipe, step)]
     return reported_at(recipe, name)
 
 

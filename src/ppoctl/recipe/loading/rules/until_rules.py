@@ -20,8 +20,8 @@ def check_until_bounds(recipe: Recipe) -> Iterator[Finding]:
         key: KeyPath = ("until", name)
         if metric_registry.find(name) is None:
             yield conflict(metric_registry.unknown(name), (key,), "ppoctl recipes metrics")
-        if _is_time(name):
-            yield conflict(f"`{name}` is measured by a clock, and no clock decides when a run ends", (key,))
+        if _is_of_machine(name):
+            yield conflict(f"`{name}` depends on the machine, so a repeated run could end after another step", (key,))
         if target.min is None and target.max is None:
             yield conflict(f"`{dotted(key)}` has neither `min` nor `max`", (key,))
         if target.min is not None and target.max is not None and target.min > target.max:
@@ -56,10 +56,10 @@ def check_expected_before_end(recipe: Recipe) -> Iterator[Finding]:
             )
 
 
-def _is_time(name: str) -> bool:
-    """Return whether the metric is measured by a clock, so that a repeated run has other values."""
+def _is_of_machine(name: str) -> bool:
+    """Return whether the metric is a time, a rate or a memory peak, so that a repeated run has other values."""
     seconds = (metric_registry.REWARD_SECONDS_MEAN.name, metric_registry.REWARD_SECONDS_MAX.name)
-    return name.startswith(("time/", "throughput/")) or name in seconds
+    return name.startswith(("time/", "throughput/", "memory/")) or name in seconds
 
 
 def _steps_before_the_last(recipe: Recipe) -> Mapping[str, Sequence[int]]:
