@@ -34,7 +34,7 @@ def placed() -> Iterator[tuple[Placed, MegatronActor]]:
     recipe = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe
     of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
     made = place(recipe, {"actor": of_actor, "critic": of_critic})
-    actor = MegatronActor(of_actor, made.actor)
+    actor = MegatronActor(of_actor, made.trained["actor"])
     yield made, actor
     made.close()
 
@@ -79,7 +79,7 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
     side = trainer_side(actor, lambda state: actor)
     fleet = Fleet(hosts, Sync(side, hosts, Canary.of("float32", 128, tolerance=None)), 8, messages.append)
     with monkeypatch.context() as small:
-        small.setattr(made.actor.ranks, "bucket_bytes", 2**16)
+        small.setattr(made.trained["actor"].ranks, "bucket_bytes", 2**16)
         actor.start()
         fleet.prepare(State("actor", 0, 0, "first"))
     assert events(messages) == []
