@@ -78,6 +78,7 @@ ROWS = {
     "one step off": {
         "reward": "next_rollout@-1",
         "logprobs": "next_rollout@-1",
+        "correction": "next_rollout@-1",
         "advantages": "next_rollout@-1",
         "next_rollout": "next_rollout",
     },
@@ -111,8 +112,8 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
     ahead = EVERY["one step off"]
     by_start = outlines(ahead.recipe(), ahead.choose).by_start
     assert {start: outline.story for start, outline in by_start.items()} == {
-        1: "one_step_off_first",
-        2: "one_step_off",
+        1: "policy_only_corrected_ahead_first",
+        2: "policy_only_corrected_ahead",
     }
 
 

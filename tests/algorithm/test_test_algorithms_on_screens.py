@@ -97,9 +97,9 @@ STOPPED = {
         ["judge_update", "70-actor_update"],
     ),
     "one step off": (
-        "next_rollout",
-        ["20-reward", "40-logprobs", "50-advantages"],
-        ["next_rollout", "70-actor_update"],
+        "actor_update",
+        ["20-reward", "40-logprobs", "45-correction", "50-advantages"],
+        ["70-actor_update", "75-next_rollout"],
     ),
 }
 """Algorithm -> the stage of step 3 before which the run is stopped, the reused stages, and those that are run."""
@@ -118,7 +118,7 @@ def test_stopped_run_shows_its_stages_and_those_to_run(tmp_path: Path, ask: Cli,
     status = ask("status", root)
     assert (status["steps_done"], status["saved_steps"]) == (2, [2])
     roles = outlines(EVERY[name].recipe(), EVERY[name].choose).roles
-    before = ["000002/next_rollout"] if name == "one step off" else []
+    before = ["000002/75-next_rollout"] if name == "one step off" else []
     assert actions(ask, root) == {
         "restored": [f"states/{role}/000002" for role in roles],
         "recalled": [*before, *(f"000003/{each}" for each in reused)],
@@ -167,8 +167,8 @@ def test_whole_round_that_is_gone_is_named(tmp_path: Path, ask: Cli, number: int
 
 def test_record_of_the_step_before_that_is_gone_is_named(tmp_path: Path, ask: Cli) -> None:
     root = played(tmp_path / "run", "one step off", "3 reward starts")
-    rmtree(root / "steps/000002/next_rollout")
-    assert actions(ask, root, code=8)["missing"] == ["000002/next_rollout"]
+    rmtree(root / "steps/000002/75-next_rollout")
+    assert actions(ask, root, code=8)["missing"] == ["000002/75-next_rollout"]
 
 
 @pytest.mark.parametrize("name", and_in_ci("critic sees all", others=EVERY))

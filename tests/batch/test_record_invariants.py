@@ -181,6 +181,8 @@ def test_large_texts_round_trip_through_codec() -> None:
 @pytest.mark.parametrize("record", WHOLE, ids=lambda record: type(record).__name__)
 def test_record_identity_ignores_measured_fields(record: Record) -> None:
     for each in fields(record):
+        if each.name in record.unsaved:
+            continue
         value = getattr(record, each.name)
         changed = replace(record, **{each.name: another(value)}) if another(value) is not None else record
         is_measured = each.name in record.measured

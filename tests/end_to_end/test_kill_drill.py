@@ -117,6 +117,10 @@ WITH: dict[str, dict[str, object]] = {
             "rollout_correction": {"kind": "tis"},
         },
     },
+    "ahead": {
+        "rollout": {"ahead": 1},
+        "ppo": {**TWO_MINIBATCHES, "critic_only_steps": 1, "rollout_correction": {"kind": "tis"}},
+    },
     # The run ends after step 2, which it would neither save nor evaluate otherwise.
     "early end": {
         "steps": 5,
@@ -144,12 +148,12 @@ DAILY: list[tuple[str, str, States]] = [
     ("every third", "ppo", "of each moment"),
     ("at three paces", "ppo", "of each save"),
     ("behind the rollout", "two rounds", "of own stages"),
-    *(("every third", name, "of own stages") for name in ("all adapts", "remax", "early end")),
+    *(("every third", name, "of own stages") for name in ("all adapts", "remax", "early end", "ahead")),
 ]
 IN_CI = [
     in_ci("at three paces", "ppo"),
     in_ci("behind the rollout", "two rounds"),
-    *(in_ci("every third", name) for name in ("all adapts", "remax", "early end")),
+    *(in_ci("every third", name) for name in ("all adapts", "remax", "early end", "ahead")),
 ]
 
 
@@ -159,7 +163,8 @@ def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
 ) -> None:
     (checkpoint, paces), choose = HOW_SAVED[how], STEP_FUNCTIONS.get(step_function, step_function_at)
     tables = {"steps": steps_of(states), "ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
-    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **tables)
+    tables["rollout"] = {**KEEPS_EACH, **tables.get("rollout", {})}
+    recipe = fake_recipe(checkpoint=checkpoint, **tables)
     resume_from(folder, recipe, choose, states=states, paces=paces)
 
 

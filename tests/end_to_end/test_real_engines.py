@@ -118,6 +118,17 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
         },
         ["1 rollout.2 inside", "2 keep_groups renamed", "2 rollout.2 renamed", "3 actor_update inside"],
     ),
+    "ahead": (
+        {"rollout": {**ROLLOUT, "ahead": 1}, "ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
+        [
+            "1 next_rollout starts",
+            "1 next_rollout writing",
+            "2 critic_update inside",
+            "2 actor_update renamed",
+            "3 reward renamed",
+            "3 next_rollout written",
+        ],
+    ),
     "critic sees all": (
         {
             "rollout": {**ROLLOUT, "groups": {"max_rounds": 6, "when_short": "use_fewer", "critic_sees": "all"}},

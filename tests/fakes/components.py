@@ -11,6 +11,7 @@ import torch
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, RoleCallback, filtered_logs, ignore_call, without_ends
 from fakes.conversations import NumberDialogue, SumEnvironments, ignore
+from fakes.turns import TURNS
 from ppoctl.algorithms.role_model import trainable_of
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import State
@@ -36,6 +37,7 @@ class FakeStream:
         self.open += requests
 
     def finished(self) -> Sequence[Sample]:
+        TURNS.wait()
         assert not self.is_closed
         return (self.generate(self.open.pop()),) if self.open else ()
 

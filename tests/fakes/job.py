@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from fakes.components import fake_components, fake_recipe
 from fakes.fingerprints import SPECS
+from fakes.turns import TURNS
 from ppoctl.algorithms.choose import StepFunctionAt, step_function_at
 from ppoctl.algorithms.ppo import PPO
 from ppoctl.algorithms.trace import trace
@@ -43,11 +45,16 @@ class Witness:
     """Whether each turn of an episode, each observation, and each call of an environment is a moment."""
     stage: str = ""
     """The stage that runs, or that ran last."""
+    waits_to_its_end: bool = True
+    """Whether a stage beside others ends at the moment when the step begins to wait for it."""
     committed: list[JournalLine] = field(default_factory=list)
 
     def record(self, name: str) -> None:
+        waits = self.waits_to_its_end and name == f"{name.split()[0]} next_rollout starts"
+        TURNS.give(inf if waits else None)
         self.moments.append(name)
-        self.act(len(self.moments) - 1, name)
+        with TURNS.free_after_an_error():
+            self.act(len(self.moments) - 1, name)
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage = stage

@@ -173,9 +173,8 @@ BROUGHT = [
     ),
     (
         "ppo.async_ppo.enabled=true",
-        "it is a key of NeMo-RL; ppoctl has no such key: asynchronous training is not offered: the actor that a step "
-        "trains generates its responses",
-        None,
+        "it is a key of NeMo-RL; use `rollout.ahead`: true is 1: responses are at most one update old",
+        "ppoctl recipes keys rollout.ahead",
     ),
     # Similar to `epochs`, but not a misspelling: it is a complete key of another system.
     ("ppo_epochs=4", "it is a key of TRL; use `ppo.epochs`: 4 in TRL, 1 in ppoctl", "ppoctl recipes keys ppo.epochs"),

@@ -32,6 +32,7 @@ EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 
 # Settings on top of the smallest recipe (4 prompts x 1 sample, minibatches of 2, window 20 + 13, 10 steps, so 20
 # updates of each role), and the message for them.
+AHEAD = ("rollout.ahead=1", "ppo.rollout_correction.kind=tis")
 CASES: list[tuple[str, list[str], str]] = [
     (
         "check_row_source",
@@ -356,6 +357,43 @@ CASES: list[tuple[str, list[str], str]] = [
         "--set: `normalize_over` has no effect, because the weights are not divided by their mean: "
         '`ppo.rollout_correction.normalize_over` = `"tokens"` (--set), `ppo.rollout_correction.normalize` = `false` '
         "(default)",
+    ),
+    (
+        "check_stale_responses_are_corrected",
+        ["rollout.ahead=1"],
+        "--set: responses are one update old, but nothing corrects for the weights that generated them: "
+        '`rollout.ahead` = `1` (--set), `ppo.rollout_correction.kind` = `"none"` (default), `ppo.old_logprobs` = '
+        '`"trainer"` (default)',
+    ),
+    (
+        "check_stale_responses_are_corrected",
+        ["rollout.accept_stale=true"],
+        "--set: no response is old, because generation is not ahead: `rollout.accept_stale` = `true` (--set), "
+        "`rollout.ahead` = `0` (default)",
+    ),
+    (
+        "check_step_has_one_generation",
+        [*AHEAD, "ppo.resample.kind=pow"],
+        "--set: generation ahead of training does not support rows that are sampled again: `rollout.ahead` = `1` "
+        '(--set), `ppo.resample.kind` = `"pow"` (--set)',
+    ),
+    (
+        "check_step_has_one_generation",
+        [*AHEAD, "ppo.critic_only_until={explained_variance=0.5, at_most=2}"],
+        "--set: generation ahead of training does not support a condition on the critic: `rollout.ahead` = `1` "
+        "(--set), `ppo.critic_only_until.explained_variance` = `0.5` (--set)",
+    ),
+    (
+        "check_best_actor_is_evaluated",
+        [*AHEAD, "checkpoint.best=reward/score_mean"],
+        "--set: `reward/score_mean` describes responses of weights that an update has already changed: "
+        '`checkpoint.best` = `"reward/score_mean"` (--set), `rollout.ahead` = `1` (--set)',
+    ),
+    (
+        "check_models_stay_on_devices",
+        [*AHEAD, "cluster.offload=['critic']"],
+        "--set: generator and trainers work at the same time, so none of them can be offloaded: `rollout.ahead` = `1` "
+        '(--set), `cluster.offload` = `["critic"]` (--set)',
     ),
     (
         "check_resampling_fits",

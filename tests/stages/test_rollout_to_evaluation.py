@@ -377,7 +377,9 @@ def test_filter_masks_truncated_responses_in_advantages() -> None:
 
 def test_step_with_only_truncated_responses_raises() -> None:
     rollouts = stub_models.rollouts(finish=torch.tensor([1, 1]), stamps=["actor@4:x", "actor@4:x"])
-    with pytest.raises(RewardError, match=r"all 2 scored responses of step 5 are truncated.*`filter`") as caught:
+    with pytest.raises(
+        RewardError, match=r"all 2 scored responses that step 5 generated are truncated.*`filter`"
+    ) as caught:
         advantages(truncated="filter").run(rollouts, *GATHERED[1:])
     assert (caught.value.exit_code, caught.value.hint) == (4, "ppoctl resume RUN --set ppo.truncated=terminal")
 

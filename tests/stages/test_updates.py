@@ -236,7 +236,7 @@ def test_weights_are_normalized_over_kept_tokens_or_before_rejection() -> None:
 
 def test_correction_that_rejects_all_tokens_raises() -> None:
     nothing = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=0.1)
-    with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
+    with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens that step 5 generated") as raised:
         corrected((nothing,))
     assert (raised.value.exit_code, str(raised.value.hint).startswith("ppoctl status")) == (5, True)
     # All tokens are in the loss, and all weights are 0.

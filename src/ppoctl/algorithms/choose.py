@@ -11,7 +11,7 @@ from itertools import product, starmap
 
 from ppoctl.algorithms.dynamic_sampling import KeptGroups, critic_sees_all
 from ppoctl.algorithms.evaluation_spec import EVALUATION
-from ppoctl.algorithms.get_samples import ONE_ROUND
+from ppoctl.algorithms.get_samples import ONE_ROUND, GetSamples, OneStepAhead
 from ppoctl.algorithms.joint import joint
 from ppoctl.algorithms.pf_ppo import ORDERS, PF_CRITIC_ONLY, pf_ppo
 from ppoctl.algorithms.policy_only import policy_only
@@ -47,6 +47,10 @@ class _Deciding:
     """Whether the critic is a value head on the actor's model."""
     is_critic_only: bool
     """Whether only the critic trains in this step."""
+    is_ahead: bool
+    """Whether a step generates the responses of the next step."""
+    is_first: bool
+    """Whether no step before has generated the responses of this step."""
 
 
 def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
@@ -60,6 +64,8 @@ def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
         trains_critic=ppo.advantages.trains_critic,
         is_joint=recipe.value_head is not None,
         is_critic_only=step <= ppo.critic_only_steps,
+        is_ahead=recipe.rollout.ahead > 0,
+        is_first=step == 1,
     )
 
 
@@ -75,7 +81,9 @@ def _chosen(facts: _Deciding) -> StepFunction:
     its rows may be sampled again (PF-PPO)."""
     corrects = facts.corrects
     kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds)
-    get_samples = ONE_ROUND if kept is None else kept
+    get_samples: GetSamples = ONE_ROUND if kept is None else kept
+    if facts.is_ahead:
+        get_samples = OneStepAhead(facts.is_first)
     if facts.reads_baselines:
         return REMAX_CORRECTED if corrects else REMAX
     if not facts.trains_critic:
@@ -93,13 +101,16 @@ def _chosen(facts: _Deciding) -> StepFunction:
 def all_step_functions() -> tuple[StepFunction, ...]:
     """Return every step function that a recipe may have, of dynamic sampling those with one round."""
     flags, orders = (False, True), (None, *ORDERS)
-    facts = starmap(_Deciding, product(flags, (None, 1), flags, orders, flags, (True, False), flags, flags))
+    yes_first = (True, False)
+    facts = starmap(
+        _Deciding, product(flags, (None, 1), flags, orders, flags, yes_first, flags, flags, flags, yes_first)
+    )
     return tuple({function.name: function for function in map(_chosen, facts)}.values())
 
 
 def changes_of(recipe: StepRecipe) -> tuple[int, ...]:
     """Return the steps at which `step_function_at` may return another step function than at the step before."""
-    return 1, recipe.ppo.critic_only_steps + 1
+    return tuple(sorted({1, recipe.ppo.critic_only_steps + 1, *([2] if recipe.rollout.ahead else [])}))
 
 
 _trace = cache(trace)

@@ -1,6 +1,6 @@
 """Specs of generation and scoring: 10-rollout and 20-reward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ppoctl.algorithms.distribution import episode_settings, rollout_sampling
@@ -40,7 +40,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
     kind: ClassVar[str] = "rollouts"
     keys: ClassVar[tuple[str, ...]] = ("seed", "model", "data.train", "rollout", "environment")
     excluded_keys: ClassVar[tuple[str, ...]] = (
-        *StageSpec.excluded_keys, "rollout.groups", "environment.on_failure",
+        *StageSpec.excluded_keys, "rollout.groups", "rollout.ahead", "rollout.accept_stale", "environment.on_failure",
     )  # fmt: skip
     defines_rows: ClassVar[bool] = True
     role: str = "actor"
@@ -81,6 +81,23 @@ class RolloutSpec(StageSpec["Rollouts"]):
 
 
 @dataclass(frozen=True)
+class NextRolloutSpec(RolloutSpec):
+    """75-next_rollout: generation of the responses that the next step trains on, while this step trains. The next
+    step reports their metrics."""
+
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
+        return always(metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.algorithms.stages.rollout import RolloutStage
+
+        stage = super().build(recipe, parts)
+        assert isinstance(stage, RolloutStage)
+        # The scorer works for the reward stage of this step, which drops what it did not submit.
+        return replace(stage, on_sample=None, is_of_next_step=True)
+
+
+@dataclass(frozen=True)
 class RewardSpec(StageSpec["Rewards"]):
     """20-reward: a score of each response."""
 
@@ -114,6 +131,21 @@ class RewardSpec(StageSpec["Rewards"]):
         )
 
 
+@dataclass(frozen=True)
+class OldRewardSpec(RewardSpec):
+    """20-reward of responses that the step before generated; their metrics are those of this step."""
+
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
+        return (*super().metrics(recipe), *always(*ROLLOUT_METRICS))
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rewards]":
+        from ppoctl.algorithms.stages.reward import RewardStage
+
+        stage = super().build(recipe, parts)
+        assert isinstance(stage, RewardStage)
+        return replace(stage, are_old=True)
+
+
 def _accept(reward: RewardTable) -> str:
     """Return the options with which a resume accepts the changed files of a reward, as they follow a command."""
     settings = (scorer.accepted_by(dotted(("reward", *below))) for below, scorer in reward.scorers.items())
@@ -121,4 +153,6 @@ def _accept(reward: RewardTable) -> str:
 
 
 ROLLOUT = RolloutSpec("rollout")
+NEXT_ROLLOUT = NextRolloutSpec("next_rollout")
 REWARD = RewardSpec("reward")
+OLD_REWARD = OldRewardSpec("reward")

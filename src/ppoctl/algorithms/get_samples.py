@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT
+from ppoctl.algorithms.generation_specs import NEXT_ROLLOUT, OLD_REWARD, REWARD, ROLLOUT
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
@@ -51,6 +51,26 @@ class OneRound:
 
 
 ONE_ROUND = OneRound()
+
+
+@dataclass(frozen=True)
+class OneStepAhead:
+    """The responses that the step before generated with the weights before its update (`rollout.ahead`). Meanwhile,
+    the engines generate those of the next step. The first step generates both."""
+
+    is_first: bool
+
+    @property
+    def suffix(self) -> str:
+        return "_ahead_first" if self.is_first else "_ahead"
+
+    def __call__(self, run_stage: RunStage, inputs: StepInputs) -> Samples:
+        actor = inputs.states["actor"]
+        first = run_stage(ROLLOUT, actor, inputs.prompts) if self.is_first else None
+        rollouts = inputs.previous(NEXT_ROLLOUT) if first is None else first
+        run_stage.meanwhile(NEXT_ROLLOUT, actor, inputs.prompts_of(2))
+        rewards = run_stage(REWARD if self.is_first else OLD_REWARD, inputs.prompts, rollouts)
+        return Samples(rollouts, rewards, ((rollouts, rewards),))
 
 
 @cache

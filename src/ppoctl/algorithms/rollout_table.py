@@ -61,6 +61,16 @@ class RolloutTable(Table):
     groups: GroupsTable | None = None
     """Dynamic sampling: rounds of generation until a step has enough groups to learn from; absent: a step trains on
     every response."""
+    ahead: Annotated[int, RESULTS, Field(ge=0, le=1)] = 0
+    """Number of steps by which generation is ahead of training. 0: a step generates, then trains; 1: while a step
+    trains, the engines generate the responses of the next step with the weights before the update, so every response
+    but those of the first step is one update old (one-step-off). The rollout of the last step is not used.
+    Default of: verl (`one_step_off_policy`), NeMo-RL (`async_grpo`) and prime-rl (`max_off_policy_steps`) have other
+        keys for it
+    """
+    accept_stale: Annotated[bool, RESULTS] = False
+    """Whether `ahead` may train on old responses without a correction: the ratio of PPO's loss then compares with
+    the weights at the start of the step and not with those that generated."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
     """Seconds between writes of the finished samples of an unfinished rollout or evaluation. If the run is killed, at
     most the samples of one interval are lost."""

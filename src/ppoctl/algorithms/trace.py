@@ -76,6 +76,11 @@ class RunStage(Protocol):
         """Yield rounds until a round calls `end_if` with a true value, or until there were `at_most` rounds."""
         ...
 
+    def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        """Run the stage while the stages after it run. Its record is committed after the last of them, and only the
+        next step reads it (`StepInputs.previous`)."""
+        ...
+
     def take(
         self, selection: "Selection", rounds: "Sequence[AnyRecord]", *, among: "Selection | None" = None
     ) -> "AnyRecord":
@@ -135,6 +140,8 @@ class StageCall:
     """Inputs, trained role, rows and rounds, as the outline records them."""
     rows: str = ""
     """Stage that defines the rows of the record or, for an update, of its inputs; empty: there are no rows."""
+    is_parallel: bool = False
+    """Whether the stage runs while other stages run (`RunStage.meanwhile`)."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,9 @@ def trace(step_function: StepFunction) -> Trace:
     """
     tracer = _Tracer()
     outputs = step_function.run(tracer, placeholder_inputs({}))
+    parallel = {stage.name for stage, _ in tracer.parallel}
+    for stage, inputs in tracer.parallel:
+        tracer(stage, *inputs)
     if tracer.is_in_loop:
         raise TypeError(f"`{step_function.name}` leaves a loop over rounds; only `Round.end_if` may end it")
     trained = {str(state): role for role, state in outputs.states.items()}
@@ -190,6 +200,7 @@ def trace(step_function: StepFunction) -> Trace:
             call,
             entry=replace(call.entry, trains=trained.get(call.stage.name), rows=tracer.rows_of(call.stage)),
             rows=tracer.defining_rows_of(call.stage),
+            is_parallel=call.stage.name in parallel,
         )
         for call in tracer.calls
     )
@@ -249,6 +260,8 @@ class _Tracer:
     at_most: int = 1
     """Maximum number of rounds of the current loop; 1 outside loops."""
     is_in_loop: bool = False
+    parallel: list[tuple[StageSpec[Any], tuple[Any, ...]]] = field(default_factory=list)
+    """Stages that run beside others, with their inputs."""
     row_sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Stage -> the rows of its inputs, or its own name if it defines its rows."""
 
@@ -292,6 +305,9 @@ class _Tracer:
         self.loops += 1
         yield Round(1, self)
         self.is_in_loop, self.at_most = False, 1
+
+    def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        self.parallel.append((stage, inputs))
 
     def take(self, selection: Any, rounds: Sequence[Any], *, among: Any = None) -> Any:
         return Placeholder(rounds[0].name, selection.name)

@@ -131,6 +131,7 @@ class PolicyUpdateSpec(UpdateSpec):
                 metrics.POLICY_ENTROPY_MEAN,
             ),
             *_of_clips(recipe),
+            _of_staleness(recipe),
             *_of_terms(recipe),
             _of_adapters(recipe),
             *reported_kl(recipe, in_update=True),
@@ -164,6 +165,7 @@ class PolicyUpdateSpec(UpdateSpec):
             "positive_nll_coef": loss.positive_nll_coef,
             "penalty": recipe.ppo.kl.build(),
             "with_full_kl": kl_use(recipe).is_full_in_update,
+            "may_be_stale": recipe.rollout.ahead > 0,
             "fingerprint": self.fingerprint(recipe),
             "name": self.name,
         }
@@ -196,6 +198,13 @@ def _of_terms(recipe: StepRecipe) -> Iterator[ReportedMetric]:
     yield ReportedMetric(metrics.POLICY_KL_LOSS, recipe.ppo.kl.place == "loss", in_loss, (("ppo", "kl", "place"),))
     no_head, on = "requires a value head on the actor's model, but there is none", ("critic", "on")
     yield ReportedMetric(metrics.POLICY_VALUE_LOSS, recipe.value_head is not None, no_head, (on,))
+
+
+def _of_staleness(recipe: StepRecipe) -> ReportedMetric:
+    key, needs = ("rollout", "ahead"), "requires `rollout.ahead` above 0: otherwise no response is old"
+    return ReportedMetric(
+        metrics.POLICY_STALENESS_MAX, recipe.rollout.ahead > 0, needs, (key,), "--set rollout.ahead=1"
+    )
 
 
 def _of_adapters(recipe: StepRecipe) -> ReportedMetric:

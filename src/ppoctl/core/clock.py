@@ -24,7 +24,7 @@ def duration(seconds: float | None) -> str:
 
 
 class WorkClock:
-    """Seconds of work of one process. The intervals in which it is stopped may be nested or overlap."""
+    """Seconds of work of the main thread. The intervals in which it is stopped may be nested."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,10 @@ class WorkClock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Context in which the clock is stopped."""
+        """Context in which the clock is stopped. Another thread does not stop it: the main thread works meanwhile."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         with self._lock:
             self._depth += 1
             if self._depth == 1:

@@ -6,6 +6,7 @@ them. Neither depends on the other. A rank has its own `MEASUREMENTS`: `core/mac
 moves to the driver. This module imports only the standard library.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -58,9 +59,18 @@ class Measured:
     engine_peak_bytes: int = 0
     """Largest memory peak of a process of an engine; 0: unknown."""
 
+    def __add__(self, other: "Measured") -> "Measured":
+        """Return what two threads measured for one stage."""
+        return Measured(
+            (*self.passes, *other.passes),
+            self.transfer_s + other.transfer_s,
+            self.moved_s + other.moved_s,
+            max(self.engine_peak_bytes, other.engine_peak_bytes),
+        )
 
-class Measurements:
-    """Measurements that no stage has read yet."""
+
+class Measurements(threading.local):
+    """Measurements that no stage has read yet. Each thread has its own: another stage may run in another thread."""
 
     def __init__(self) -> None:
         self._measured = Measured()

@@ -15,6 +15,7 @@ from ppoctl.core.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
 from ppoctl.core.evaluation_metrics import EVALUATION_METRICS
 from ppoctl.core.metric import Metric as Metric
 from ppoctl.core.speed_metrics import PEAKS as PEAKS
+from ppoctl.core.speed_metrics import ROLLOUTS_S as ROLLOUTS_S
 from ppoctl.core.speed_metrics import SAVES as SAVES
 from ppoctl.core.speed_metrics import SPEED_METRICS
 from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
@@ -274,6 +275,11 @@ POLICY_CLAMPED_RATIO_MIN = Metric(
 POLICY_CLAMPED_RATIO_MAX = Metric(
     "policy/clamped_ratio_max", "factor", "largest ratio after the clip of the loss", "1 to 1 + clip_high"
 )
+POLICY_STALENESS_MAX = Metric(
+    "policy/staleness_max", "steps",
+    "largest number of steps between the weights that generated a response and those at the start of the update "
+    "(with rollout.ahead)", "at most rollout.ahead", "lower",
+)  # fmt: skip
 POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )

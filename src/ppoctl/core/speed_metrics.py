@@ -6,6 +6,11 @@ TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including t
 TIME_TRANSFER_S = Metric(
     "time/transfer_s", "s", "part of the rollout: weights are sent to the engines and verified; 0 after an evaluation"
 )
+TIME_NEXT_ROLLOUT_S = Metric(
+    "time/next_rollout_s", "s",
+    "time that the step waits for the rollout of the next step: the transfer, and the rest of the generation when "
+    "training has ended (with rollout.ahead)",
+)  # fmt: skip
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
 TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
@@ -71,15 +76,21 @@ def pass_metrics(stage: str) -> tuple[str, str]:
     return f"throughput/{stage}_tokens_per_s", f"throughput/{stage}_mfu"
 
 
+ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)
+"""Names of the times of stages that send weights and generate."""
+
+
 def usage_metrics(stage: str) -> tuple[str, str]:
-    """Return the names of the memory peak and of the wait of a stage. Only stages of models have them."""
+    """Return the names of the memory peak and of the wait of a stage. Only stages of models have them. The rollout of
+    the next step has those of a rollout."""
+    stage = stage.removeprefix("next_")
     return f"memory/{stage}_gib", f"time/{stage}_wait_s"
 
 
 def stage_metrics(stage: str) -> dict[str, str]:
     """Return the names of the metrics of a stage in tables of stages, by column. Few stages have all of them."""
     (rate, mfu), (peak, wait), seconds = pass_metrics(stage), usage_metrics(stage), f"time/{stage}_s"
-    if seconds == TIME_ROLLOUT_S.name:
+    if seconds in ROLLOUTS_S:
         rate = THROUGHPUT_GENERATED.name
     return {"seconds": seconds, "wait_s": wait, "tokens_per_s": rate, "mfu": mfu, "peak_gib": peak}
 

@@ -220,7 +220,10 @@ def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
     if step - 1 > start and _is_fixable(run, step - 1, recipe):
         step -= 1
     keys = [key for key, _, _ in result_differences(newest_recorded(run), recipe)]
-    changed = [key for key in keys if free > start + 1 and _is_of_the_whole_run(key)]
+    # The step before may have generated the responses of the first free step.
+    holds = free > start + 1 or bool(start and run.outlines.at(start + 1).reads_before)
+    starts_ahead = start > 0 and recipe.rollout.ahead > newest_recorded(run).rollout.ahead
+    changed = [key for key in keys if (holds or starts_ahead) and _is_of_the_whole_run(key)]
     if step > start + 1 and _LOSS not in keys:
         changed += [key for key in keys if key == _LOSS_FILE]
     if changed:

@@ -117,7 +117,9 @@ class _ProfiledStep:
         for role in others.keys() & self._components.trainers.keys():
             others[role].begin("begin_profile").answers()
         driver.begin_profile()
-        job.step_function(self._step).run(running_step(job, self._step), inputs_of(job, self._step, states, carry))
+        running = running_step(job, self._step)
+        with running.completed():
+            job.step_function(self._step).run(running, inputs_of(job, self._step, states, carry))
         found = [driver.end_profile(self._folder, "driver")]
         for name, processes in others.items():
             found += processes.begin("end_profile", self._folder, name).answers()

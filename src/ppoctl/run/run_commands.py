@@ -3,7 +3,7 @@ parsed elsewhere."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from ppoctl.recipe.loading.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.run import changed_settings, session
 from ppoctl.run.eval_target import Checkpoint
+from ppoctl.run.loop.run_stage import RunningStep
 from ppoctl.run.loop.steps import RunContext, inputs_of, run, running_step, start_point
 from ppoctl.run.new_run import (
     ROLLOUT,
@@ -148,7 +149,15 @@ def _generate_and_score(job: RunContext) -> None:
         return running.build(spec)
 
     with suppress(_StopStep):
-        job.step_function(done + 1).run(replace(running, build=build), inputs_of(job, done + 1, states, carry))
+        step = _WithoutParallelStages(running.runner, build)
+        job.step_function(done + 1).run(step, inputs_of(job, done + 1, states, carry))
+
+
+class _WithoutParallelStages(RunningStep):
+    """`run_stage` that generates only the responses of this step."""
+
+    def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        """Do nothing."""
 
 
 class _StopStep(Exception):  # noqa: N818 - it ends a step function and is not an error

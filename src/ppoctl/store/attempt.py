@@ -19,6 +19,7 @@ import errno
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 CLOSE_DEADLINE_S = 120.0
 """Seconds for which a claim tries to empty the folder of an earlier attempt. That attempt may still be writing."""
+_MAKING = threading.Lock()
+"""Held while a folder is created: two threads of an attempt would use one draft of it."""
 SET_ASIDE = "discarded."
 """Prefix of the entries in an attempt's private folder that are kept when the attempt is closed."""
 
@@ -115,9 +118,13 @@ class Attempt:
         flush(target.parent)
 
     def _make_folder(self, folder: Path) -> None:
+        with _MAKING:
+            self._make_folders(folder)
+
+    def _make_folders(self, folder: Path) -> None:
         if folder.is_dir() or folder == self.paths.root:
             return
-        self._make_folder(folder.parent)
+        self._make_folders(folder.parent)
         aside = self.draft(folder)
         aside.mkdir(exist_ok=True)
         try:

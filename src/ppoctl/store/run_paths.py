@@ -29,6 +29,7 @@ NUMBERS = {
     "whitening": 56,
     "critic_update": 60,
     "actor_update": 70,
+    "next_rollout": 75,
     "eval": 80,
 }
 """Number in front of a stage's folder name, so that `ls` lists the stages in order. Other stages are not numbered."""

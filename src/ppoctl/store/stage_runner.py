@@ -8,6 +8,7 @@ no events for a reused stage.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ppoctl.core.batch import records
@@ -21,6 +22,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal, JournalLine
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.parallel_run import OnProgress, ParallelRun
 from ppoctl.store.run_paths import RECORD, RunPaths
 
 Result = TypeVar("Result", covariant=True)
@@ -47,6 +49,16 @@ class Stage(Protocol[Result]):
         ...
 
     def run(self, *inputs: Any) -> Record[Result]: ...
+
+
+@runtime_checkable
+class ParallelStage(Stage[Result], Protocol[Result]):
+    """A stage that can run while other stages of the step run."""
+
+    def begin(self, *inputs: Any) -> Callable[[Gate, OnProgress], Record[Result]]:
+        """Do everything that needs a trainer. Return the rest, which another thread runs; its gate raises when it
+        must stop."""
+        ...
 
 
 @runtime_checkable
@@ -114,17 +126,63 @@ class StepRunner:
         self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
         return record.result
 
-    def _run(
-        self, stage: Stage[Result], inputs: Sequence[Identified | None], identities: tuple[str, ...]
-    ) -> Record[Result]:
+    def begin(self, stage: ParallelStage[Result], *inputs: Identified | None) -> "ParallelRun | None":
+        """Begin to run a stage in another thread; None: its result is committed for these inputs and settings.
+
+        Raises the errors of a call.
+        """
+        manifest = manifests.read(self.runner.paths.stage(self.step, stage.name))
+        if manifest is not None:
+            self(stage, *inputs)
+            return None
+        self._enter(stage)
+        started = WORK.now()
+        work = stage.begin(*inputs)
+        begun_s, during = WORK.now() - started, MEASUREMENTS.take()
+
+        def commit(record: Record[Any], in_thread: Measured, waited_s: float) -> None:
+            identities = tuple(item.identity for item in inputs if item is not None)
+            self._commit(stage, record, identities, begun_s + waited_s, during + in_thread)
+            self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
+
+        return ParallelRun(work, commit, partial(self._wait_for, stage), self._on_progress)
+
+    def _wait_for(self, stage: Stage[Any]) -> Gate:
+        """Ask the gate, notify the observers that the step waits for the stage, and return the gate of the wait."""
+        self.runner.gate.before(self.step, stage.name)
+        for observer in self.runner.observers:
+            observer.on_stage(self.step, stage.name)
+        return self.runner.gate
+
+    def _on_progress(self, done: int, total: int, tokens: int) -> None:
+        for observer in self.runner.observers:
+            observer.on_progress(done, total, tokens)
+
+    def _enter(self, stage: Stage[Any]) -> None:
+        """Ask the gate and notify the observers before the stage runs."""
         self.runner.gate.before(self.step, stage.name)
         for observer in self.runner.observers:
             observer.on_stage(self.step, stage.name)
         MEASUREMENTS.take()  # of a replay, or of a stage that failed
+
+    def _run(
+        self, stage: Stage[Result], inputs: Sequence[Identified | None], identities: tuple[str, ...]
+    ) -> Record[Result]:
+        self._enter(stage)
         started = WORK.now()
         record = stage.run(*inputs)
-        seconds = WORK.now() - started
-        measured = self.runner.measure(stage.name, record.kind, MEASUREMENTS.take())
+        self._commit(stage, record, identities, WORK.now() - started, MEASUREMENTS.take())
+        return record
+
+    def _commit(
+        self,
+        stage: Stage[Any],
+        record: Record[Any],
+        identities: tuple[str, ...],
+        seconds: float,
+        during: Measured,
+    ) -> None:
+        measured = self.runner.measure(stage.name, record.kind, during)
         manifest = Manifest(
             stage=stage.name,
             step=self.step,
@@ -152,7 +210,6 @@ class StepRunner:
         for observer in self.runner.observers:
             if line is not None:
                 observer.on_committed(line)
-        return record
 
     def _require_same(self, stage: Stage[Any], manifest: Manifest, identities: tuple[str, ...]) -> None:
         folder = self.runner.paths.stage(self.step, stage.name)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fakes import dynamic_sampling
-from fakes.algorithms import one_step_off, two_critics
+from fakes.algorithms import two_critics
 from fakes.components import FEW_ROWS, fake_recipe
 from ppoctl.algorithms.choose import StepFunctionAt, step_function_at
 from ppoctl.recipe.schema import Recipe
@@ -29,11 +29,23 @@ def _resampling(order: str, **changes: Any) -> Recipe:
     return fake_recipe(**{"rollout": FEW_ROWS, "ppo": ppo, **changes})
 
 
+def _ahead(**changes: Any) -> Recipe:
+    """Return a recipe of three steps of four rows without a critic, whose responses are one update old."""
+    ppo = {
+        "epochs": 2,
+        "minibatch_seqs": 2,
+        "kl": {"place": "loss", "coef": 0.05},
+        "advantages": {"kind": "grpo"},
+        "rollout_correction": {"kind": "tis"},
+    }
+    return fake_recipe(**{"critic": None, "rollout": {**FEW_ROWS, "ahead": 1}, "ppo": ppo, **changes})
+
+
 EVERY = {
     "dynamic sampling": Algorithm(step_function_at, dynamic_sampling.without_critic),
     "critic sees all": Algorithm(step_function_at, dynamic_sampling.critic_sees_all),
     "resampled rows": Algorithm(step_function_at, partial(_resampling, "after_whitening")),
     "resampled, then whitened": Algorithm(step_function_at, partial(_resampling, "before_whitening")),
     "two critics": Algorithm(two_critics.choose, two_critics.recipe),
-    "one step off": Algorithm(one_step_off.choose, one_step_off.recipe),
+    "one step off": Algorithm(step_function_at, _ahead),
 }

@@ -18,6 +18,7 @@ from ppoctl.algorithms.stages.objective import LossInputs, Term, Terms, TokenLos
 from ppoctl.algorithms.stages.updates import UpdateStage, UpdateTrace, not_trained
 from ppoctl.core import metric_registry
 from ppoctl.core.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
+from ppoctl.core.batch.update import step_of
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.ports import Minibatch, MinibatchResult, OutputRequest
 
@@ -117,6 +118,8 @@ class ActorUpdateStage(UpdateStage):
     penalty: KlPenalty | None
     with_full_kl: bool = False
     """Whether the update computes the full KL from the reference, which the penalty reads."""
+    may_be_stale: bool = False
+    """Whether earlier weights than those of the actor may have generated the responses."""
     name: str = "actor_update"
 
     def run(
@@ -159,6 +162,9 @@ class ActorUpdateStage(UpdateStage):
         by_term = _loss_by_term(objective, trained.steps)
         step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
         step_metrics |= _merge_error(trained.steps)
+        if self.may_be_stale:
+            ages = (actor.step - step_of(stamp) for stamp in rollouts.stamps)
+            step_metrics[metric_registry.POLICY_STALENESS_MAX.name] = float(max(ages))
         record = trained.record("policy", diagnostics, of_the_step=step_metrics)
         return replace(record, gap=_sampler_gap(trained.steps[0], rollouts)) if reports_gap else record
 

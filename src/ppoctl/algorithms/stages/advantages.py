@@ -127,8 +127,8 @@ class AdvantagesStage:
         mask = shaped.mask & ~shaped.truncated[:, None]
         if not bool(mask.any()):
             raise RewardError(
-                f"all {int(shaped.valid.sum())} scored responses of step {shaped.rollouts.step} are truncated, and "
-                "`ppo.truncated` = `filter` excludes them: no response is left to train on",
+                f"all {int(shaped.valid.sum())} scored responses that step {shaped.rollouts.step} generated are "
+                "truncated, and `ppo.truncated` = `filter` excludes them: no response is left to train on",
                 hint="ppoctl resume RUN --set ppo.truncated=terminal",
             )
         return mask, {metric_registry.ADVANTAGE_FILTERED_FRAC.name: shaped.mean(shaped.truncated.float())}

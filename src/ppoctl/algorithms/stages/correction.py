@@ -58,8 +58,8 @@ class CorrectionStage:
         weights, outside = weighted.weights.where(mask, 0.0), weighted.outside & mask
         if not bool((weights > 0).any()):
             raise MismatchError(
-                f"the correction leaves `0` of the {int(sampled.sum())} tokens of step {rollouts.step}: sampler and "
-                "trainer disagree on all of them",
+                f"the correction leaves `0` of the {int(sampled.sum())} tokens that step {rollouts.step} generated: "
+                "sampler and trainer disagree on all of them",
                 hint=_HINT,
             )
         if self.normalize is not None:

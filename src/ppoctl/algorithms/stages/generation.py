@@ -113,6 +113,8 @@ class SampleGeneration:
     gate: Gate
     progress: OnProgress
     log: EpisodeLog = field(default_factory=NoEpisodeLog)
+    clock: Callable[[], float] = WORK.now
+    """Clock of the generation, in seconds."""
 
     @contextmanager
     def run(
@@ -143,7 +145,7 @@ class SampleGeneration:
             kept = _both(keep, on_sample)
             self.generator.prepare(at())
             total = len(done) + sum(len(each.batch.requests) for each in remaining)
-            progress, started = _Progress(done, total, self.progress), WORK.now()
+            progress, started = _Progress(done, total, self.progress), self.clock()
             progress.report()
             for batch, episodes in ((each.batch, each.episodes) for each in remaining):
                 with ACTIVITIES.track(batch.name) if batch.name else nullcontext():
@@ -151,7 +153,7 @@ class SampleGeneration:
                         self._generate(batch, progress, kept)
                     else:
                         self._run_episodes(batch, episodes, progress, partial(self.log.append, key), on_sample)
-            yield GenerationResult(done, progress.tokens, WORK.now() - started, progress.idle_s)
+            yield GenerationResult(done, progress.tokens, self.clock() - started, progress.idle_s)
 
     def _generate(self, batch: RequestBatch, progress: _Progress, keep: OnSample) -> None:
         with stream_samples(self.generator, batch.requests, batch.params) as finished:
@@ -209,13 +211,16 @@ def _remaining(
 def stream_samples(
     generator: Generator, requests: Sequence[SampleRequest], params: SamplingParams
 ) -> Iterator[Iterator[Sequence[Sample]]]:
-    """Yield an iterator over groups of samples that finished together, in any order. Open requests are aborted on
+    """Yield an iterator over groups of samples that finished together, in any order. A group is empty if the engines
+    replied before a sample finished, so that a stop need not wait for a long response. Open requests are aborted on
     exit."""
     with closing(generator.open(params)) as stream:
         stream.submit(requests)
-        yield _drained(stream)
+        yield _drained(stream, len(requests))
 
 
-def _drained(stream: Stream) -> Iterator[Sequence[Sample]]:
-    while samples := stream.finished():
+def _drained(stream: Stream, missing: int) -> Iterator[Sequence[Sample]]:
+    while missing:
+        samples = stream.poll()
+        missing -= len(samples)
         yield samples

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -46,6 +46,8 @@ class RewardStage:
     """Score of an episode whose environment failed; None: it has no score."""
     are_trained: bool = True
     """Whether the step trains on the samples, so that one of them must have a turn."""
+    are_old: bool = False
+    """Whether the step before generated the responses, so that this stage reports their metrics."""
     accept: str = ""
     """Options with which a resume accepts the changed files of the reward."""
 
@@ -56,10 +58,11 @@ class RewardStage:
         scored = iter(score_all(self.scorer, to_score, self.between))
         scores = [next(scored) if failure is None else failure for failure in failures]
         if (slow := slowest(scores, requests)) is not None:
-            self.notify(f"step {rollouts.step}: {slow}")
-        self._require_few_errors(scores, requests, episodes, rollouts.step)
+            self.notify(f"step {prompts.step}: {slow}")
+        self._require_few_errors(scores, requests, episodes, prompts.step)
         require_own_names(scores, then=f", then run `{self._resume}`: the rollouts are saved")
-        return collect(scores, requests)
+        record = collect(scores, requests)
+        return replace(record, of_rollouts=rollouts.metrics()) if self.are_old else record
 
     @property
     def _resume(self) -> str:

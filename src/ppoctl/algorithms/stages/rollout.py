@@ -1,17 +1,18 @@
 """10-rollout: generate responses with the actor."""
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ppoctl.algorithms.stages.generation import OnSample, RequestBatch, SampleGeneration, ignore_sample
+from ppoctl.algorithms.stages.generation import OnProgress, OnSample, RequestBatch, SampleGeneration, ignore_sample
 from ppoctl.core.batch.episodes import EpisodeSettings
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.core.batch.seeds import derive_seed
-from ppoctl.core.ports import Models, Sample, SampleRequest, SampleSetKey, SamplingParams
+from ppoctl.core.ports import Gate, Models, Sample, SampleRequest, SampleSetKey, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,45 @@ class RolloutStage:
     on_sample: Callable[[Prompt, Sample], None] | None = None
     """Called with each finished response; None: not called."""
     name: str = "rollout"
+    is_of_next_step: bool = False
+    """Whether the next step trains on the responses."""
 
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
-        requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
-        key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        sample_set = SampleSetKey(prompts.step, self.name, key)
+        return self._run(actor, prompts, self.generation, lambda: self.models.stamped(actor))
+
+    def begin(self, actor: State, prompts: Prompts) -> Callable[[Gate, OnProgress], Rollouts]:
+        """Load the weights into the engines. Return a function that generates, which does not use the trainer and may
+        therefore run in another thread while the trainer trains. The function asks its own gate whether to stop."""
+        requests, sample_set = self._requests(actor, prompts)
+        stamped = actor
+        if len(self.generation.parts.load(sample_set)) < len(requests):
+            stamped = self.models.stamped(actor)
+            self.generation.generator.prepare(stamped)
+
+        def generate(gate: Gate, progress: OnProgress) -> Rollouts:
+            # The main thread stops its own clock when it loads a model.
+            generation = replace(self.generation, gate=gate, progress=progress, clock=time.monotonic)
+            return self._run(actor, prompts, generation, lambda: stamped)
+
+        return generate
+
+    def _run(self, actor: State, prompts: Prompts, generation: SampleGeneration, at: Callable[[], State]) -> Rollouts:
+        requests, sample_set = self._requests(actor, prompts)
         on_sample = self._sample_callback(prompts, requests)
         batches = [RequestBatch(self.params, requests, episodes=self.episodes)]
-        with self.generation.run(batches, sample_set, lambda: self.models.stamped(actor), on_sample) as generated:
+        with generation.run(batches, sample_set, at, on_sample) as generated:
             record = assemble(
                 prompts, requests, generated.samples, samples=self.samples_per_prompt, stamp=actor.stamp
             )
             idle_s = None if self.episodes is None else generated.idle_s
-            return replace(record, drawing=(generated.tokens, generated.seconds), idle_s=idle_s)
+            drawing = generated.tokens, generated.seconds
+            return replace(record, drawing=drawing, idle_s=idle_s, is_of_next_step=self.is_of_next_step)
+
+    def _requests(self, actor: State, prompts: Prompts) -> tuple[list[SampleRequest], SampleSetKey]:
+        """Return the requests of the stage, and the identity of their samples."""
+        requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
+        key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
+        return requests, SampleSetKey(prompts.step, self.name, key)
 
     def _sample_callback(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
         if (on_sample := self.on_sample) is None:

@@ -44,7 +44,7 @@ class Rollouts(Record["Rollouts"]):
 
     kind: ClassVar[str] = "rollouts"
     measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
-    unsaved: ClassVar[tuple[str, ...]] = ("drawing", "idle_s")
+    unsaved: ClassVar[tuple[str, ...]] = ("drawing", "idle_s", "is_of_next_step")
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int32."""
@@ -78,6 +78,9 @@ class Rollouts(Record["Rollouts"]):
     """Seconds of generation in which all open episodes waited for environments; None: the record was loaded, or
     it has no episodes."""
 
+    is_of_next_step: bool = False
+    """Whether the next step trains on the responses, and reports their metrics; false: the record was loaded."""
+
     def __post_init__(self) -> None:
         require(not bool((self.mask & ~self.sequences.present).any()), "unmasked tokens are present")
         require(not bool(self.sampler_logprobs[~self.mask].any()), "masked-out log-probs are 0")
@@ -100,6 +103,8 @@ class Rollouts(Record["Rollouts"]):
         return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
 
     def metrics(self) -> dict[str, float]:
+        if self.is_of_next_step:
+            return {}
         lengths = self.lengths.float()
         return {
             metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name: float(lengths.mean()),
@@ -126,7 +131,7 @@ class Rewards(Record["Rewards"]):
 
     kind: ClassVar[str] = "rewards"
     dropped: ClassVar[tuple[str, ...]] = ("shaped",)
-    unsaved: ClassVar[tuple[str, ...]] = ("timing",)
+    unsaved: ClassVar[tuple[str, ...]] = ("timing", "of_rollouts")
 
     scores: Float[Tensor, " B"]
     """Scores as returned by the scorer; 0 without a score (see `outcomes`)."""
@@ -142,6 +147,8 @@ class Rewards(Record["Rewards"]):
     has none: its score in `scores` counts at its last unmasked token."""
     timing: dict[str, float] | None = None
     """Metrics of how long scoring took in this process; None: the record was loaded."""
+    of_rollouts: dict[str, float] | None = None
+    """Metrics of the responses, if the step before generated them; None: it did not, or the record was loaded."""
 
     def __post_init__(self) -> None:
         ok = self.valid
@@ -158,7 +165,7 @@ class Rewards(Record["Rewards"]):
 
     def metrics(self) -> dict[str, float]:
         ok, failed, late = self.valid, self.outcomes >= REWARD_ERROR, self.outcomes == REWARD_TIMEOUT
-        metrics = {metric_registry.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
+        metrics = {metric_registry.REWARD_ERROR_FRAC.name: float(failed.float().mean()), **(self.of_rollouts or {})}
         metrics[metric_registry.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
         if bool(ok.any()):
             metrics[metric_registry.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())

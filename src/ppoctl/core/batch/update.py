@@ -33,6 +33,11 @@ class State:
         return f"{self.role}:{self.lineage}"
 
 
+def step_of(stamp: str) -> int:
+    """Return the step of the state with this stamp."""
+    return int(stamp.partition("@")[2].partition(":")[0])
+
+
 @dataclass(frozen=True)
 class Update(Record[State]):
     """Small record that an update commits instead of weights: the lineage of the new state, and metrics."""

@@ -92,8 +92,9 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     of_driver = partial(MemoryItem, place="host", role="driver")
     first, *rest = sizes.schedule.stages
     less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
-    yield of_driver("samples and records", sizes.driver.samples, lower=less, stages=(first,))
-    yield of_driver("samples and records", sizes.driver.records, lower=less, stages=tuple(rest))
+    beside = sizes.schedule.of("beside generation")
+    yield of_driver("samples and records", sizes.driver.samples, lower=less, stages=(first, *beside))
+    yield of_driver("samples and records", sizes.driver.records, lower=less, stages=(*rest, *beside))
     sent, generation = sizes.sending, sizes.schedule.of("draws")
     smaller = "lower `cluster.weights_bucket_mib`"
     for role, copies in sent.copies.items():

@@ -37,6 +37,7 @@ class ResidencySchedule:
 
     `generator`, `reference`, `ROLE weights`, `ROLE training` (gradients and optimizer): stages during which the part
     is on the device, if roles are offloaded in turn. `draws`: stages in which the generator (vLLM) generates.
+    `beside generation`: stages during which it generates the responses of the next step.
     `ROLE scores`: stages in which a role computes log-probs or values; for the policy, this includes the canary.
     `ROLE updates`, `ROLE saves`, `ROLE loads`: stages in which a role is updated, saved or loaded. `scoring`: stages
     during which reward models are on the device.
@@ -82,6 +83,8 @@ def schedule_of(traced: Trace, recipe: Recipe) -> ResidencySchedule:
     uses += [_StageUse(f"{role}_save", (ModelPass("train", role),), "saves") for role in traced.roles]
     uses += [_StageUse(f"{role}_load", (ModelPass("train", role),), "loads") for role in traced.roles]
     parts = defaultdict[str, list[str]](list)
+    if any(call.is_parallel for call in traced.calls):
+        parts["beside generation"] += [call.stage.name for call in traced.calls]
     resident_parts: tuple[str, ...] = ()
     for use in uses:
         weights = tuple(f"{role} weights" for role in use.roles)

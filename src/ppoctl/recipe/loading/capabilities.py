@@ -13,7 +13,7 @@ from ppoctl.core.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 NOT_YET = {
-    "async": "asynchronous training, in which a step learns from responses of an earlier actor",
+    "async": "asynchronous training with responses more than one update old; `rollout.ahead` allows one",
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
 }

@@ -1,7 +1,8 @@
 """`run_stage` as a step function receives it: during a run, and during the replay of one update."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,9 @@ from ppoctl.algorithms.trace import Round, StepFunction, counted_rounds, placeho
 from ppoctl.core.batch.records import Selection, State, Update
 from ppoctl.core.batch.selection import AnyRecord, take, within
 from ppoctl.store import manifest as manifests
+from ppoctl.store.parallel_run import ParallelRun
 from ppoctl.store.run_paths import RunPaths
-from ppoctl.store.stage_runner import Stage, StepRunner, load_record
+from ppoctl.store.stage_runner import ParallelStage, Stage, StepRunner, load_record
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,37 @@ class RunningStep:
 
     runner: StepRunner
     build: Callable[[StageSpec[Any]], Stage[Any]]
+    _parallel: list[ParallelRun] = field(default_factory=list)
+    """Stages that run beside others."""
 
     def __call__(self, stage: StageSpec[Result], *inputs: Any) -> Result:
+        for running in self._parallel:
+            running.raise_error()
         result: Result = self.runner(self.build(stage), *inputs)
         return result
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
+
+    def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        built = self.build(stage)
+        assert isinstance(built, ParallelStage), f"`{stage.name}` cannot run beside other stages"
+        if (running := self.runner.begin(built, *inputs)) is not None:
+            self._parallel.append(running)
+            running.start()
+
+    @contextmanager
+    def completed(self) -> Iterator[None]:
+        """Context of the step function: at its end, the stages that run beside others are waited for. After an error
+        they are cancelled, and what they finished is kept."""
+        try:
+            yield
+            for running in self._parallel:
+                running.finish()
+        except BaseException:
+            for running in self._parallel:
+                running.cancel()
+            raise
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)
@@ -59,6 +85,9 @@ class ReplayingStep:
 
     def rounds(self, *, at_most: int) -> Iterator[Round]:
         return counted_rounds(self, at_most)
+
+    def meanwhile(self, stage: StageSpec[Any], *inputs: Any) -> None:
+        """Do nothing: no update of this step reads the record."""
 
     def take(self, selection: Selection, rounds: Sequence[AnyRecord], *, among: Selection | None = None) -> AnyRecord:
         return take(selection if among is None else within(selection, among), rounds)

@@ -156,7 +156,9 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
         _evaluate(job, 0, states[job.policy])
     while step < job.recipe.steps and ended_early(job, step) is None:
         step += 1
-        outputs = job.step_function(step).run(running_step(job, step), inputs_of(job, step, states, carry))
+        running = running_step(job, step)
+        with running.completed():
+            outputs = job.step_function(step).run(running, inputs_of(job, step, states, carry))
         used_by = _used_by(outputs, states)
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}

@@ -37,7 +37,7 @@ def stage_rows(stages: Iterable[str], roles: Iterable[str], metrics: Mapping[str
             continue
         rows.append(StageRow(stage, **{column: metrics.get(name) for column, name in names.items()}))  # type: ignore[arg-type]
         transfer_s = metrics.get(metric_registry.TIME_TRANSFER_S.name, 0.0)
-        if transfer_s > 0 and names["seconds"] == metric_registry.TIME_ROLLOUT_S.name:
+        if transfer_s > 0 and names["seconds"] in metric_registry.ROLLOUTS_S:
             rows.append(StageRow(f"{stage}: weight transfer", transfer_s))
     saves = {role: metrics.get(metric_registry.save_metric(role)) for role in roles}
     return rows + [StageRow(f"save of the {role}", seconds) for role, seconds in saves.items() if seconds is not None]

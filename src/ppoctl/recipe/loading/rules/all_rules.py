@@ -29,6 +29,7 @@ from ppoctl.recipe.loading import capabilities
 from ppoctl.recipe.loading.explain import shown
 from ppoctl.recipe.loading.origins import DEFAULT
 from ppoctl.recipe.loading.rules import (
+    ahead_rules,
     correction_rules,
     critic_rules,
     environment_rules,
@@ -226,6 +227,7 @@ def rules_of(module: ModuleType) -> tuple[Rule, ...]:
 
 _MODULES = (
     sys.modules[__name__],
+    ahead_rules,
     capabilities,
     rewards_rules,
     rows_rules,

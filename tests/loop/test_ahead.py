@@ -1,0 +1,148 @@
+"""Generation beside training, on fakes: any interleaving gives the same run, a stop keeps what is finished, and an
+error of the generation ends the step."""
+
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import FEW_ROWS, BigramGenerator, fake_components, fake_recipe
+from fakes.job import StopError, Stops, Witness, open_run, play, result, stopping_at
+from fakes.turns import TURNS
+from ppoctl.core.errors import NonFiniteError, PreemptedError, RecipeError
+from ppoctl.run.changed_settings import change
+from ppoctl.run.loop.steps import run
+from ppoctl.store import record_file
+from ppoctl.store.finished_samples import FILES
+from ppoctl.store.journal import read_lines
+from ppoctl.store.parallel_run import THREAD
+from ppoctl.store.recorded_run import RecordedRun
+from ppoctl.store.run_paths import RunPaths
+
+PPO = {"epochs": 2, "minibatch_seqs": 2, "rollout_correction": {"kind": "tis"}}
+ROLLOUT = {**FEW_ROWS, "ahead": 1, "keep_finished_every_s": 1e-9}
+
+
+def ahead(**changes: Any) -> Any:
+    return fake_recipe(**{"steps": 3, "rollout": ROLLOUT, "ppo": PPO, **changes})
+
+
+def test_every_interleaving_gives_the_same_run_with_a_bounded_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each moment of the main thread, the generation gets a random number of turns."""
+    play(tmp_path / "one by one", ahead())
+    expected = result(tmp_path / "one by one")
+    for seed in range(8):
+        turns = random.Random(seed)
+        monkeypatch.setattr(TURNS, "pick", lambda turns=turns: turns.choice((0, 0, 1, 2, 5)))
+        root = tmp_path / str(seed)
+        play(root, ahead())
+        assert result(root) == expected, f"seed {seed}"
+        for line in map(json.loads, RunPaths(root).ledger.read_text("utf-8").splitlines()):
+            assert 0 <= line["step"] - 1 - int(line["stamp"].split(":")[0].split("@")[1]) <= 1
+
+
+def test_stop_in_an_update_keeps_the_finished_samples_of_the_next_step(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with pytest.raises(StopError):
+        play(root, ahead(), stopping_at("2 actor_update starts"))
+    assert not any(thread.name == THREAD for thread in threading.enumerate())
+    paths = RunPaths(root)
+    assert paths.stage(2, "critic_update").is_dir()
+    assert not paths.stage(2, "next_rollout").exists()
+    kept = len(list(paths.parts(2, "next_rollout").glob(FILES)))
+    assert kept > 0
+    generator = play(root, ahead()).generator
+    assert isinstance(generator, BigramGenerator)
+    play(tmp_path / "whole", ahead())
+    assert result(root) == result(tmp_path / "whole")
+
+
+def test_error_of_the_generation_ends_the_step_before_its_next_stage(tmp_path: Path) -> None:
+    """No response of step 3 can be generated. The generation fails while the main thread scores step 2."""
+    recipe, root = ahead(), tmp_path / "run"
+    components = fake_components(recipe)
+
+    class Failing(BigramGenerator):
+        def generate(self, request: Any, params: Any) -> Any:
+            if self.state.step == 1 and threading.current_thread().name == THREAD:
+                raise NonFiniteError("a log-prob is not finite")
+            return super().generate(request, params)
+
+    object.__setattr__(components, "generator", lambda actor_at, *_: Failing(actor_at))
+    with pytest.raises(NonFiniteError, match="a log-prob is not finite"):
+        run(open_run(root, recipe, Witness(), components=components).job)
+    paths = RunPaths(root)
+    assert paths.stage(2, "reward").is_dir()
+    assert not paths.stage(2, "values").exists()
+
+
+def test_stop_while_the_step_waits_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate closes at its third look in the wait of step 2. Each look gives the generation one turn."""
+    root, looks, many = tmp_path / "run", list[int](), {"rollout": {**ROLLOUT, "prompts_per_step": 9}}
+
+    witness = Witness()
+    witness.waits_to_its_end = False
+
+    class Gate(Stops):
+        def between(self) -> None:
+            if witness.stage != "next_rollout":
+                return
+            TURNS.give(1)
+            looks.append(int(Path(root / "steps/000002/70-actor_update").is_dir()))
+            if sum(looks) == 3:
+                with TURNS.free_after_an_error():
+                    raise PreemptedError("stopped", hint="")
+
+    monkeypatch.setattr(TURNS, "pick", lambda: 0)
+    with pytest.raises(PreemptedError):
+        run(open_run(root, ahead(**many), witness, gate=Gate()).job)
+    paths = RunPaths(root)
+    assert sum(looks) == 3
+    assert not paths.stage(2, "next_rollout").exists()
+    assert list(paths.parts(2, "next_rollout").glob(FILES))
+    monkeypatch.undo()
+    play(root, ahead(**many))
+    play(tmp_path / "whole", ahead(**many))
+    assert result(root) == result(tmp_path / "whole")
+
+
+def test_rollout_metrics_of_a_step_are_of_the_responses_that_it_trains_on(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    play(paths.root, ahead(checkpoint={"keep_rollouts_every_steps": 1}))
+    lines = [line for line in read_lines(paths.journal) if "stage" in line]
+    tokens = {
+        (line["step"], line["stage"]): line["figures"]["rollout/tokens"]
+        for line in lines
+        if "rollout/tokens" in line["figures"]
+    }
+    assert list(tokens) == [(1, "rollout"), (2, "reward"), (3, "reward")]
+    for step, stage in tokens:
+        of, name = (1, "rollout") if step == 1 else (step - 1, "next_rollout")
+        record = record_file.read(paths, of, name)
+        assert record is not None
+        assert tokens[step, stage] == float(record["lengths"].sum())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        (1, {"temperature": 0.5}, "rollout.temperature"),
+        (1, {"samples_per_prompt": 3}, "rollout.samples_per_prompt"),
+        (0, {"ahead": 1}, "rollout.ahead"),
+    ],
+)
+def test_keys_of_generated_responses_cannot_change_between_steps(
+    tmp_path: Path, before: int, after: dict[str, Any], key: str
+) -> None:
+    """Step 3 of the longer run would train on responses of the shorter one."""
+    rollout = {**ROLLOUT, "ahead": before}
+    play(tmp_path / "run", ahead(steps=2, rollout=rollout))
+    recorded = RecordedRun(RunPaths(tmp_path / "run"))
+    assert change(recorded, ahead(steps=4, rollout=rollout)) is not None
+    with pytest.raises(RecipeError, match=f"`{key}` cannot change now"):
+        change(recorded, ahead(steps=4, rollout={**rollout, **after}))

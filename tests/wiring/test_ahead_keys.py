@@ -1,0 +1,62 @@
+"""Two values of the keys of generation ahead of training: which weights generate the responses of a step, and which
+recipes are accepted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import FEW_ROWS, fake_recipe
+from fakes.job import play
+from ppoctl.recipe.loading.rules.ahead_rules import check_stale_responses_are_corrected
+from ppoctl.store.journal import read_lines
+from ppoctl.store.run_paths import RunPaths
+from wiring.cases import holds
+
+PPO = {"epochs": 2, "minibatch_seqs": 2, "rollout_correction": {"kind": "tis"}}
+
+
+def stamps_of(paths: RunPaths) -> dict[int, set[str]]:
+    """Return step -> the states that generated its responses, without their lineage."""
+    found: dict[int, set[str]] = {}
+    for line in map(json.loads, paths.ledger.read_text("utf-8").splitlines()):
+        found.setdefault(line["step"], set()).add(line["stamp"].partition(":")[0])
+    return found
+
+
+@holds("rollout.ahead")
+def test_weights_before_the_last_update_generate_the_responses_ahead_of_training(tmp_path: Path) -> None:
+    """The states of steps 1 to 3 with `ahead` 0 and 1, the age that the update reports, and the prompts."""
+    found: dict[int, Any] = {}
+    for ahead in (0, 1):
+        paths = RunPaths(tmp_path / str(ahead))
+        play(paths.root, fake_recipe(steps=3, rollout={**FEW_ROWS, "ahead": ahead}, ppo=PPO))
+        ages = [
+            line["figures"].get("policy/staleness_max")
+            for line in read_lines(paths.journal)
+            if line.get("stage") == "actor_update"
+        ]
+        ledger = [json.loads(line) for line in paths.ledger.read_text("utf-8").splitlines()]
+        found[ahead] = stamps_of(paths), ages, [(line["step"], line["prompt"], line["sample"]) for line in ledger]
+    assert found[0][:2] == ({1: {"actor@0"}, 2: {"actor@1"}, 3: {"actor@2"}}, [None, None, None])
+    assert found[1][:2] == ({1: {"actor@0"}, 2: {"actor@0"}, 3: {"actor@1"}}, [0.0, 1.0, 1.0])
+    assert found[0][2] == found[1][2], "the prompts of a step do not depend on when their responses are generated"
+
+
+@holds("rollout.accept_stale")
+@pytest.mark.parametrize(
+    ("ppo", "accept_stale", "is_accepted"),
+    [
+        ({"minibatch_seqs": 2}, False, False),
+        ({"minibatch_seqs": 2}, True, True),
+        ({"minibatch_seqs": 2, "old_logprobs": "sampler"}, False, True),
+        ({"minibatch_seqs": 2, "max_sequence_gap": 2.0}, False, True),
+    ],
+)
+def test_old_responses_need_a_correction_or_a_word(
+    ppo: dict[str, Any], accept_stale: bool, is_accepted: bool
+) -> None:
+    recipe = fake_recipe(rollout={**FEW_ROWS, "ahead": 1, "accept_stale": accept_stale}, ppo=ppo)
+    assert [*check_stale_responses_are_corrected(recipe)] == [] or not is_accepted
+    assert is_accepted or len([*check_stale_responses_are_corrected(recipe)]) == 1
