@@ -78,8 +78,8 @@ class Rollouts(Record["Rollouts"]):
     """Seconds of generation in which all open episodes waited for environments; None: the record was loaded, or
     it has no episodes."""
 
-    is_of_next_step: bool = False
-    """Whether the next step trains on the responses, and reports their metrics; false: the record was loaded."""
+    is_of_next_step: bool | None = None
+    """Whether the next step trains on the responses, and reports their metrics; None: the record was loaded."""
 
     def __post_init__(self) -> None:
         require(not bool((self.mask & ~self.sequences.present).any()), "unmasked tokens are present")
