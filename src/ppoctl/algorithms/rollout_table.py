@@ -65,7 +65,7 @@ class RolloutTable(Table):
     """Number of steps by which generation is ahead of training. 0: a step generates, then trains; 1: while a step
     trains, the engines generate the responses of the next step with the weights before the update, so every response
     but those of the first step is one update old (one-step-off). The rollout of the last step is not used.
-    Default of: all systems (0; NeMo-RL's `ppo.async_ppo.enabled` is off)
+    Default of: all systems (0; asynchronous PPO of NeMo-RL is off)
     """
     accept_stale: Annotated[bool, RESULTS] = False
     """Whether `ahead` may train on old responses without a correction: the ratio of PPO's loss then compares with
