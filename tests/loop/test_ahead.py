@@ -129,20 +129,25 @@ def test_rollout_metrics_of_a_step_are_of_the_responses_that_it_trains_on(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "key"),
+    ("before", "after", "says"),
     [
-        (1, {"temperature": 0.5}, "rollout.temperature"),
-        (1, {"samples_per_prompt": 3}, "rollout.samples_per_prompt"),
-        (0, {"ahead": 1}, "rollout.ahead"),
+        (
+            1,
+            {"temperature": 0.5},
+            "`rollout.temperature` cannot change now: the responses of step 3 have already been",
+        ),
+        (1, {"samples_per_prompt": 3}, "`rollout.samples_per_prompt` cannot change now: the responses of step 3"),
+        (0, {"ahead": 1}, "`rollout.ahead` cannot change now: step 2 has generated no responses for step 3"),
     ],
 )
 def test_keys_of_generated_responses_cannot_change_between_steps(
-    tmp_path: Path, before: int, after: dict[str, Any], key: str
+    tmp_path: Path, before: int, after: dict[str, Any], says: str
 ) -> None:
     """Step 3 of the longer run would train on responses of the shorter one."""
     rollout = {**ROLLOUT, "ahead": before}
     play(tmp_path / "run", ahead(steps=2, rollout=rollout))
     recorded = RecordedRun(RunPaths(tmp_path / "run"))
     assert change(recorded, ahead(steps=4, rollout=rollout)) is not None
-    with pytest.raises(RecipeError, match=f"`{key}` cannot change now"):
+    with pytest.raises(RecipeError, match=says) as refused:
         change(recorded, ahead(steps=4, rollout={**rollout, **after}))
+    assert (refused.value.hint or "").startswith(f"ppoctl resume {tmp_path / 'run'}")

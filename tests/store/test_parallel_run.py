@@ -48,9 +48,11 @@ def test_cancelled_thread_ends_at_its_gate() -> None:
 
 
 def test_record_and_measurements_of_the_thread_are_committed_once() -> None:
-    """The main thread measures something else meanwhile."""
+    """The main thread has measured a move, which belongs to another stage."""
     record, committed = cast(Any, object()), list[tuple[Any, Measured]]()
     MEASUREMENTS.take()
+    with MEASUREMENTS.moving():
+        pass
 
     def work(_: Gate, __: Any) -> Record[Any]:
         with MEASUREMENTS.transfer():
@@ -61,8 +63,8 @@ def test_record_and_measurements_of_the_thread_are_committed_once() -> None:
     stage.finish()
     ((found, measured),) = committed
     assert found is record
-    assert measured.transfer_s > 0
-    assert MEASUREMENTS.take() == Measured()
+    assert measured.transfer_s > 0 == measured.moved_s
+    assert MEASUREMENTS.take().moved_s > 0
 
 
 def test_error_of_the_thread_is_raised_at_each_look() -> None:

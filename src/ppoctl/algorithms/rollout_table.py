@@ -63,8 +63,8 @@ class RolloutTable(Table):
     every response."""
     ahead: Annotated[int, RESULTS, Field(ge=0, le=1)] = 0
     """Number of steps by which generation is ahead of training. 0: a step generates, then trains; 1: while a step
-    trains, the engines generate the responses of the next step with the weights before the update, so every response
-    but those of the first step is one update old (one-step-off). The rollout of the last step is not used.
+    trains, the engines generate the responses of the next step, with the weights before the update. Every response
+    but those of the first step is then one update old (one-step-off). The rollout of the last step is not used.
     Default of: all systems (0; asynchronous PPO of NeMo-RL is off)
     """
     accept_stale: Annotated[bool, RESULTS] = False

@@ -296,6 +296,10 @@ class SampleSetKey:
     """Digest of actor state, prompts and settings."""
 
 
+OnProgress = Callable[[int, int, int], None]
+"""Called with (finished samples, all samples, tokens generated so far); tokens of loaded samples are not counted."""
+
+
 @runtime_checkable
 class FinishedSamples(Protocol):
     """Finished samples of a stage that is not committed yet. The samples survive a crash and are dropped when the

@@ -220,10 +220,8 @@ def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
     if step - 1 > start and _is_fixable(run, step - 1, recipe):
         step -= 1
     keys = [key for key, _, _ in result_differences(newest_recorded(run), recipe)]
-    # The step before may have generated the responses of the first free step.
-    holds = free > start + 1 or bool(start and run.outlines.at(start + 1).reads_before)
-    starts_ahead = start > 0 and recipe.rollout.ahead > newest_recorded(run).rollout.ahead
-    changed = [key for key in keys if (holds or starts_ahead) and _is_of_the_whole_run(key)]
+    of_the_run = [key for key in keys if _is_of_the_whole_run(key)]
+    changed = [key for key in of_the_run if free > start + 1]
     if step > start + 1 and _LOSS not in keys:
         changed += [key for key in keys if key == _LOSS_FILE]
     if changed:
@@ -233,9 +231,28 @@ def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
             hint=f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}",
         )
+    _require_responses(run, recipe, of_the_run)
     if step - 1 > start and not run.is_done(step - 1):
         _require_same_environments(paths, step - 1, keys)
     return step
+
+
+def _require_responses(run: RecordedRun, recipe: Recipe, changed: Sequence[str]) -> None:
+    """Raise RecipeError if the next step would read responses of the step before that have other settings, or that do
+    not exist."""
+    start = run.last_saved
+    if not (start and changed):
+        return
+    if run.outlines.at(start + 1).reads_before:
+        why = f"the responses of step {start + 1} have already been generated with the old value"
+    elif recipe.rollout.ahead > newest_recorded(run).rollout.ahead:
+        why = f"step {start} has generated no responses for step {start + 1}"
+    else:
+        return
+    raise RecipeError(
+        f"`{changed[0]}` cannot change now: {why}",
+        hint=f"ppoctl resume {quoted(run.paths.root)}  # without the change; or start a new run with it",
+    )
 
 
 def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str]) -> None:

@@ -14,10 +14,8 @@ from typing import Any
 from ppoctl.core.batch.records import Record
 from ppoctl.core.clock import WORK
 from ppoctl.core.measured import MEASUREMENTS, Measured
-from ppoctl.core.ports import Gate
+from ppoctl.core.ports import Gate, OnProgress
 
-OnProgress = Callable[[int, int, int], None]
-"""Called with the number of finished samples, of all samples, and of generated tokens."""
 THREAD = "generation"
 """Name of the thread."""
 _LOOK_EVERY_S = 0.1

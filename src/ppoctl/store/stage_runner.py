@@ -16,13 +16,13 @@ from ppoctl.core.batch.records import Record
 from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.measured import MEASUREMENTS, Measured
-from ppoctl.core.ports import Gate
+from ppoctl.core.ports import Gate, OnProgress
 from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal, JournalLine
 from ppoctl.store.manifest import Manifest
-from ppoctl.store.parallel_run import OnProgress, ParallelRun
+from ppoctl.store.parallel_run import ParallelRun
 from ppoctl.store.run_paths import RECORD, RunPaths
 
 Result = TypeVar("Result", covariant=True)

@@ -76,4 +76,4 @@ def test_failed_preparation_is_repeated_by_a_process_that_reports_the_error(
             OwnProcess(settings, 1).begin("vocab_size")
     assert described == ["starting vLLM"] * 2, "once for each process"
     assert not prepared.is_running
-    assert (tmp_path / "generator-0.log").exists()  # only the second process knows the folder
+    assert (tmp_path / "generator-0.log").exists()  # only the second process has the folder

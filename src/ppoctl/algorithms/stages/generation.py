@@ -20,6 +20,7 @@ from ppoctl.core.ports import (
     FinishedSamples,
     Gate,
     Generator,
+    OnProgress,
     Sample,
     SampleRequest,
     SampleSetKey,
@@ -27,8 +28,6 @@ from ppoctl.core.ports import (
     Stream,
 )
 
-OnProgress = Callable[[int, int, int], None]
-"""Called with (finished samples, all samples, tokens generated so far); tokens of loaded samples are not counted."""
 OnSample = Callable[[Sample], None]
 """Called with each sample in the order in which samples finish, loaded samples first."""
 

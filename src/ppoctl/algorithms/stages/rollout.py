@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ppoctl.algorithms.stages.generation import OnProgress, OnSample, RequestBatch, SampleGeneration, ignore_sample
+from ppoctl.algorithms.stages.generation import OnSample, RequestBatch, SampleGeneration, ignore_sample
 from ppoctl.core.batch.episodes import EpisodeSettings
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.core.batch.seeds import derive_seed
-from ppoctl.core.ports import Gate, Models, Sample, SampleRequest, SampleSetKey, SamplingParams
+from ppoctl.core.ports import Gate, Models, OnProgress, Sample, SampleRequest, SampleSetKey, SamplingParams
 
 
 @dataclass(frozen=True)

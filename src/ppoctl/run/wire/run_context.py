@@ -8,13 +8,13 @@ from typing import Any
 from ppoctl.algorithms.choose import StepFunctionAt, step_function_at, trace_at
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.algorithms.stage_spec import StageParts, StageSpec
-from ppoctl.algorithms.stages.generation import OnProgress, SampleGeneration
+from ppoctl.algorithms.stages.generation import SampleGeneration
 from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer
 from ppoctl.algorithms.trace import StepFunction
 from ppoctl.core.batch.lineage import initial_state
 from ppoctl.core.batch.records import State, Update
 from ppoctl.core.errors import StorageError, quoted
-from ppoctl.core.ports import Gate, Generator
+from ppoctl.core.ports import Gate, Generator, OnProgress
 from ppoctl.plan.throughput import StageMeter
 from ppoctl.recipe.loading.rules.metrics_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout

@@ -20,9 +20,7 @@ def check_stale_responses_are_corrected(recipe: Recipe) -> Iterator[Finding]:
     ppo, rollout = recipe.ppo, recipe.rollout
     if rollout.ahead == 0:
         if rollout.accept_stale:
-            yield conflict(
-                "no response is old, because generation is not ahead", (("rollout", "accept_stale"), _AHEAD)
-            )
+            yield conflict("no response is old, because generation is not ahead", (_ACCEPT, _AHEAD))
         return
     if not (ppo.corrects_rollouts or ppo.old_logprobs == "sampler" or rollout.accept_stale):
         yield conflict(
@@ -39,11 +37,7 @@ def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
     others: tuple[tuple[bool, str, KeyPath], ...] = (
         (recipe.rollout.groups is not None, "rounds of dynamic sampling", ("rollout", "groups")),
         (recipe.ppo.advantages.reads_baselines, "greedy responses", ("ppo", "advantages", "kind")),
-        (
-            not isinstance(recipe.ppo.resample, NoResampling),
-            "rows that are sampled again",
-            ("ppo", "resample", "kind"),
-        ),
+        (not isinstance(recipe.ppo.resample, NoResampling), "rows that are sampled again", _RESAMPLE),
         (recipe.environment is not None, "responses of several turns", ("environment",)),
         (recipe.ppo.critic_only_until is not None, "a condition on the critic", _UNTIL),
     )
