@@ -181,7 +181,7 @@ def sizes_of_axes(played: Played, spec: StageSpec[Any]) -> dict[str, int]:
         return {"B": committed_fields(paths, spec.name)["rounds"][1][0]}
     _, dot, number = spec.name.partition(".")
     rollout = "greedy_rollout" if spec.kind.startswith("greedy") else f"rollout{dot}{number}"
-    fields = committed_fields(paths, spec.name if spec.kind == "rollouts" else rollout)
+    fields = committed_fields(paths, spec.name if spec.kind.endswith("rollouts") else rollout)
     rows, width = fields["tokens"][1]
     if (selection := played.selected_by.get(spec.name)) is not None:
         rows = committed_fields(paths, selection)["rounds"][1][0]
@@ -219,4 +219,4 @@ def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
 
 def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:
     """Return metrics of elapsed time: `throughput/generated` is absent if a fake generator takes no time."""
-    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.kind == "rollouts" else ()
+    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.kind.endswith("rollouts") else ()

@@ -82,6 +82,8 @@ ROWS = {
         "advantages": "next_rollout@-1",
         "next_rollout": "next_rollout",
     },
+    "partial rollouts": {"partial_rollout": "partial_rollout"},
+    "partial rollouts, one step off": {"next_rollout": "next_rollout"},
 }
 """Stages of step 2 whose rows are not those of `rollout`."""
 
@@ -93,7 +95,7 @@ def test_trace_has_the_rows_of_each_record(name: str) -> None:
     assert {stage.name: stage.rows for stage in outline.stages if stage.rows is not None} == ROWS[name]
     found = outlines(algorithm.recipe(), algorithm.choose)
     assert Outlines.from_json(found.as_json()) == found
-    assert found.reaches_back == (name == "one step off")
+    assert found.reaches_back == ("one step off" in name or "partial" in name)
 
 
 def test_traces_have_rounds_roles_and_step_functions() -> None:
@@ -108,13 +110,19 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
         "resampled, then whitened": ("actor", "critic"),
         "two critics": ("actor", "critic", "judge"),
         "one step off": ("actor",),
+        "partial rollouts": ("actor",),
+        "partial rollouts, one step off": ("actor",),
     }
-    ahead = EVERY["one step off"]
-    by_start = outlines(ahead.recipe(), ahead.choose).by_start
-    assert {start: outline.story for start, outline in by_start.items()} == {
-        1: "policy_only_corrected_ahead_first",
-        2: "policy_only_corrected_ahead",
-    }
+    for name, suffix in (
+        ("one step off", "_ahead"),
+        ("partial rollouts", "_partial"),
+        ("partial rollouts, one step off", "_partial_ahead"),
+    ):
+        by_start = outlines(EVERY[name].recipe(), EVERY[name].choose).by_start
+        assert {start: outline.story for start, outline in by_start.items()} == {
+            1: f"policy_only_corrected{suffix}_first",
+            2: f"policy_only_corrected{suffix}",
+        }
 
 
 # --- plan ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ppoctl.core.batch.records import (
     GreedyRewards,
     GreedyRollouts,
     Logprobs,
+    PartialRollouts,
     Record,
     Rewards,
     Rollouts,
@@ -110,6 +111,8 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("texts has one entry per sequence", lambda: rollouts(texts=["2", "3 4", "8 9", ""])),
     ("stamps has one entry per sequence", lambda: rollouts(stamps=[])),
     ("sends has one entry per sequence", lambda: rollouts(sends=[1, 1])),
+    ("segment_stamps has one entry per sequence", lambda: rollouts(segment_stamps=[["actor@3:x"]])),
+    ("segments have all tokens", lambda: rollouts(segment_tokens=[[1, 1], [2], [2]])),
     ("a missing score is stored as 0", lambda: rewards(scores=torch.tensor([1.0, 0.1, 0.0, 0.5]))),
     ("missing token scores are stored as 0", lambda: rewards(token_scores=torch.ones(4, 2))),
     ("outcome_messages has one entry per sequence", lambda: rewards(outcome_messages=["", "boom"])),
@@ -136,6 +139,13 @@ WHOLE: list[Record] = [
     rollouts(),
     rewards(),
     rewards(token_scores=torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0], [0.0, 0.25]])),
+    PartialRollouts(
+        **{
+            **rollouts().__getstate__(),
+            "segment_stamps": [["actor@2:x", "actor@3:y"], ["actor@3:y"], ["actor@3:y"]],
+            "segment_tokens": [[1, int(rollouts().lengths[0]) - 1], *([int(n)] for n in rollouts().lengths[1:])],
+        }
+    ),
     GreedyRollouts(**rollouts().__getstate__()),
     GreedyRewards(**rewards().__getstate__()),
     Values(GRID, "critic@1:x"),
@@ -205,7 +215,7 @@ def another(value: Any) -> Any:
 
 def test_only_sampler_logprobs_sends_and_gap_are_measured_fields() -> None:
     measured = {cls.__name__: cls.measured for cls in RECORDS.values() if cls.measured}
-    of_samples = dict.fromkeys(("Rollouts", "GreedyRollouts"), ("sampler_logprobs", "sends"))
+    of_samples = dict.fromkeys(("Rollouts", "PartialRollouts", "GreedyRollouts"), ("sampler_logprobs", "sends"))
     assert measured == {**of_samples, "Logprobs": ("gap",), "Update": ("gap",)}
 
 

@@ -13,12 +13,15 @@ from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.run_paths import RunPaths
 
 WALKS = [(name, every_steps) for name in EVERY for every_steps in (1, 3)]
-NAMES = ("critic sees all", "resampled, then whitened", "one step off")
-DAILY = [*((name, 3, "of own stages") for name in NAMES), *(in_ci(name, 3) for name in NAMES)]
+NAMES = ("critic sees all", "resampled, then whitened", "partial rollouts, one step off")
+DAILY = [
+    *((name, 3, "of own stages") for name in NAMES),
+    *(in_ci(name, 3) for name in (*NAMES, "one step off", "partial rollouts")),
+]
 READ_LESS = [
-    pytest.param(name, marks=pytest.mark.ci("one step off reads most of the step before"))
+    pytest.param(name, marks=pytest.mark.ci("partial rollouts read the step before too"))
     for name in EVERY
-    if name not in ("dynamic sampling", "one step off")
+    if name not in ("dynamic sampling", "partial rollouts, one step off")
 ]
 
 
@@ -31,7 +34,7 @@ def test_algorithm_killed_at_any_moment_ends_like_an_uninterrupted_run(
     resume_from(folder, recipe, algorithm.choose, states=states)
 
 
-@pytest.mark.parametrize("name", ["dynamic sampling", "one step off", *READ_LESS])
+@pytest.mark.parametrize("name", ["dynamic sampling", "partial rollouts, one step off", *READ_LESS])
 def test_algorithm_continues_from_the_oldest_kept_states(folder: Path, name: str) -> None:
     """The kill grid does not find that retention deletes records which the step after the oldest kept state reads,
     because it resumes from the newest. Two runs that continue from different steps must end the same."""

@@ -129,6 +129,20 @@ ALGORITHMS: dict[str, tuple[dict[str, object], list[str]]] = {
             "3 next_rollout written",
         ],
     ),
+    "partial rollouts": (
+        {
+            "critic": None,
+            "rollout": {**ROLLOUT, "ahead": 1, "tokens_per_step": 10},
+            "ppo": {**PPO, "advantages": {"kind": "grpo"}, "rollout_correction": {"kind": "tis"}},
+        },
+        [
+            "1 partial_rollout inside",
+            "1 rollout renamed",
+            "2 next_rollout starts",
+            "2 actor_update inside",
+            "3 rollout written",
+        ],
+    ),
     "critic sees all": (
         {
             "rollout": {**ROLLOUT, "groups": {"max_rounds": 6, "when_short": "use_fewer", "critic_sees": "all"}},

@@ -94,7 +94,8 @@ class BigramGenerator:
             token = int(torch.multinomial(probs, 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
-            shown = [token for token in tokens[1:] if params.special_tokens == "keep" or token != self.special]
+            whole = (*request.earlier_tokens, *tokens[1:])
+            shown = [token for token in whole if params.special_tokens == "keep" or token != self.special]
             text = " ".join(map(str, shown))
             found = [text.index(stop) for stop in params.stop_strings if stop in text]
             stopped = (bool(found) and number >= minimum) or token in ends

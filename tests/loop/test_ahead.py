@@ -12,6 +12,7 @@ import pytest
 from fakes.components import FEW_ROWS, BigramGenerator, fake_components, fake_recipe
 from fakes.job import StopError, Stops, Witness, open_run, play, result, stopping_at
 from fakes.turns import TURNS
+from ppoctl.core.batch.update import step_of
 from ppoctl.core.errors import NonFiniteError, PreemptedError, RecipeError
 from ppoctl.run.changed_settings import change
 from ppoctl.run.loop.steps import run
@@ -30,20 +31,24 @@ def ahead(**changes: Any) -> Any:
     return fake_recipe(**{"steps": 3, "rollout": ROLLOUT, "ppo": PPO, **changes})
 
 
+@pytest.mark.parametrize(("changes", "oldest"), [({}, 1), ({"max_new_tokens": 5, "tokens_per_step": 2}, 3)])
 def test_every_interleaving_gives_the_same_run_with_a_bounded_age(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], oldest: int
 ) -> None:
-    """At each moment of the main thread, the generation gets a random number of turns."""
-    play(tmp_path / "one by one", ahead())
+    """At each moment of the main thread, the generation gets a random number of turns. A response of three segments
+    is at most two steps older than a whole one."""
+    rollout = {**ROLLOUT, **changes}
+    play(tmp_path / "one by one", ahead(rollout=rollout))
     expected = result(tmp_path / "one by one")
     for seed in range(8):
         turns = random.Random(seed)
         monkeypatch.setattr(TURNS, "pick", lambda turns=turns: turns.choice((0, 0, 1, 2, 5)))
         root = tmp_path / str(seed)
-        play(root, ahead())
+        play(root, ahead(rollout=rollout))
         assert result(root) == expected, f"seed {seed}"
         for line in map(json.loads, RunPaths(root).ledger.read_text("utf-8").splitlines()):
-            assert 0 <= line["step"] - 1 - int(line["stamp"].split(":")[0].split("@")[1]) <= 1
+            stamps = [stamp for stamp, _ in line.get("segments", [[line["stamp"], 0]])]
+            assert all(0 <= line["step"] - 1 - step_of(stamp) <= oldest for stamp in stamps)
 
 
 def test_stop_in_an_update_keeps_the_finished_samples_of_the_next_step(tmp_path: Path) -> None:
@@ -134,10 +139,15 @@ def test_rollout_metrics_of_a_step_are_of_the_responses_that_it_trains_on(tmp_pa
         (
             1,
             {"temperature": 0.5},
-            "`rollout.temperature` cannot change now: the responses of step 3 have already been",
+            "`rollout.temperature` cannot change now: responses of step 3 have already been",
         ),
-        (1, {"samples_per_prompt": 3}, "`rollout.samples_per_prompt` cannot change now: the responses of step 3"),
+        (1, {"samples_per_prompt": 3}, "`rollout.samples_per_prompt` cannot change now: responses of step 3"),
         (0, {"ahead": 1}, "`rollout.ahead` cannot change now: step 2 has generated no responses for step 3"),
+        (
+            0,
+            {"tokens_per_step": 2},
+            "`rollout.tokens_per_step` cannot change now: step 2 has generated no responses for step 3",
+        ),
     ],
 )
 def test_keys_of_generated_responses_cannot_change_between_steps(

@@ -165,8 +165,10 @@ def test_transfer_is_reported_once(smallest: Path) -> None:
     measurements.add_pass(measured())
     taken = measurements.take()
     assert taken.passes == (measured(),)
-    meter = StageMeter(recipe_of(smallest), h100)
-    assert meter.metrics("next_rollout", "rollouts", taken) == {"time/transfer_s": taken.transfer_s}
+    ahead = ("rollout.ahead=1", "rollout.tokens_per_step=4", "ppo.rollout_correction.kind=tis")
+    meter = StageMeter(recipe_of(smallest, *ahead), h100)
+    assert meter.metrics("next_rollout", "partial_rollouts", taken) == {"time/transfer_s": taken.transfer_s}
+    assert meter.metrics("rollout", "rollouts", taken) == {}, "it takes groups, and generates nothing"
     assert meter.metrics("eval", "evaluation", replace(taken, passes=())) == {}, "its stage is not a rollout"
     assert taken.transfer_s >= 0.02
     assert measurements.take() == Measured()

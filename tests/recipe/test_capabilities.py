@@ -110,7 +110,7 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "key", "what"),
     [
-        ("cluster.partial_rollout={size=8}", "cluster.partial_rollout", "asynchronous training"),
+        ("cluster.async_ppo={size=8}", "cluster.async_ppo", "asynchronous training"),
         ("rollout.max_staleness=1", "rollout.max_staleness", "asynchronous training"),
         ("ppo.Critic_Free=true", "ppo.Critic_Free", "further algorithms without a critic"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),

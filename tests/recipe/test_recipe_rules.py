@@ -33,6 +33,7 @@ EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 # Settings on top of the smallest recipe (4 prompts x 1 sample, minibatches of 2, window 20 + 13, 10 steps, so 20
 # updates of each role), and the message for them.
 AHEAD = ("rollout.ahead=1", "ppo.rollout_correction.kind=tis")
+PARTIAL = ("rollout.tokens_per_step=5", "ppo.rollout_correction.kind=tis")
 CASES: list[tuple[str, list[str], str]] = [
     (
         "check_row_source",
@@ -361,14 +362,14 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_stale_responses_are_corrected",
         ["rollout.ahead=1"],
-        "--set: responses are one update old, but nothing corrects for the weights that generated them: "
+        "--set: responses are older than the last update, but nothing corrects for the weights that generated them: "
         '`rollout.ahead` = `1` (--set), `ppo.rollout_correction.kind` = `"none"` (default), `ppo.old_logprobs` = '
         '`"trainer"` (default)',
     ),
     (
         "check_stale_responses_are_corrected",
         ["rollout.accept_stale=true"],
-        "--set: no response is old, because generation is not ahead: `rollout.accept_stale` = `true` (--set), "
+        "--set: no response is old, because a step generates its own: `rollout.accept_stale` = `true` (--set), "
         "`rollout.ahead` = `0` (default)",
     ),
     (
@@ -382,6 +383,30 @@ CASES: list[tuple[str, list[str], str]] = [
         [*AHEAD, "ppo.critic_only_until={explained_variance=0.5, at_most=2}"],
         "--set: generation ahead of training does not support a condition on the critic: `rollout.ahead` = `1` "
         "(--set), `ppo.critic_only_until.explained_variance` = `0.5` (--set)",
+    ),
+    (
+        "check_step_has_one_generation",
+        [*PARTIAL, "rollout.groups={}", "rollout.samples_per_prompt=2"],
+        "--set: a response of several steps does not support rounds of dynamic sampling: `rollout.tokens_per_step` = "
+        "`5` (--set)",
+    ),
+    (
+        "check_responses_can_continue",
+        [*PARTIAL, "rollout.tokens_per_step=13"],
+        "--set: no response has more tokens than one step generates, so none continues: `rollout.tokens_per_step` = "
+        "`13` (--set), `rollout.max_new_tokens` = `13` (r.toml:11)",
+    ),
+    (
+        "check_responses_can_continue",
+        [*PARTIAL, "rollout.stop_strings=['END']"],
+        "--set: a stop string that begins in one step and ends in the next would not be found: "
+        '`rollout.tokens_per_step` = `5` (--set), `rollout.stop_strings` = `["END"]` (--set)',
+    ),
+    (
+        "check_responses_can_continue",
+        [*PARTIAL, "rollout.min_new_tokens=6"],
+        "--set: the first step of a response cannot generate its minimum: `rollout.tokens_per_step` = `5` (--set), "
+        "`rollout.min_new_tokens` = `6` (--set)",
     ),
     (
         "check_best_actor_is_evaluated",

@@ -200,7 +200,7 @@ REACHES: Mapping[str, tuple[str, ...]] = {
 ELSEWHERE = ("name", "steps", "model", "data", "cluster", "actor.train", "actor.freeze", "critic.train",
              "critic.freeze", "critic.on", "critic.head", "critic.layers_copied", "ppo.critic_only_steps",
              "ppo.value_loss.coef", "rollout.max_prompt_tokens", "rollout.groups.round_prompts",
-             "rollout.groups.critic_sees", "rollout.ahead",
+             "rollout.groups.critic_sees", "rollout.ahead", "rollout.tokens_per_step",
              "rollout.accept_stale", "ppo.resample.order", "eval.environment", "reward",
              "environment")  # fmt: skip
 """Keys and tables that other tests hold: no stage is built with them, or only the stages of one step function."""

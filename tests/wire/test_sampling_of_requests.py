@@ -36,7 +36,7 @@ REQUESTS: Mapping[str, SamplingParams] = {
 
 def test_every_sampling_key_has_another_value_than_its_default() -> None:
     of_recipe = {"prompts_per_step", "samples_per_prompt", "max_prompt_tokens", "groups", "keep_finished_every_s"}
-    of_recipe |= {"ahead", "accept_stale"}
+    of_recipe |= {"ahead", "tokens_per_step", "accept_stale"}
     assert RolloutTable.model_fields.keys() - of_recipe == ROLLOUT.keys() == {f.name for f in fields(SamplingParams)}
     assert EvalTable.model_fields.keys() & ROLLOUT.keys() == EVAL.keys()
     for table, values in ((RolloutTable, ROLLOUT), (EvalTable, EVAL)):

@@ -9,6 +9,7 @@ import pytest
 
 from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import play
+from ppoctl.core.batch.update import step_of
 from ppoctl.recipe.loading.rules.ahead_rules import check_stale_responses_are_corrected
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
@@ -42,6 +43,42 @@ def test_weights_before_the_last_update_generate_the_responses_ahead_of_training
     assert found[0][:2] == ({1: {"actor@0"}, 2: {"actor@1"}, 3: {"actor@2"}}, [None, None, None])
     assert found[1][:2] == ({1: {"actor@0"}, 2: {"actor@0"}, 3: {"actor@1"}}, [0.0, 1.0, 1.0])
     assert found[0][2] == found[1][2], "the prompts of a step do not depend on when their responses are generated"
+
+
+@holds("rollout.tokens_per_step")
+def test_responses_of_several_steps_have_the_weights_of_each_and_train_once(tmp_path: Path) -> None:
+    """Five steps of two prompts, whole and in segments of two tokens. Each trained group is one whole group, in the
+    order of the prompts except for those that end later, and its age is that of its first token."""
+    found: dict[Any, Any] = {}
+    for per_step in (None, 2):
+        paths = RunPaths(tmp_path / str(per_step))
+        rollout = {**FEW_ROWS, "max_new_tokens": 5, "tokens_per_step": per_step}
+        play(paths.root, fake_recipe(steps=6, rollout=rollout, ppo=PPO))
+        found[per_step] = [json.loads(line) for line in paths.ledger.read_text("utf-8").splitlines()]
+        if per_step is None:
+            continue
+        ages = {line["step"]: line["figures"]["policy/staleness_max"] for line in read_lines(paths.journal)
+                if line.get("stage") == "actor_update"}  # fmt: skip
+    assert not any("segments" in line for line in found[None])
+    continued = [line for line in found[2] if "segments" in line]
+    assert continued, "some response has several segments"
+    for line in continued:
+        steps, tokens = zip(*((step_of(stamp), count) for stamp, count in line["segments"]), strict=True)
+        assert [*steps] == [*range(steps[0], steps[0] + len(steps))]
+        assert line["stamp"] == line["segments"][-1][0]
+        # Only the first segment can have a second round of two tokens, and only the last one fewer than two.
+        assert all(count == 2 for count in tokens[1:-1])
+        assert sum(tokens) <= 5
+    oldest = {line["step"]: 0 for line in found[2]}
+    for line in found[2]:
+        first = step_of(line["segments"][0][0] if "segments" in line else line["stamp"])
+        oldest[line["step"]] = max(oldest[line["step"]], line["step"] - 1 - first)
+    assert {step: float(age) for step, age in oldest.items()} == ages
+    assert max(oldest.values()) in (1, 2)
+    samples = [(line["prompt"], line["sample"]) for line in found[2]]
+    assert len(set(samples)) == len(samples)
+    assert {*samples} <= {(line["prompt"], line["sample"]) for line in found[None]}
+    assert [pair[1] for pair in samples] == [0, 1] * (len(samples) // 2), "groups are whole"
 
 
 @holds("rollout.accept_stale")

@@ -11,12 +11,13 @@ from itertools import product, starmap
 
 from ppoctl.algorithms.dynamic_sampling import KeptGroups, critic_sees_all
 from ppoctl.algorithms.evaluation_spec import EVALUATION
-from ppoctl.algorithms.get_samples import ONE_ROUND, GetSamples, OneStepAhead
+from ppoctl.algorithms.get_samples import ONE_ROUND, EndedGroups, GetSamples, OneStepAhead
 from ppoctl.algorithms.joint import joint
 from ppoctl.algorithms.pf_ppo import ORDERS, PF_CRITIC_ONLY, pf_ppo
 from ppoctl.algorithms.policy_only import policy_only
 from ppoctl.algorithms.ppo import CRITIC_ONLY, critic_only, ppo
 from ppoctl.algorithms.remax_step import REMAX, REMAX_CORRECTED
+from ppoctl.algorithms.sizes import segments_per_response
 from ppoctl.algorithms.stage_spec import ReportedMetric
 from ppoctl.algorithms.stages.resample_table import NoResampling
 from ppoctl.algorithms.step_recipe import StepRecipe
@@ -50,7 +51,9 @@ class _Deciding:
     is_ahead: bool
     """Whether a step generates the responses of the next step."""
     is_first: bool
-    """Whether no step before has generated the responses of this step."""
+    """Whether no step before has generated responses."""
+    segments: int
+    """Maximum number of steps that generate a response."""
 
 
 def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
@@ -66,6 +69,7 @@ def _facts_of(recipe: StepRecipe, step: int) -> _Deciding:
         is_critic_only=step <= ppo.critic_only_steps,
         is_ahead=recipe.rollout.ahead > 0,
         is_first=step == 1,
+        segments=segments_per_response(recipe),
     )
 
 
@@ -82,7 +86,9 @@ def _chosen(facts: _Deciding) -> StepFunction:
     corrects = facts.corrects
     kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds)
     get_samples: GetSamples = ONE_ROUND if kept is None else kept
-    if facts.is_ahead:
+    if facts.segments > 1:
+        get_samples = EndedGroups(facts.segments, facts.is_first, facts.is_ahead)
+    elif facts.is_ahead:
         get_samples = OneStepAhead(facts.is_first)
     if facts.reads_baselines:
         return REMAX_CORRECTED if corrects else REMAX
@@ -103,14 +109,15 @@ def all_step_functions() -> tuple[StepFunction, ...]:
     flags, orders = (False, True), (None, *ORDERS)
     yes_first = (True, False)
     facts = starmap(
-        _Deciding, product(flags, (None, 1), flags, orders, flags, yes_first, flags, flags, flags, yes_first)
+        _Deciding, product(flags, (None, 1), flags, orders, flags, yes_first, flags, flags, flags, yes_first, (1, 2))
     )
     return tuple({function.name: function for function in map(_chosen, facts)}.values())
 
 
 def changes_of(recipe: StepRecipe) -> tuple[int, ...]:
     """Return the steps at which `step_function_at` may return another step function than at the step before."""
-    return tuple(sorted({1, recipe.ppo.critic_only_steps + 1, *([2] if recipe.rollout.ahead else [])}))
+    reads_before = recipe.rollout.ahead > 0 or segments_per_response(recipe) > 1
+    return tuple(sorted({1, recipe.ppo.critic_only_steps + 1, *([2] if reads_before else [])}))
 
 
 _trace = cache(trace)

@@ -1,10 +1,10 @@
 """Specs of generation and scoring: 10-rollout and 20-reward."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppoctl.algorithms.distribution import episode_settings, rollout_sampling
-from ppoctl.algorithms.sizes import sequences_per_round
+from ppoctl.algorithms.sizes import segments_per_response, sequences_per_round, sequences_per_step
 from ppoctl.algorithms.stage_spec import ModelPass, ReportedMetric, StageParts, StageSpec, always
 from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.core import metric_registry as metrics
@@ -31,6 +31,9 @@ SCORE_METRICS = (
     metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC, metrics.REWARD_TIMEOUT_FRAC,
 )  # fmt: skip
 """Metrics of the scores of one or several rounds."""
+
+_OF_SEGMENTS = {"segment_stamps": True, "segment_tokens": True}
+"""Fields of responses that several steps generate."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,22 @@ class RolloutSpec(StageSpec["Rollouts"]):
         from ppoctl.algorithms.stages.rollout import RolloutStage
 
         return RolloutStage(
-            models=parts.models,
-            generation=parts.generation,
-            params=rollout_sampling(recipe),
-            samples_per_prompt=recipe.rollout.samples_per_prompt,
-            seed=recipe.seed,
-            fingerprint=self.fingerprint(recipe),
+            **self.stage_settings(recipe, parts),
             episodes=episode_settings(recipe.environment, parts.environments, parts.dialogue),
             on_sample=parts.scorer.start if isinstance(parts.scorer, OverlappedScorer) else None,
-            name=self.name,
         )
+
+    def stage_settings(self, recipe: StepRecipe, parts: StageParts) -> dict[str, Any]:
+        """Return the settings by name that every stage of generation has."""
+        return {
+            "models": parts.models,
+            "generation": parts.generation,
+            "params": rollout_sampling(recipe),
+            "samples_per_prompt": recipe.rollout.samples_per_prompt,
+            "seed": recipe.seed,
+            "fingerprint": self.fingerprint(recipe),
+            "name": self.name,
+        }
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,55 @@ class NextRolloutSpec(RolloutSpec):
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
         from ppoctl.algorithms.stages.rollout import RolloutStage
 
-        stage = super().build(recipe, parts)
-        assert isinstance(stage, RolloutStage)
         # The scorer works for the reward stage of this step, which drops what it did not submit.
-        return replace(stage, on_sample=None, is_of_next_step=True)
+        return RolloutStage(**self.stage_settings(recipe, parts), is_of_next_step=True)
+
+
+@dataclass(frozen=True)
+class PartialRolloutSpec(RolloutSpec):
+    """09-partial_rollout or 75-next_rollout: generation of at most `rollout.tokens_per_step` tokens of each response
+    that has not ended, and of each response of this step's prompts."""
+
+    kind: ClassVar[str] = "partial_rollouts"
+
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
+        return always(metrics.ROLLOUT_UNFINISHED_SEQS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
+
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
+        return _OF_SEGMENTS
+
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
+        rows = sequences_per_step(recipe)
+        return rows, rows * segments_per_response(recipe)
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.algorithms.stages.partial_rollout import PartialRolloutStage
+
+        assert recipe.rollout.tokens_per_step is not None, "only a recipe with `tokens_per_step` has this stage"
+        return PartialRolloutStage(**self.stage_settings(recipe, parts), tokens=recipe.rollout.tokens_per_step)
+
+
+@dataclass(frozen=True)
+class EndedGroupsSpec(StageSpec["Rollouts"]):
+    """10-rollout: the groups of a partial rollout that have ended, on which the step trains."""
+
+    kind: ClassVar[str] = "rollouts"
+    keys: ClassVar[tuple[str, ...]] = ("rollout.samples_per_prompt",)
+    defines_rows: ClassVar[bool] = True
+
+    def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
+        return always(*ROLLOUT_METRICS)
+
+    def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
+        return _OF_SEGMENTS
+
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
+        return recipe.rollout.samples_per_prompt, sequences_per_step(recipe) * segments_per_response(recipe)
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.algorithms.stages.partial_rollout import EndedGroupsStage
+
+        return EndedGroupsStage(recipe.rollout.samples_per_prompt, self.fingerprint(recipe), self.name)
 
 
 @dataclass(frozen=True)
@@ -154,5 +208,8 @@ def _accept(reward: RewardTable) -> str:
 
 ROLLOUT = RolloutSpec("rollout")
 NEXT_ROLLOUT = NextRolloutSpec("next_rollout")
+PARTIAL_ROLLOUT = PartialRolloutSpec("partial_rollout")
+NEXT_PARTIAL_ROLLOUT = PartialRolloutSpec("next_rollout")
+ENDED_GROUPS = EndedGroupsSpec("rollout")
 REWARD = RewardSpec("reward")
 OLD_REWARD = OldRewardSpec("reward")

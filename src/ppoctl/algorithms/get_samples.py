@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ppoctl.algorithms.generation_specs import NEXT_ROLLOUT, OLD_REWARD, REWARD, ROLLOUT
+from ppoctl.algorithms.generation_specs import (
+    ENDED_GROUPS,
+    NEXT_PARTIAL_ROLLOUT,
+    NEXT_ROLLOUT,
+    OLD_REWARD,
+    PARTIAL_ROLLOUT,
+    REWARD,
+    ROLLOUT,
+)
 from ppoctl.algorithms.trace import RunStage, StepFunction, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
@@ -70,6 +78,34 @@ class OneStepAhead:
         rollouts = inputs.previous(NEXT_ROLLOUT) if first is None else first
         run_stage.meanwhile(NEXT_ROLLOUT, actor, inputs.prompts_of(2))
         rewards = run_stage(REWARD if self.is_first else OLD_REWARD, inputs.prompts, rollouts)
+        return Samples(rollouts, rewards, ((rollouts, rewards),))
+
+
+@dataclass(frozen=True)
+class EndedGroups:
+    """Groups whose last response ends in this step, or in the step before if `is_ahead`. A response has at most
+    `rollout.tokens_per_step` tokens of each step (`stages.partial_rollout`)."""
+
+    segments: int
+    """Maximum number of steps that generate a response."""
+    is_first: bool
+    is_ahead: bool
+
+    @property
+    def suffix(self) -> str:
+        return "_partial" + "_ahead" * self.is_ahead + "_first" * self.is_first
+
+    def __call__(self, run_stage: RunStage, inputs: StepInputs) -> Samples:
+        actor, prompts = inputs.states["actor"], inputs.prompts_of_last(self.segments)
+        if self.is_ahead and not self.is_first:
+            partial = inputs.previous(NEXT_PARTIAL_ROLLOUT)
+        else:
+            before = None if self.is_first else inputs.previous(PARTIAL_ROLLOUT)
+            partial = run_stage(PARTIAL_ROLLOUT, actor, inputs.prompts, before)
+        if self.is_ahead:
+            run_stage.meanwhile(NEXT_PARTIAL_ROLLOUT, actor, inputs.prompts_of(2), partial)
+        rollouts = run_stage(ENDED_GROUPS, partial)
+        rewards = run_stage(REWARD, prompts, rollouts)
         return Samples(rollouts, rewards, ((rollouts, rewards),))
 
 

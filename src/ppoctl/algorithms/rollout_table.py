@@ -67,12 +67,26 @@ class RolloutTable(Table):
     but those of the first step is then one update old (one-step-off). The rollout of the last step is not used.
     Default of: all systems (0; asynchronous PPO of NeMo-RL is off)
     """
+    tokens_per_step: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Partial rollouts: maximum number of tokens that a step generates of a response. A response that has not ended
+    continues in the next step with the next weights, so no step waits for the longest responses. A group trains in
+    the step in which its last response ends; the number of sequences of a step therefore varies, with a mean of
+    prompts_per_step x samples_per_prompt. If no group has ended, the step generates as many tokens again. Absent: a
+    step generates whole responses.
+    Source: Kimi k1.5 (arXiv:2501.12599), section 2.6.2
+    Default of: all systems (whole responses; slime and verl's asynchronous trainer can interrupt responses)
+    """
     accept_stale: Annotated[bool, RESULTS] = False
-    """Whether `ahead` may train on old responses without a correction: the ratio of PPO's loss then compares with
-    the weights at the start of the step and not with those that generated."""
+    """Whether a step may train on tokens of older weights (`ahead`, `tokens_per_step`) without a correction: the
+    ratio of PPO's loss then compares with the weights at the start of the step and not with those that generated."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
     """Seconds between writes of the finished samples of an unfinished rollout or evaluation. If the run is killed, at
     most the samples of one interval are lost."""
+
+    @property
+    def may_be_stale(self) -> bool:
+        """Whether a step may train on tokens of weights before those at its start."""
+        return self.ahead > 0 or self.tokens_per_step is not None
 
     @property
     def prompts_per_round(self) -> int:

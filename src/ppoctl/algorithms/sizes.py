@@ -23,6 +23,12 @@ def sequences_per_round(recipe: StepRecipe) -> int:
     return recipe.rollout.prompts_per_round * recipe.rollout.samples_per_prompt
 
 
+def segments_per_response(recipe: StepRecipe) -> int:
+    """Return the maximum number of steps that generate a response."""
+    per_step = recipe.rollout.tokens_per_step
+    return 1 if per_step is None else ceil(recipe.rollout.max_new_tokens / per_step)
+
+
 def fewest_rounds(recipe: StepRecipe) -> int:
     """Return the number of rounds of a step in which every group is kept."""
     return ceil(recipe.rollout.prompts_per_step / recipe.rollout.prompts_per_round)

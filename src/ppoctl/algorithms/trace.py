@@ -41,6 +41,8 @@ class StepInputs:
     carry: "Carry"
     prompts_of: "Callable[[int], Prompts]"
     """Round of generation, from 1 -> its prompts."""
+    prompts_of_last: "Callable[[int], Prompts]"
+    """Number of steps -> the prompts of the last steps, of which this step is one."""
     previous: Previous
 
     @property
@@ -211,7 +213,8 @@ def placeholder_inputs(states: "Mapping[str, State]", previous: Previous | None 
     """Return inputs of a trace or a replay: the given states and previous records, and placeholders for the rest."""
     prompts: Any = Placeholder("prompts")
     carry: Any = Placeholder("carry")
-    return StepInputs(_PlaceholderStates(states), carry, lambda _: prompts, previous or _previous_placeholder)
+    any_prompts = (lambda _: prompts), (lambda _: prompts)
+    return StepInputs(_PlaceholderStates(states), carry, *any_prompts, previous or _previous_placeholder)
 
 
 def _previous_placeholder(stage: StageSpec[Any]) -> Any:

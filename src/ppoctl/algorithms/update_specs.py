@@ -165,7 +165,7 @@ class PolicyUpdateSpec(UpdateSpec):
             "positive_nll_coef": loss.positive_nll_coef,
             "penalty": recipe.ppo.kl.build(),
             "with_full_kl": kl_use(recipe).is_full_in_update,
-            "may_be_stale": recipe.rollout.ahead > 0,
+            "may_be_stale": recipe.rollout.may_be_stale,
             "fingerprint": self.fingerprint(recipe),
             "name": self.name,
         }
@@ -201,10 +201,9 @@ def _of_terms(recipe: StepRecipe) -> Iterator[ReportedMetric]:
 
 
 def _of_staleness(recipe: StepRecipe) -> ReportedMetric:
-    key, needs = ("rollout", "ahead"), "requires `rollout.ahead` above 0: otherwise no response is old"
-    return ReportedMetric(
-        metrics.POLICY_STALENESS_MAX, recipe.rollout.ahead > 0, needs, (key,), "--set rollout.ahead=1"
-    )
+    needs = "requires `rollout.ahead` above 0 or `rollout.tokens_per_step`: otherwise no response is old"
+    keys, is_on = (("rollout", "ahead"), ("rollout", "tokens_per_step")), recipe.rollout.may_be_stale
+    return ReportedMetric(metrics.POLICY_STALENESS_MAX, is_on, needs, keys, "--set rollout.ahead=1")
 
 
 def _of_adapters(recipe: StepRecipe) -> ReportedMetric:

@@ -41,6 +41,10 @@ ROLLOUT_TRUNCATED_FRAC = Metric(
 ROLLOUT_RESENT_SEQS = Metric(
     "rollout/resent_seqs", "sequences", "responses requested again because an engine died", "0"
 )
+ROLLOUT_UNFINISHED_SEQS = Metric(
+    "rollout/unfinished_seqs", "sequences",
+    "responses that the next step continues (with rollout.tokens_per_step)", "steady",
+)  # fmt: skip
 ROLLOUT_TOKENS = Metric("rollout/tokens", "tokens", "response tokens of the step, without prompts")
 GROUPS_KEPT = Metric("groups/kept", "groups", "groups that the step trains on (with rollout.groups)", "steady")
 GROUPS_ROUNDS = Metric("groups/rounds", "rounds", "rounds of generation of the step (with rollout.groups)", "1 to 3")
@@ -277,8 +281,8 @@ POLICY_CLAMPED_RATIO_MAX = Metric(
 )
 POLICY_STALENESS_MAX = Metric(
     "policy/staleness_max", "steps",
-    "largest number of steps between the weights that generated a response and those at the start of the update "
-    "(with rollout.ahead)", "at most rollout.ahead", "lower",
+    "largest number of steps between the weights that generated a token and those at the start of the update (with "
+    "rollout.ahead or rollout.tokens_per_step)", "steady", "lower",
 )  # fmt: skip
 POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"

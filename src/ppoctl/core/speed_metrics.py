@@ -11,6 +11,11 @@ TIME_NEXT_ROLLOUT_S = Metric(
     "time that the step waits for the rollout of the next step: the transfer, and the rest of the generation when "
     "training has ended (with rollout.ahead)",
 )  # fmt: skip
+TIME_PARTIAL_ROLLOUT_S = Metric(
+    "time/partial_rollout_s", "s",
+    "time of generating at most a number of tokens of each response, with the weight transfer (with "
+    "rollout.tokens_per_step)",
+)  # fmt: skip
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_GREEDY_ROLLOUT_S = Metric("time/greedy_rollout_s", "s", "time of the greedy responses (with remax)")
 TIME_GREEDY_REWARD_S = Metric("time/greedy_reward_s", "s", "time of scoring the greedy responses (with remax)")
@@ -76,14 +81,15 @@ def pass_metrics(stage: str) -> tuple[str, str]:
     return f"throughput/{stage}_tokens_per_s", f"throughput/{stage}_mfu"
 
 
-ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)
-"""Names of the times of stages that send weights and generate."""
+ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)
+"""Names of the times of stages that send weights and generate. If a step has several, the last of these generated
+last: after a partial rollout, the stage `rollout` only takes the groups that have ended."""
 
 
 def usage_metrics(stage: str) -> tuple[str, str]:
-    """Return the names of the memory peak and of the wait of a stage. Only stages of models have them. The rollout of
-    the next step has those of a rollout."""
-    stage = stage.removeprefix("next_")
+    """Return the names of the memory peak and of the wait of a stage. Only stages of models have them. A
+    partial rollout and the rollout of the next step have those of a rollout."""
+    stage = stage.removeprefix("next_").removeprefix("partial_")
     return f"memory/{stage}_gib", f"time/{stage}_wait_s"
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from ppoctl.algorithms.roles import head_of
+from ppoctl.algorithms.sizes import segments_per_response
 from ppoctl.algorithms.stages.kl_table import NoKl
 from ppoctl.algorithms.stages.resample_table import NoResampling
 from ppoctl.core.recipe_table import Table
+from ppoctl.core.units import counted
 from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.models.head import Head
 from ppoctl.recipe.bounds import bounds_text
@@ -34,6 +36,17 @@ OLD_LOGPROBS = {
 }
 
 
+def _of_old_responses(recipe: Recipe) -> Mapping[str, str]:
+    """Return how old the tokens of a step may be, if they may be old."""
+    rollout = recipe.rollout
+    if not rollout.may_be_stale:
+        return {}
+    oldest = rollout.ahead + segments_per_response(recipe) - 1
+    per_step = rollout.tokens_per_step
+    segments = "" if per_step is None else f"; {per_step:,} tokens of a response per step"
+    return {"old responses": f"at most {counted(oldest, 'step')} between generation and training{segments}"}
+
+
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
     """Return choice -> description of the choice."""
     ppo = recipe.ppo
@@ -42,6 +55,7 @@ def algorithm(recipe: Recipe) -> Mapping[str, str]:
     choices = {
         **({} if recipe.environment is None else {"environment": _episodes(recipe.environment)}),
         **({} if groups is None else {"dynamic sampling": _describe(groups)}),
+        **_of_old_responses(recipe),
         "advantages": _describe(ppo.advantages),
         **{f"{role}'s loss": losses[head_of(role)] for role in recipe.trained},
         **_of_value_head(recipe),

@@ -285,14 +285,15 @@ def _batch(recipe: Recipe, choose: StepFunctionAt) -> BatchPlan:
     least, most = (stage_rows(traced, recipe, most=most) for most in (False, True))
     fewest, highest = (sum(rows[call.stage.name].total for call in generates) for rows in (least, most))
     window = sizes.window_tokens(rollout, sizes.response_tokens(recipe))
+    new_tokens = rollout.tokens_per_step or rollout.max_new_tokens
     return BatchPlan(
         steps=recipe.steps,
         prompts_per_step=rollout.prompts_per_step,
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
         window_tokens=window,
-        new_tokens_per_step_max=highest * rollout.max_new_tokens,
-        new_tokens_per_step_min=fewest * rollout.max_new_tokens,
+        new_tokens_per_step_max=highest * new_tokens,
+        new_tokens_per_step_min=fewest * new_tokens,
         prompts_per_round=rollout.prompts_per_round,
         rounds_min=max(least[call.stage.name].rounds for call in generates),
         rounds_max=max(most[call.stage.name].rounds for call in generates),

@@ -6,7 +6,7 @@ FLOPs, seconds and the residency of roles are computed from it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ppoctl.algorithms.sizes import epochs
+from ppoctl.algorithms.sizes import epochs, segments_per_response, sequences_per_step
 from ppoctl.algorithms.stage_spec import ModelPass
 from ppoctl.algorithms.trace import Trace
 from ppoctl.plan.shared_sizes import stage_rows
@@ -34,9 +34,12 @@ class Use:
 
 def step_work(traced: Trace, recipe: Recipe, *, most: bool = True) -> tuple[StageWork, ...]:
     """Return the work of each stage of a step, in order: with the maximum number of rounds or, if `most` is false,
-    with the minimum."""
-    rows = stage_rows(traced, recipe, most=most)
-    return tuple(StageWork(stage.name, stage.passes(recipe), rows[stage.name].total) for stage in traced.stages)
+    with the minimum. If several steps generate a response, the rows are those of a mean step, which ends as many
+    responses as it begins."""
+    rows = {name: each.total for name, each in stage_rows(traced, recipe, most=most).items()}
+    if segments_per_response(recipe) > 1:
+        rows = dict.fromkeys(rows, sequences_per_step(recipe))
+    return tuple(StageWork(stage.name, stage.passes(recipe), rows[stage.name]) for stage in traced.stages)
 
 
 def uses_of(work: Sequence[StageWork], recipe: Recipe) -> Iterator[Use]:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppoctl.algorithms.generation_specs import ROLLOUT
+from ppoctl.algorithms.choose import generating_stages
+from ppoctl.algorithms.generation_specs import PARTIAL_ROLLOUT, ROLLOUT
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import model_of, shared_layers
 from ppoctl.core import metric_registry
@@ -38,7 +39,9 @@ class StageMeter:
         """Return the metrics of a stage that computes with a model, and the transfer of a rollout. `kind` is that of
         the stage's record."""
         name = stage.partition(".")[0]
-        if kind == ROLLOUT.kind:
+        if kind in (ROLLOUT.kind, PARTIAL_ROLLOUT.kind):
+            if name not in self._generating:
+                return {}
             usage = self._usage(name, during.engine_peak_bytes, during.moved_s)
             return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s, **usage}
         peak_bytes = max((measured.peak_bytes for measured in during.passes), default=0)
@@ -92,6 +95,10 @@ class StageMeter:
         )
         pair = two - 2 * one  # a sequence of one token has one pair, of two tokens three
         return float((one - pair) * measured.tokens + pair * measured.pairs + output * measured.outputs)
+
+    @cached_property
+    def _generating(self) -> frozenset[str]:
+        return generating_stages(self.recipe)
 
     @cached_property
     def _shapes(self) -> Mapping[str, ModelShape] | None:

@@ -243,9 +243,10 @@ def _require_responses(run: RecordedRun, recipe: Recipe, changed: Sequence[str])
     start = run.last_saved
     if not (start and changed):
         return
+    missing = trace_at(recipe, start + 1).outline.reads_before - set(run.outlines.at(start).names)
     if run.outlines.at(start + 1).reads_before:
-        why = f"the responses of step {start + 1} have already been generated with the old value"
-    elif recipe.rollout.ahead > newest_recorded(run).rollout.ahead:
+        why = f"responses of step {start + 1} have already been generated with the old value"
+    elif missing:
         why = f"step {start} has generated no responses for step {start + 1}"
     else:
         return

@@ -133,4 +133,4 @@ def holds_only_rollouts(paths: RunPaths) -> bool:
 
 def generates_or_scores(stage: str) -> bool:
     """Whether `ppoctl rollout` runs a stage of this name."""
-    return stage.partition(".")[0] in ("rollout", "reward")
+    return stage.partition(".")[0] in ("partial_rollout", "rollout", "reward")

@@ -107,6 +107,13 @@ def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any
             block = []
 
 
+def _segments(rollouts: "Rollouts", row: int) -> dict[str, Any]:
+    """Return stamp and number of tokens of each segment of a response that several steps generated."""
+    if rollouts.segment_stamps is None or rollouts.segment_tokens is None or len(rollouts.segment_stamps[row]) == 1:
+        return {}
+    return {"segments": [*zip(rollouts.segment_stamps[row], rollouts.segment_tokens[row], strict=True)]}
+
+
 def _sample_lines(rollouts: "Rollouts", rewards: "Rewards") -> list[dict[str, Any]]:
     """Return one JSON-serialisable line per sample, in row order."""
     lines: list[dict[str, Any]] = []
@@ -119,6 +126,7 @@ def _sample_lines(rollouts: "Rollouts", rewards: "Rewards") -> list[dict[str, An
                 "sample": rollouts.sample_indices[row],
                 "seed": int(rollouts.seeds[row]),
                 "stamp": rollouts.stamps[row],
+                **_segments(rollouts, row),
                 "sends": rollouts.sends[row],
                 "tokens": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:24],
                 "finish": FINISH_REASONS[int(rollouts.finish[row])],

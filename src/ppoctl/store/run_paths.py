@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NUMBERS = {
+    "partial_rollout": 9,
     "rollout": 10,
     "reward": 20,
     "greedy_rollout": 22,
@@ -147,7 +148,7 @@ class RunPaths:
     def stage(self, step: int, stage: str) -> Path:
         """Return the folder of a stage: `10-rollout`, and `10-rollout.2` for the second round of a step."""
         number = NUMBERS.get(stage.partition(".")[0])
-        return self.step(step) / (stage if number is None else f"{number}-{stage}")
+        return self.step(step) / (stage if number is None else f"{number:02d}-{stage}")
 
     def parts(self, step: int, stage: str) -> Path:
         """Return the folder of the finished samples of an unfinished stage."""

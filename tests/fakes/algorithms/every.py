@@ -29,8 +29,12 @@ def _resampling(order: str, **changes: Any) -> Recipe:
     return fake_recipe(**{"rollout": FEW_ROWS, "ppo": ppo, **changes})
 
 
-def _ahead(**changes: Any) -> Recipe:
-    """Return a recipe of three steps of four rows without a critic, whose responses are one update old."""
+PARTIAL = {**FEW_ROWS, "max_new_tokens": 5, "tokens_per_step": 2}
+"""Table `rollout` of responses of up to three segments."""
+
+
+def _stale(rollout: dict[str, Any], **changes: Any) -> Recipe:
+    """Return a recipe of three steps without a critic that corrects for old responses."""
     ppo = {
         "epochs": 2,
         "minibatch_seqs": 2,
@@ -38,7 +42,7 @@ def _ahead(**changes: Any) -> Recipe:
         "advantages": {"kind": "grpo"},
         "rollout_correction": {"kind": "tis"},
     }
-    return fake_recipe(**{"critic": None, "rollout": {**FEW_ROWS, "ahead": 1}, "ppo": ppo, **changes})
+    return fake_recipe(**{"critic": None, "rollout": rollout, "ppo": ppo, **changes})
 
 
 EVERY = {
@@ -47,5 +51,7 @@ EVERY = {
     "resampled rows": Algorithm(step_function_at, partial(_resampling, "after_whitening")),
     "resampled, then whitened": Algorithm(step_function_at, partial(_resampling, "before_whitening")),
     "two critics": Algorithm(two_critics.choose, two_critics.recipe),
-    "one step off": Algorithm(step_function_at, _ahead),
+    "one step off": Algorithm(step_function_at, partial(_stale, {**FEW_ROWS, "ahead": 1})),
+    "partial rollouts": Algorithm(step_function_at, partial(_stale, {**PARTIAL, "prompts_per_step": 3})),
+    "partial rollouts, one step off": Algorithm(step_function_at, partial(_stale, {**PARTIAL, "ahead": 1})),
 }

@@ -163,7 +163,7 @@ class ActorUpdateStage(UpdateStage):
         step_metrics |= by_term | self.more_metrics(trained, logprobs, advantages, by_term)
         step_metrics |= _merge_error(trained.steps)
         if self.may_be_stale:
-            ages = (actor.step - step_of(stamp) for stamp in rollouts.stamps)
+            ages = (actor.step - step_of(stamp) for stamp in rollouts.oldest_stamps)
             step_metrics[metric_registry.POLICY_STALENESS_MAX.name] = float(max(ages))
         record = trained.record("policy", diagnostics, of_the_step=step_metrics)
         return replace(record, gap=_sampler_gap(trained.steps[0], rollouts)) if reports_gap else record

@@ -11,6 +11,7 @@ from ppoctl.algorithms.stages.generation import OnSample, RequestBatch, SampleGe
 from ppoctl.core.batch.episodes import EpisodeSettings
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import TERMINATED, TRUNCATED, Rollouts, State
+from ppoctl.core.batch.rollouts import grids_of
 from ppoctl.core.batch.seeds import derive_seed
 from ppoctl.core.ports import Gate, Models, OnProgress, Sample, SampleRequest, SampleSetKey, SamplingParams
 
@@ -34,26 +35,40 @@ class RolloutStage:
     is_of_next_step: bool = False
     """Whether the next step trains on the responses."""
 
-    def run(self, actor: State, prompts: Prompts) -> Rollouts:
-        return self._run(actor, prompts, self.generation, lambda: self.models.stamped(actor))
+    def run(self, actor: State, prompts: Prompts, before: Rollouts | None = None) -> Rollouts:
+        """Generate. Only `PartialRolloutStage` has the record `before`."""
+        return self._generated(actor, prompts, before, self.generation, lambda: self.models.stamped(actor))
 
-    def begin(self, actor: State, prompts: Prompts) -> Callable[[Gate, OnProgress], Rollouts]:
+    def begin(
+        self, actor: State, prompts: Prompts, before: Rollouts | None = None
+    ) -> Callable[[Gate, OnProgress], Rollouts]:
         """Load the weights into the engines. Return a function that generates, which does not use the trainer and may
         therefore run in another thread while the trainer trains. The function asks its own gate whether to stop."""
-        requests, sample_set = self._requests(actor, prompts)
         stamped = actor
-        if len(self.generation.parts.load(sample_set)) < len(requests):
+        if not self._is_finished(actor, prompts):
             stamped = self.models.stamped(actor)
             self.generation.generator.prepare(stamped)
 
         def generate(gate: Gate, progress: OnProgress) -> Rollouts:
             # The main thread stops its own clock when it loads a model.
             generation = replace(self.generation, gate=gate, progress=progress, clock=time.monotonic)
-            return self._run(actor, prompts, generation, lambda: stamped)
+            return self._generated(actor, prompts, before, generation, lambda: stamped)
 
         return generate
 
-    def _run(self, actor: State, prompts: Prompts, generation: SampleGeneration, at: Callable[[], State]) -> Rollouts:
+    def _is_finished(self, actor: State, prompts: Prompts) -> bool:
+        """Whether an earlier attempt finished every sample, so that the engines need no weights."""
+        requests, sample_set = self._requests(actor, prompts)
+        return len(self.generation.parts.load(sample_set)) == len(requests)
+
+    def _generated(
+        self,
+        actor: State,
+        prompts: Prompts,
+        before: Rollouts | None,  # noqa: ARG002 - see `run`
+        generation: SampleGeneration,
+        at: Callable[[], State],
+    ) -> Rollouts:
         requests, sample_set = self._requests(actor, prompts)
         on_sample = self._sample_callback(prompts, requests)
         batches = [RequestBatch(self.params, requests, episodes=self.episodes)]
@@ -68,8 +83,11 @@ class RolloutStage:
     def _requests(self, actor: State, prompts: Prompts) -> tuple[list[SampleRequest], SampleSetKey]:
         """Return the requests of the stage, and the identity of their samples."""
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
-        key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        return requests, SampleSetKey(prompts.step, self.name, key)
+        return requests, self._sample_set(prompts.step, actor.identity, prompts.identity)
+
+    def _sample_set(self, step: int, *identities: str) -> SampleSetKey:
+        key = hashlib.sha256("\n".join((*identities, self.fingerprint)).encode()).hexdigest()
+        return SampleSetKey(step, self.name, key)
 
     def _sample_callback(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
         if (on_sample := self.on_sample) is None:
@@ -110,14 +128,9 @@ def assemble(
     in_order = [done[request.key] for request in requests]
     owners = [prompt for prompt in prompts.rows for _ in range(samples)]
     prompt_ids = [sample.prompt_tokens or owner.token_ids for sample, owner in zip(in_order, owners, strict=True)]
-    lengths = torch.tensor([len(sample.tokens) for sample in in_order])
-    shape = (len(in_order), int(lengths.max()))
-    tokens = torch.zeros(shape, dtype=torch.int32)
-    logprobs = torch.zeros(shape, dtype=torch.float32)
-    mask = torch.zeros(shape, dtype=torch.bool)
+    lengths, tokens, logprobs = grids_of([(sample.tokens, sample.logprobs) for sample in in_order])
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
     for row, sample in enumerate(in_order):
-        tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
-        logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
         for start, end in [(0, len(sample.tokens))] if sample.episode is None else sample.episode.spans():
             mask[row, start:end] = True
     episodes = [sample.episode.as_json() for sample in in_order if sample.episode is not None]

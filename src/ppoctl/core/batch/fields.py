@@ -38,6 +38,8 @@ _ROLLOUTS = (
     RecordField("stamps", "json", "B"),
     RecordField("sends", "json", "B"),
     RecordField("episodes", "json", "B", is_optional=True),
+    RecordField("segment_stamps", "json", "B", is_optional=True),
+    RecordField("segment_tokens", "json", "B", is_optional=True),
 )
 _REWARDS = (
     RecordField("scores", "float32", "B"),
@@ -50,6 +52,7 @@ _REWARDS = (
 
 FIELDS: Mapping[str, tuple[RecordField, ...]] = {
     "rollouts": _ROLLOUTS,
+    "partial_rollouts": _ROLLOUTS,
     "rewards": _REWARDS,
     "greedy_rollouts": _ROLLOUTS,
     "greedy_rewards": _REWARDS,

@@ -11,7 +11,6 @@ nothing is tokenized again. Texts and ground truths of prompts are in `Prompts`.
 
 import json
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -21,108 +20,21 @@ from torch import Tensor
 from ppoctl.core import metric_registry
 from ppoctl.core.batch import codec
 from ppoctl.core.batch.carry import Carry as Carry
-from ppoctl.core.batch.episode_metrics import episode_metrics
 from ppoctl.core.batch.record import Record as Record
-from ppoctl.core.batch.sequences import Sequences, require
+from ppoctl.core.batch.rollouts import TERMINATED as TERMINATED
+from ppoctl.core.batch.rollouts import TRUNCATED as TRUNCATED
+from ppoctl.core.batch.rollouts import UNFINISHED as UNFINISHED
+from ppoctl.core.batch.rollouts import GreedyRollouts as GreedyRollouts
+from ppoctl.core.batch.rollouts import PartialRollouts as PartialRollouts
+from ppoctl.core.batch.rollouts import Rollouts as Rollouts
+from ppoctl.core.batch.sequences import require
 from ppoctl.core.batch.update import State as State
 from ppoctl.core.batch.update import Update as Update
 from ppoctl.core.batch.update import gap_metrics
 
-TERMINATED = 0
-"""The model ended the response itself (end-of-sequence token or stop string)."""
-TRUNCATED = 1
-"""The length limit ended the response."""
-
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
 REWARD_ERROR = 2
-
-
-@dataclass(frozen=True)
-class Rollouts(Record["Rollouts"]):
-    """Prompts x samples responses in prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
-
-    kind: ClassVar[str] = "rollouts"
-    measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
-    unsaved: ClassVar[tuple[str, ...]] = ("drawing", "idle_s", "is_of_next_step")
-
-    prompt_tokens: Int[Tensor, " T"]
-    """All prompts, concatenated; int32."""
-    prompt_lengths: Int[Tensor, " B"]
-    tokens: Int[Tensor, "B R"]
-    """Response ids, including the end token; int32, 0 beyond `lengths`."""
-    lengths: Int[Tensor, " B"]
-    """Number of response positions with a token, masked out or not."""
-    mask: Bool[Tensor, "B R"]
-    """Tokens that the actor sampled. They are a subset of the present tokens: tool output is present but masked
-    out."""
-    sampler_logprobs: Float[Tensor, "B R"]
-    """Log-probs under the distribution that was sampled from, as the generator (vLLM) returned them."""
-    finish: Int[Tensor, " B"]
-    """TERMINATED or TRUNCATED."""
-    seeds: Int[Tensor, " B"]
-    prompt_ids: list[str]
-    sample_indices: list[int]
-    texts: list[str]
-    """Decoded responses without special tokens: the input of the scorer."""
-    stamps: list[str]
-    """`State.stamp` of the actor that generated each sample."""
-    sends: list[int]
-    """Number of times each request was sent to an engine: more than 1 if an engine died while generating."""
-    episodes: list[dict[str, Any]] | None = None
-    """`Episode.as_json` of each response; None: responses have one turn. A response has all tokens of its episode;
-    the mask excludes the observations."""
-    drawing: tuple[int, float] | None = None
-    """Number of response tokens generated in this process, and seconds of generation; None: the record was loaded."""
-    idle_s: float | None = None
-    """Seconds of generation in which all open episodes waited for environments; None: the record was loaded, or
-    it has no episodes."""
-
-    is_of_next_step: bool | None = None
-    """Whether the next step trains on the responses, and reports their metrics; None: the record was loaded."""
-
-    def __post_init__(self) -> None:
-        require(not bool((self.mask & ~self.sequences.present).any()), "unmasked tokens are present")
-        require(not bool(self.sampler_logprobs[~self.mask].any()), "masked-out log-probs are 0")
-        for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends", "episodes"):
-            column = getattr(self, name)
-            require(column is None or len(column) == self.num_seqs, f"{name} has one entry per sequence")
-
-    @cached_property
-    def sequences(self) -> Sequences:
-        """Input of models. The property always returns the same object."""
-        return Sequences(self.prompt_tokens, self.prompt_lengths, self.tokens, self.lengths)
-
-    @property
-    def num_seqs(self) -> int:
-        return int(self.tokens.shape[0])
-
-    @property
-    def step(self) -> int:
-        """PPO step that generated the rollouts: one more than the step of the actor, which the stamps contain."""
-        return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
-
-    def metrics(self) -> dict[str, float]:
-        if self.is_of_next_step:
-            return {}
-        lengths = self.lengths.float()
-        return {
-            metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name: float(lengths.mean()),
-            metric_registry.ROLLOUT_RESPONSE_TOKENS_MAX.name: float(lengths.max()),
-            metric_registry.ROLLOUT_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
-            metric_registry.ROLLOUT_RESENT_SEQS.name: float(sum(sends > 1 for sends in self.sends)),
-            metric_registry.ROLLOUT_TOKENS.name: float(self.lengths.sum()),
-            **(episode_metrics(self.episodes) if self.episodes else {}),
-        }
-
-    def timing_metrics(self) -> dict[str, float]:
-        tokens, seconds = self.drawing or (0, 0.0)
-        if not tokens or seconds <= 0:
-            return {}
-        metrics = {metric_registry.THROUGHPUT_GENERATED.name: tokens / seconds}
-        if self.idle_s is not None:
-            metrics[metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name] = self.idle_s / seconds
-        return metrics
 
 
 @dataclass(frozen=True)
@@ -177,23 +89,6 @@ class Rewards(Record["Rewards"]):
 
     def timing_metrics(self) -> dict[str, float]:
         return self.timing or {}
-
-
-@dataclass(frozen=True)
-class GreedyRollouts(Rollouts):
-    """One greedy response to each prompt of a step. They are never trained on: their rewards are baselines."""
-
-    kind: ClassVar[str] = "greedy_rollouts"
-
-    def metrics(self) -> dict[str, float]:
-        return {
-            metric_registry.BASELINE_RESPONSE_TOKENS_MEAN.name: float(self.lengths.float().mean()),
-            metric_registry.BASELINE_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
-            metric_registry.BASELINE_TOKENS.name: float(self.lengths.sum()),
-        }
-
-    def timing_metrics(self) -> dict[str, float]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -351,6 +246,7 @@ RECORDS: dict[str, type[Record[Any]]] = {
     for record in (
         Rollouts,
         Rewards,
+        PartialRollouts,
         GreedyRollouts,
         GreedyRewards,
         Values,

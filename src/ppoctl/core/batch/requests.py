@@ -56,6 +56,9 @@ class SampleRequest:
     """Maximum number of tokens; None: that of the stream's `SamplingParams`."""
     is_continued: bool = False
     """Whether the response continues a response, so that `min_new_tokens` does not apply to it."""
+    earlier_tokens: tuple[int, ...] = ()
+    """Last tokens of `prompt_tokens` that belong to the response: an earlier request generated them. The text of the
+    sample begins with them."""
 
 
 @dataclass(frozen=True)

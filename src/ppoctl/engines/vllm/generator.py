@@ -73,8 +73,8 @@ class VllmStream:
         self._params = params
         self._stamp = stamp
         self._window = window
-        self._params_of: dict[str, SamplingParams] = {}
-        """Parameters of each request that the stream had, by key."""
+        self._requests: dict[str, tuple[SampleRequest, SamplingParams]] = {}
+        """Each request that the stream had, with its parameters, by key."""
         self._lost = 0
         """Number of requests that were open when the generator was closed."""
         self.is_open = True
@@ -83,14 +83,14 @@ class VllmStream:
         """See `ports.Stream`. Raises DataError, also for a token id outside the vocabulary. Raises ValueError for a
         negative seed, or if the stream already had a request with the same key."""
         self._require_open()
-        params_of = dict(self._params_of)
+        had = dict(self._requests)
         for request in requests:
             params = self._params.limited(request.max_new_tokens, is_continued=request.is_continued)
             self._check(request, params)
-            if request.key in params_of:
+            if request.key in had:
                 raise ValueError(f"two requests have the key `{request.key}`")
-            params_of[request.key] = params
-        self._params_of = params_of
+            had[request.key] = request, params
+        self._requests = had
         self._fleet.submit([_generation_request(request) for request in requests])
 
     def finished(self) -> Sequence[Sample]:
@@ -147,12 +147,13 @@ class VllmStream:
             raise PpoctlError(f"vLLM ended sample `{finished.id}` with `{finished.reason}`")
         if not all(map(math.isfinite, finished.logprobs)):
             raise NonFiniteError(f"sample `{finished.id}` has a log-prob that is not finite with {self._stamp}")
+        request, params = self._requests[finished.id]
         return Sample(
             key=finished.id,
             tokens=finished.tokens,
             logprobs=finished.logprobs,
             terminated=finished.reason == "stop",
-            text=self._text.text(finished.tokens, self._params_of[finished.id]),
+            text=self._text.text((*request.earlier_tokens, *finished.tokens), params),
             stamp=self._stamp,
             sends=completed.sends,
             calls=finished.parsed.calls,

@@ -13,7 +13,7 @@ from ppoctl.core.key_path import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 NOT_YET = {
-    "async": "asynchronous training with responses more than one update old; `rollout.ahead` allows one",
+    "async": "asynchronous training: generation more than one step ahead (`rollout.ahead` allows one), or a queue of samples",
     "critic-free": "further algorithms without a critic (GPG, optimal token baselines)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
 }
@@ -23,7 +23,7 @@ AVAILABLE = ("dynamic-sampling", "freezing", "lora", "pf-ppo", "tools")
 """Capabilities that an earlier version did not have: the recipe of a run may still require them."""
 
 _KEYS = {
-    "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
+    "async": ("async", "async_ppo", "max_staleness"),
     "critic-free": ("critic_free",),
 }
 """Capability -> names that users try as a key for it."""

@@ -179,7 +179,11 @@ def inputs_of(job: RunContext, step: int, states: Mapping[str, State], carry: Ca
     def prompts_of(number: int) -> Prompts:
         return job.prompts(step, carry.batch(step, number))
 
-    return StepInputs(states, carry, prompts_of, partial(recalled, job.paths, step - 1))
+    def prompts_of_last(steps: int) -> Prompts:
+        batches = range(max(0, carry.batch(step) - steps + 1), carry.batch(step) + 1)
+        return Prompts(step, tuple(row for batch in batches for row in job.prompts(step, batch).rows))
+
+    return StepInputs(states, carry, prompts_of, prompts_of_last, partial(recalled, job.paths, step - 1))
 
 
 def running_step(job: RunContext, step: int) -> RunningStep:

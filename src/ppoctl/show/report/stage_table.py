@@ -31,13 +31,20 @@ def stage_rows(stages: Iterable[str], roles: Iterable[str], metrics: Mapping[str
     """Return the rows of these stages, each followed by its transfer of weights, and of the saves of these roles.
     `metrics` are those of a step, or their medians. A stage or a role without seconds has no row."""
     rows: list[StageRow] = []
+    rollouts = metric_registry.ROLLOUTS_S
+    # The stages of a step that generate have metrics of the same names, which are those of the last of them.
+    generated = next((name for name in reversed(rollouts) if name in metrics), "")
     for stage in stages:
         names = metric_registry.stage_metrics(stage)
-        if names["seconds"] not in metrics:
+        seconds = names["seconds"]
+        if seconds not in metrics:
+            continue
+        if seconds in rollouts and seconds != generated:
+            rows.append(StageRow(stage, metrics[seconds]))
             continue
         rows.append(StageRow(stage, **{column: metrics.get(name) for column, name in names.items()}))  # type: ignore[arg-type]
         transfer_s = metrics.get(metric_registry.TIME_TRANSFER_S.name, 0.0)
-        if transfer_s > 0 and names["seconds"] in metric_registry.ROLLOUTS_S:
+        if transfer_s > 0 and seconds == generated:
             rows.append(StageRow(f"{stage}: weight transfer", transfer_s))
     saves = {role: metrics.get(metric_registry.save_metric(role)) for role in roles}
     return rows + [StageRow(f"save of the {role}", seconds) for role, seconds in saves.items() if seconds is not None]

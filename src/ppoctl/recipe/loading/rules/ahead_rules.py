@@ -1,4 +1,5 @@
-"""Rules about generation that is ahead of training (`rollout.ahead`). See `all_rules`."""
+"""Rules about responses that are older than the weights at the start of a step: generation ahead of training
+(`rollout.ahead`) and partial rollouts (`rollout.tokens_per_step`). See `all_rules`."""
 
 from collections.abc import Iterator
 
@@ -9,31 +10,39 @@ from ppoctl.core.metric_registry import eval_set
 from ppoctl.recipe.schema import Recipe
 
 _AHEAD: KeyPath = ("rollout", "ahead")
+_PARTIAL: KeyPath = ("rollout", "tokens_per_step")
 _ACCEPT: KeyPath = ("rollout", "accept_stale")
 _UNTIL: KeyPath = ("ppo", "critic_only_until", "explained_variance")
 _RESAMPLE: KeyPath = ("ppo", "resample", "kind")
-_OFF = "--set rollout.ahead=0"
+_OFF = {_AHEAD: "--set rollout.ahead=0", _PARTIAL: None}
+
+
+def _sources(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
+    """Yield each key because of which a response may be old, and what the key does."""
+    if recipe.rollout.ahead > 0:
+        yield _AHEAD, "generation ahead of training"
+    if recipe.rollout.tokens_per_step is not None:
+        yield _PARTIAL, "a response of several steps"
 
 
 def check_stale_responses_are_corrected(recipe: Recipe) -> Iterator[Finding]:
     """Check that the loss knows which weights generated the responses."""
     ppo, rollout = recipe.ppo, recipe.rollout
-    if rollout.ahead == 0:
+    if not rollout.may_be_stale:
         if rollout.accept_stale:
-            yield conflict("no response is old, because generation is not ahead", (_ACCEPT, _AHEAD))
+            yield conflict("no response is old, because a step generates its own", (_ACCEPT, _AHEAD, _PARTIAL))
         return
     if not (ppo.corrects_rollouts or ppo.old_logprobs == "sampler" or rollout.accept_stale):
         yield conflict(
-            "responses are one update old, but nothing corrects for the weights that generated them",
-            (_AHEAD, ("ppo", "rollout_correction", "kind"), ("ppo", "old_logprobs")),
+            "responses are older than the last update, but nothing corrects for the weights that generated them",
+            (*(key for key, _ in _sources(recipe)), ("ppo", "rollout_correction", "kind"), ("ppo", "old_logprobs")),
             "--set ppo.rollout_correction.kind=tis  # or ppo.old_logprobs=sampler, or rollout.accept_stale=true",
         )
 
 
 def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
-    """Check that a step generates nothing else while the engines work for the next step."""
-    if recipe.rollout.ahead == 0:
-        return
+    """Check that a step generates nothing else while the engines work for the next step, and that each group has its
+    responses of one turn."""
     others: tuple[tuple[bool, str, KeyPath], ...] = (
         (recipe.rollout.groups is not None, "rounds of dynamic sampling", ("rollout", "groups")),
         (recipe.ppo.advantages.reads_baselines, "greedy responses", ("ppo", "advantages", "kind")),
@@ -41,18 +50,19 @@ def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
         (recipe.environment is not None, "responses of several turns", ("environment",)),
         (recipe.ppo.critic_only_until is not None, "a condition on the critic", _UNTIL),
     )
-    for is_on, what, key in others:
-        if is_on:
-            yield conflict(f"generation ahead of training does not support {what}", (_AHEAD, key), _OFF)
+    for source, name in _sources(recipe):
+        for is_on, what, key in others:
+            if is_on:
+                yield conflict(f"{name} does not support {what}", (source, key), _OFF[source])
 
 
 def check_best_actor_is_evaluated(recipe: Recipe) -> Iterator[Finding]:
     """Check that the weights that the metric of the best actor measures still exist when it is known."""
     best = recipe.checkpoint.best
-    if recipe.rollout.ahead > 0 and best is not None and eval_set(best) is None:
+    if recipe.rollout.may_be_stale and best is not None and eval_set(best) is None:
         yield conflict(
             f"`{best}` describes responses of weights that an update has already changed",
-            (("checkpoint", "best"), _AHEAD),
+            (("checkpoint", "best"), *(key for key, _ in _sources(recipe))),
             "ppoctl recipes metrics eval",
         )
 
@@ -64,4 +74,29 @@ def check_models_stay_on_devices(recipe: Recipe) -> Iterator[Finding]:
             "generator and trainers work at the same time, so none of them can be offloaded",
             (_AHEAD, ("cluster", "offload")),
             "--set cluster.offload=[]",
+        )
+
+
+def check_responses_can_continue(recipe: Recipe) -> Iterator[Finding]:
+    """Check that a response can end in any of its steps as it would end in one."""
+    rollout = recipe.rollout
+    if rollout.tokens_per_step is None:
+        return
+    if rollout.tokens_per_step >= rollout.max_new_tokens:
+        yield conflict(
+            "no response has more tokens than one step generates, so none continues",
+            (_PARTIAL, ("rollout", "max_new_tokens")),
+            f"--set rollout.tokens_per_step={max(1, rollout.max_new_tokens // 2)}",
+        )
+    if rollout.stop_strings:
+        yield conflict(
+            "a stop string that begins in one step and ends in the next would not be found",
+            (_PARTIAL, ("rollout", "stop_strings")),
+            "--set 'rollout.stop_strings=[]'  # or rollout.stop_token_ids",
+        )
+    if rollout.min_new_tokens > rollout.tokens_per_step:
+        yield conflict(
+            "the first step of a response cannot generate its minimum",
+            (_PARTIAL, ("rollout", "min_new_tokens")),
+            f"--set rollout.tokens_per_step={rollout.min_new_tokens}",
         )
