@@ -1,8 +1,9 @@
 """A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from a recipe and from given unit costs.
 
-    PYTHONPATH=src python benchmarks/simulate.py RECIPE [--set KEY=VALUE ...] [--gpu-gib 141]
+    PYTHONPATH=src python benchmarks/simulate.py RECIPE [--set KEY=VALUE ...] [--units h200|h100] [--gpu-gib GIB]
 
-Nothing is measured: docs/scaling.md shows the table of one recipe and the conclusions.
+No step is measured: docs/scaling.md shows the table of one recipe and the conclusions. The units `h100` contain what
+one H100 has measured, on one GPU and with 1.5B parameters; the units `h200` are assumed.
 
 It models the present code: the generator's engines on all GPUs (colocated), or on their part of them (separate),
 called by the driver every few tokens. The driver holds every rollout and puts it into Ray's object store for each
@@ -11,12 +12,14 @@ rank of each node, out of the object store of one rank's node, or in a broadcast
 written by the driver, states by the ranks. All data that a node pulls are assumed to come from the node that made
 them (Ray may take them from a node that already has them), and all responses to have full length: these are upper
 bounds. Stages run in sequence; only states are written in the background, and a bucket of weights is read while the
-next is made.
+next is made. With `rollout.ahead = 1`, weights are sent first. Then the engines generate for the next step while the
+trainers work, and at the end records are committed and states saved: a step takes the longer of both sides. On shared
+GPUs both sides compete, so the step is then a lower bound.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil, lcm
 from pathlib import Path
@@ -51,7 +54,6 @@ from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schema import Recipe
 
 WORLDS = (8, 64, 256, 1024)
-H200_GIB = 141.0
 
 
 def _unit(value: float, means: str) -> Any:
@@ -61,12 +63,15 @@ def _unit(value: float, means: str) -> Any:
 
 @dataclass(frozen=True)
 class Units:
-    """The unit costs."""
+    """The unit costs. Those of an H200 are assumed."""
 
+    gpu_gib: float = _unit(141.0, "GiB of an H200's memory (data sheet)")
     gpu_flops: float = _unit(seconds.GPU_FLOPS, "FLOP/s of an H200 in bfloat16, dense (data sheet)")
-    gpu_utilisation: float = _unit(seconds.GPU_UTILISATION, "share of it that training and scoring reach (assumed)")
+    forward_utilisation: float = _unit(seconds.GPU_UTILISATION, "share of it that forward passes reach (assumed)")
+    update_utilisation: float = _unit(seconds.GPU_UTILISATION, "share of it that updates reach (assumed)")
     gpu_memory_bytes_s: float = _unit(seconds.GPU_MEMORY_BYTES_S, "bytes/s of an H200's memory (data sheet)")
     decode_utilisation: float = _unit(seconds.DECODE_UTILISATION, "share of it that decoding reaches (assumed)")
+    decode_row_s: float = _unit(0.0, "seconds of an engine's Python per sequence and token (not counted)")
     gpu_nic_bytes_s: float = _unit(seconds.GPU_NIC_BYTES_S, "bytes/s from a GPU to other nodes, 400 Gbit/s (assumed)")
     gpu_host_bytes_s: float = _unit(seconds.GPU_HOST_BYTES_S, "bytes/s between a GPU and its host's memory (assumed)")
     store_bytes_s: float = _unit(3e9, "bytes/s out of or into one node's object store, TCP (assumed)")
@@ -83,6 +88,30 @@ class Units:
     def described(self) -> list[tuple[str, float, str]]:
         """Yield name, value and meaning of each."""
         return [(one.name, float(getattr(self, one.name)), one.metadata["means"]) for one in fields(self)]
+
+
+@dataclass(frozen=True)
+class H100Units(Units):
+    """Unit costs as one H100 has measured them (docs/gpu.md); all others as in `Units`."""
+
+    gpu_gib: float = _unit(79.0, "GiB of an H100's memory (nvidia-smi)")
+    gpu_flops: float = _unit(798e12, "FLOP/s of matrix products on an H100 in bfloat16 (measured)")
+    forward_utilisation: float = _unit(0.36, "share of it that forward passes reach (measured: values of 1.5B)")
+    update_utilisation: float = _unit(
+        0.32 * 989 / 798, "share of it that updates reach (measured: 1.5B, 0.32 of 989e12)"
+    )
+    gpu_memory_bytes_s: float = _unit(3.35e12, "bytes/s of an H100's memory (data sheet)")
+    decode_utilisation: float = _unit(
+        0.58, "share of it that decoding reaches (measured: about 15 GB in 0.32 of 24 ms, the GPU's busy time)"
+    )
+    decode_row_s: float = _unit(
+        0.68 * 0.024 / 512,
+        "seconds of an engine's Python per sequence and token (measured: the rest of 24 ms, 512 sequences)",
+    )
+    gpu_host_bytes_s: float = _unit(54e9, "bytes/s between a GPU and its host's memory (measured)")
+
+
+UNITS = {"h200": Units(), "h100": H100Units()}
 
 
 @dataclass(frozen=True)
@@ -105,9 +134,11 @@ class World:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """One PPO step. Bytes, then seconds; `_s` fields up to `save_s` follow each other and add up to `step_s`."""
+    """One PPO step. Bytes, then seconds: `_s` fields up to `save_s` add up to `step_s` and `hidden_s`."""
 
     gpus: int
+    is_ahead: bool
+    """Whether the engines generate for the next step while this step trains."""
     sequences: int
     data_ranks: int
     engines: int
@@ -143,7 +174,15 @@ class SimulatedStep:
     @property
     def step_s(self) -> float:
         """Seconds of the complete step."""
-        return sum(self.costs.values())
+        return sum(self.costs.values()) - self.hidden_s
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of the shorter of generation and training, if both run at the same time."""
+        return min(map(self._sum, (GENERATION, TRAINING))) if self.is_ahead else 0.0
+
+    def _sum(self, names: Iterable[str]) -> float:
+        return sum(self.costs[name] for name in names)
 
     @property
     def costs(self) -> dict[str, float]:
@@ -154,16 +193,15 @@ class SimulatedStep:
     @property
     def scaling_s(self) -> float:
         """Seconds of the part of a step that more GPUs share."""
-        return self.rollout_s + self.forward_s + self.critic_update_s + self.actor_update_s
+        sides = [self._sum(WORK & set(side)) for side in (GENERATION, TRAINING)]
+        return max(sides) if self.is_ahead else sum(sides)
 
 
-def simulate(
-    recipe: Recipe, shape: ModelShape, *, growing: bool = False, gpu_gib: float = 141.0, units: Units | None = None
-) -> list[SimulatedStep]:
+def simulate(recipe: Recipe, shape: ModelShape, units: Units, *, growing: bool = False) -> list[SimulatedStep]:
     """Yield a step on each of `WORLDS` that holds complete copies of the models; there may be none. The batch is the
     recipe's, or grows with the number of GPUs from that of the recipe's layout."""
     worlds = _worlds(recipe, WORLDS, growing=growing) or _worlds(recipe, _own_sizes(recipe), growing=growing)
-    return [_step(recipe, shape, world, gpu_gib, units or Units()) for world in worlds]
+    return [_step(recipe, shape, world, units) for world in worlds]
 
 
 def _worlds(recipe: Recipe, sizes: Sequence[int], *, growing: bool) -> list[World]:
@@ -201,7 +239,7 @@ def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
     return World(gpus, actor, critic, engines, batch_of(recipe, sequences=minibatch * minibatches), minibatch, weight)
 
 
-def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
+def _step(recipe: Recipe, shape: ModelShape, world: World, units: Units) -> SimulatedStep:
     batch = world.batch
     recorded_calls = calls(recipe, batch)
     put = sum(call.bytes for call in recorded_calls)
@@ -209,9 +247,10 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
     buckets = bucket_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
-    decoding, asking = rollout_seconds(recipe, shape, world, gpu_gib, units)
+    decoding, asking = rollout_seconds(recipe, shape, world, units)
     step = SimulatedStep(
         gpus=world.gpus,
+        is_ahead=recipe.rollout.ahead > 0,
         sequences=batch.sequences,
         data_ranks=world.actor.data,
         engines=world.engines,
@@ -235,20 +274,20 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
     return replace(step, save_s=_save_seconds(recipe, shape, world, step.step_s, units))
 
 
-def rollout_seconds(
-    recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units: Units
-) -> tuple[float, float]:
+def rollout_seconds(recipe: Recipe, shape: ModelShape, world: World, units: Units) -> tuple[float, float]:
     """Return the seconds in which engines decode, and in which the driver calls them meanwhile. Sequences are decoded
-    together in waves; a token of all of them reads the weights once, and the KV cache of each once."""
+    together in waves; a token of all of them reads the weights once, and the KV cache of each once. Then the engine's
+    Python takes its time for each of them."""
     batch = world.batch
     window = batch.prompt_tokens + batch.response_tokens
-    engine = generator_bytes(shape, world.weight, recipe.generator, window, gpu_gib * GIB)
+    engine = generator_bytes(shape, world.weight, recipe.generator, window, units.gpu_gib * GIB)
     sequences = ceil(batch.sequences / world.engines)
     together = max(1, min(sequences, recipe.generator.max_concurrent_seqs, engine.full_sequences))
     tokens = ceil(sequences / together) * batch.response_tokens
     per_token = engine.kv_cache // max(1, engine.kv_tokens)
     mean_cache = together * (batch.prompt_tokens + batch.response_tokens / 2) * per_token
     each_s = (engine.weights + mean_cache) / (units.gpu_memory_bytes_s * units.decode_utilisation)
+    each_s += together * units.decode_row_s
     busy = min(world.engines, batch.sequences) * recipe.generator.tensor
     return tokens * each_s, ceil(tokens / MOST_STEPS) * busy * units.call_s
 
@@ -340,11 +379,13 @@ def calls(recipe: Recipe, batch: StepBatch) -> list[Call]:
     ]
 
 
-def _pass_seconds(shape: ModelShape, world: World, layout: ParallelTable, rows: int, units: Units) -> float:
+def _pass_seconds(
+    shape: ModelShape, world: World, layout: ParallelTable, rows: int, units: Units, utilisation: float
+) -> float:
     """Return the seconds of a forward pass over rows: the data rank with the most rows decides. Context ranks
     exchange keys and values first, layer by layer, without overlap."""
     tokens = world.batch.prompt_tokens + world.batch.response_tokens - 1
-    of_one_gpu = units.gpu_flops * units.gpu_utilisation * layout.model_ranks * layout.context
+    of_one_gpu = units.gpu_flops * utilisation * layout.model_ranks * layout.context
     others = tokens * (layout.context - 1) / layout.context
     channels = 2 * (shape.key_channels if shape.latent is None else shape.query_channels) / layout.model_ranks
     gathered = others * channels * shape.num_layers * world.weight / units.gpu_nic_bytes_s
@@ -352,8 +393,10 @@ def _pass_seconds(shape: ModelShape, world: World, layout: ParallelTable, rows: 
 
 
 def _forward_seconds(shape: ModelShape, world: World, units: Units) -> float:
-    actor = _pass_seconds(shape, world, world.actor, world.batch.sequences, units)
-    critic = _pass_seconds(shape, world, world.critic, world.batch.sequences, units)
+    actor, critic = (
+        _pass_seconds(shape, world, layout, world.batch.sequences, units, units.forward_utilisation)
+        for layout in (world.actor, world.critic)
+    )
     return critic + actor * (1 + world.batch.has_reference)
 
 
@@ -364,7 +407,7 @@ def _update_seconds(recipe: Recipe, shape: ModelShape, world: World, role: str, 
     per_parameter = 4 + (world.weight if layout.distributed_optimizer else 4)
     copies = layout.data * layout.context
     sent = count_parameters(shape) / layout.model_ranks * per_parameter * (copies - 1) / copies
-    one = 3 * _pass_seconds(shape, world, layout, world.minibatch, units)
+    one = 3 * _pass_seconds(shape, world, layout, world.minibatch, units, units.update_utilisation)
     one += sent / units.gpu_nic_bytes_s + world.minibatch * units.balance_row_s
     return updates_per_step(recipe, role) * one
 
@@ -391,13 +434,18 @@ SECONDS = [
     ("sequences to ranks, answers", "data_s"),
     ("records committed", "commit_s"),
     ("states saved, per step", "save_s"),
+    ("hidden by overlap", "hidden_s"),
     ("step", "step_s"),
     ("of it, work of all GPUs", "scaling_s"),
 ]
 WORK = {"rollout_s", "forward_s", "critic_update_s", "actor_update_s"}
+GENERATION = ("rollout_s", "asking_s", "samples_s")
+"""Costs of one side, if generation is ahead of training."""
+TRAINING = ("reward_s", "forward_s", "critic_update_s", "actor_update_s", "data_s")
+"""Costs of the other side."""
 
 
-def show(recipe: Recipe, gpu_gib: float) -> None:
+def show(recipe: Recipe, units: Units) -> None:
     """Print the step of the recipe's size, a step that grows with the GPUs, and the units. Raise RecipeError if the
     model is unknown on this machine, or if no number of GPUs holds it."""
     shape = shape_if_known(recipe.model.path)
@@ -406,13 +454,16 @@ def show(recipe: Recipe, gpu_gib: float) -> None:
             f"`model.path = {recipe.model.path}` is no local folder of a known family: nothing to simulate with",
             hint="name a folder with the model's config.json: --set model.path=FOLDER",
         )
-    same = simulate(recipe, shape, gpu_gib=gpu_gib)
+    same = simulate(recipe, shape, units)
     if not same:
         raise RecipeError(
             "no number of GPUs from 8 to 1,024 holds whole copies of actor, critic and engines as they are laid out",
             hint="lay them out over powers of two: `tensor`, `pipeline` and `context` of each role",
         )
-    growing = simulate(recipe, shape, gpu_gib=gpu_gib, growing=True)
+    growing = simulate(recipe, shape, units, growing=True)
+    if recipe.rollout.ahead and recipe.cluster.placement == "colocated":
+        render.line("generation and training share the GPUs: the times of steps are lower bounds")
+        render.line()
     for title, steps in (
         (f"{recipe.name}: the same step on more GPUs", same),
         ("a step that grows with the GPUs", growing),
@@ -421,7 +472,7 @@ def show(recipe: Recipe, gpu_gib: float) -> None:
         render.table(_rows(steps), ["", "GPUs", *(f"{step.gpus:,}" for step in steps)])
         render.line()
     render.heading("units")
-    render.table([("", name, f"{value:g}", means) for name, value, means in Units().described()])
+    render.table([("", name, f"{value:g}", means) for name, value, means in units.described()])
 
 
 def _rows(steps: list[SimulatedStep]) -> list[list[str]]:
@@ -435,7 +486,8 @@ def _rows(steps: list[SimulatedStep]) -> list[list[str]]:
         ("weights sent to other nodes", "sent_weights_bytes"),
     ):
         rows.append([name, *(units.size(getattr(step, key)) for step in steps)])
-    rows += [[name, *(_seconds(getattr(step, key)) for step in steps)] for name, key in SECONDS]
+    shown = [row for row in SECONDS if row[1] != "hidden_s" or any(step.is_ahead for step in steps)]
+    rows += [[name, *(_seconds(getattr(step, key)) for step in steps)] for name, key in shown]
     rows.append(["largest of the rest", *(_largest(step) for step in steps)])
     return [["", *row] for row in rows]
 
@@ -455,10 +507,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A PPO step on 8 to 1,024 GPUs.")
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
-    parser.add_argument("--gpu-gib", type=float, default=H200_GIB)
+    parser.add_argument("--units", choices=UNITS, default="h200")
+    parser.add_argument("--gpu-gib", type=float)
     args = parser.parse_args()
+    units = UNITS[args.units]
     try:
-        show(load([args.recipe], args.sets).recipe, args.gpu_gib)
+        show(load([args.recipe], args.sets).recipe, replace(units, gpu_gib=args.gpu_gib or units.gpu_gib))
     except PpoctlError as error:
         render.error(error.message)
         render.hint(error.hint or "")

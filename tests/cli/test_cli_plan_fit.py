@@ -43,6 +43,25 @@ def test_proposals_for_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  memory       fits: 20.6 GiB of 22.5 GiB in `critic_update`" in capsys.readouterr().out
 
 
+def test_generation_ahead_overlaps_with_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    ahead = ["rollout.ahead=1", "ppo.rollout_correction.kind=tis", "cluster.offload=[]"]
+    words = ["plan", LLAMA, *(word for each in ahead for word in ("--set", each)), "--fit", "33"]
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    row = "  overlap  decoding runs beside all other work: the step is the longer of both\n"
+    assert out.count(row) == out.count("does not change the results") > 0
+    assert "the time of a step is a lower bound" in " ".join(out.split())
+    assert run([*words, "--json"]) == 0
+    for each in json.loads(capsys.readouterr().out)["proposals"]:
+        seconds = each["seconds"]
+        rest = sum(seconds[name] for name in seconds if name not in ("decoding", "total"))
+        assert (each["decoding_overlaps"], seconds["total"]) == (True, pytest.approx(max(seconds["decoding"], rest)))
+    assert run(["plan", LLAMA, "--fit", "33"]) == 0
+    out = capsys.readouterr().out
+    assert "overlap" not in out
+    assert "lower bound" not in out
+
+
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *QWEN, "--fit", "12"]) == 7
     out, err = capsys.readouterr()

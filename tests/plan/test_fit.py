@@ -18,7 +18,13 @@ from ppoctl.plan.fit.choices import FitCandidate, RoleChoice, candidate_of, chan
 from ppoctl.plan.fit.footprint import occupants
 from ppoctl.plan.fit.proposed import Proposals
 from ppoctl.plan.fit.search import MARGIN_GIB, PLACES, RECOMPUTE, FitSearch, Found, TrainedParts
-from ppoctl.plan.fit.seconds import decode_seconds, offload_seconds, optimizer_seconds, sequences_at_once
+from ppoctl.plan.fit.seconds import (
+    StepSeconds,
+    decode_seconds,
+    offload_seconds,
+    optimizer_seconds,
+    sequences_at_once,
+)
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.driver import StepBatch
 from ppoctl.plan.memory.estimate import estimate_here, misfit
@@ -30,6 +36,7 @@ from ppoctl.recipe.schema import GeneratorTable, Recipe
 from ppoctl.start.preflight.fitting import proposals_for, settings_of, toml_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+AHEAD = ("rollout.ahead=1", "ppo.rollout_correction.kind=tis", "cluster.offload=[]")
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +125,18 @@ def test_tensor_ranks_of_an_engine_reduce_twice_in_each_layer() -> None:
     assert decode_seconds(BATCH, SMALL, table, engine, 12) == pytest.approx(30 * each)
 
 
+def test_decoding_overlaps_with_all_other_work_if_generation_is_ahead() -> None:
+    """Decoding takes 5 s, or 12 s, and the rest 3 + 4 s."""
+    rest = StepSeconds(passes=3.0) + StepSeconds(updates=3.0, offload=1.0)
+    assert (rest.total, (StepSeconds(decoding=5.0) + rest).total) == (7.0, 12.0)
+    for decoding, total in ((5.0, 7.0), (12.0, 12.0)):
+        for step in (StepSeconds(decoding, overlaps=True) + rest, rest + StepSeconds(decoding, overlaps=True)):
+            assert (step.total, step.rank) == (total, (total, decoding + 7.0))
+    for ahead, overlaps in (((), False), (AHEAD, True)):
+        search = searched(loaded("own/llama-3.2-1b-24g", *ahead).recipe, 33.0, 1)
+        assert search.measured(candidate_of(search.base)).seconds.overlaps is overlaps
+
+
 # --- Memory as a sum
 
 
@@ -165,10 +184,12 @@ def test_sum_of_processes_contains_reward_models() -> None:
 # --- The search
 
 
-def everything(search: FitSearch) -> list[Found]:
-    """Return all settings of a recipe on one GPU that fit, by trying every combination of the values of each key."""
+def everything(search: FitSearch, tensor: int = 1) -> list[Found]:
+    """Return all valid settings of a recipe that fit with these tensor ranks, by trying every combination of the
+    values of each key."""
     base, found = search.base, list[Found]()
-    own = {role: choice_of(base, role) for role in base.trained}
+    layout = split_layout(ParallelTable(), search.gpus, tensor, 1, 1)
+    own = {role: replace(choice_of(base, role), layout=layout) for role in base.trained}
     budgets, fracs = (30001, 32768), [percent / 100 for percent in range(2, 91)]
     choices = {
         role: [
@@ -183,7 +204,11 @@ def everything(search: FitSearch) -> list[Found]:
         for role, choice in own.items()
     }
     offloads = [each for size in range(4) for each in combinations(("actor", "critic", "generator"), size)]
-    tables = [base.generator.model_copy(update={"gpu_memory_frac": frac}) for frac in fracs[::8]]
+    offloads = [each for each in offloads if is_valid(settled(base, replace(candidate_of(base), offload=each)))]
+    tables = [
+        base.generator.model_copy(update={"gpu_memory_frac": frac, "engines": search.gpus // ranks, "tensor": ranks})
+        for frac, ranks in product(fracs[::8], range(1, search.gpus + 1))
+    ]
     for actor, critic, offload, table in product(choices["actor"], choices["critic"], offloads, tables):
         if search.footprints.engine_bytes(table).full_sequences == 0:
             continue
@@ -193,31 +218,54 @@ def everything(search: FitSearch) -> list[Found]:
     return found
 
 
-@pytest.mark.parametrize("gib", [33.0, pytest.param(45.0, marks=pytest.mark.ci("33.0"))])
-def test_no_combination_is_faster_than_the_search(gib: float) -> None:
+@pytest.mark.parametrize(
+    ("gib", "gpus", "new", "ahead"),
+    [
+        (33.0, 1, 29489, ()),
+        pytest.param(45.0, 1, 29489, (), marks=pytest.mark.ci("33.0")),
+        (42.0, 1, 4001, AHEAD),  # decoding and the rest take nearly the same time
+        (42.0, 2, 4001, AHEAD),
+    ],
+)
+def test_no_combination_is_faster_than_the_search(gib: float, gpus: int, new: int, ahead: Sequence[str]) -> None:
     """Sequences of 30,000 tokens leave two sizes of microbatches, and three sequences at once few sizes of the
     cache."""
-    sets = ["rollout.max_prompt_tokens=512", "rollout.max_new_tokens=29489", "generator.max_concurrent_seqs=3"]
+    sets = [*ahead, f"rollout.max_prompt_tokens={30001 - new}", f"rollout.max_new_tokens={new}"]
+    sets += ["generator.max_concurrent_seqs=3"]
     for role in ("actor", "critic"):
         sets += [f"{role}.batching={{max_tokens_per_microbatch=30001, logits_chunk_tokens=256}}"]
     sets += ["rollout.prompts_per_step=2", "ppo.minibatch_seqs=4"]
     recipe = loaded("own/llama-3.2-1b-24g", *sets).recipe
-    search = searched(recipe, gib, 1)
-    best = min(everything(search), key=lambda each: each.seconds.total)
+    search = searched(recipe, gib, gpus)
+    tried = [found for tensor in range(1, gpus + 1) for found in everything(search, tensor)]
+    best = min(tried, key=lambda each: each.seconds.total)
     first = next(search.fastest(parts_of(recipe)))
     assert search.fits(first)
     assert first.seconds.total <= best.seconds.total * (1 + 1e-9)
     assert first.seconds.total == pytest.approx(best.seconds.total, rel=0.02)  # the cache has other sizes
 
 
-def test_results_of_the_search_are_in_the_order_of_their_time() -> None:
-    recipe = loaded("own/llama-3.2-1b-24g").recipe
-    search = searched(recipe, 22.5, 1)
+@pytest.mark.parametrize(("gib", "gpus", "ahead"), [(22.5, 1, ()), (33.0, 2, AHEAD)])
+def test_results_of_the_search_are_in_the_order_of_their_time(gib: float, gpus: int, ahead: Sequence[str]) -> None:
+    recipe = loaded("own/llama-3.2-1b-24g", *ahead).recipe
+    search = searched(recipe, gib, gpus)
     found = list(islice(search.fastest(parts_of(recipe)), 20))
     times = [each.seconds.total for each in found]
     assert times == sorted(times)
     assert len(times) > 5
     assert all(search.fits(each) for each in found)
+
+
+def test_nothing_is_offloaded_if_generation_is_ahead() -> None:
+    """Without `ahead`, most settings that fit on this GPU offload roles, and so do the nearest on a small one."""
+    for ahead, offloads in ((("cluster.offload=[]",), True), (AHEAD, False)):
+        recipe = loaded("own/llama-3.2-1b-24g", *ahead).recipe
+        found = list(searched(recipe, 33.0, 1).fastest(parts_of(recipe)))
+        nearest = searched(recipe, 6.0, 1).nearest(parts_of(recipe))
+        assert found
+        assert nearest is not None
+        assert {bool(each.candidate.offload) for each in found} == {False, offloads}
+        assert bool(nearest.candidate.offload) is offloads
 
 
 # --- Proposals

@@ -732,6 +732,22 @@ def test_offloaded_generator_frees_memory_for_resident_trainers(smallest: Path) 
     assert _estimate(smallest, "cluster.offload=['actor', 'critic', 'generator']", gpu_gib=80.0).taking_turns is None
 
 
+def test_engines_and_updates_are_in_memory_together_if_generation_is_ahead(smallest: Path) -> None:
+    ahead = ("rollout.ahead=1", "ppo.rollout_correction.kind=tis")
+    memory = _estimate(smallest, *ahead, gpu_gib=80.0)
+    engine, [pool] = memory.generator, memory.places
+    for role, ranks in memory.roles.items():
+        largest = {item.name: item.bytes for item in pool.largest(f"{role}_update")}
+        assert (largest["generator weights"], largest["KV cache"]) == (engine.weights, engine.kv_cache)
+        assert largest[f"{role} activations"] == ranks.largest.update
+        for other, rank in memory.roles.items():
+            assert largest[f"{other} gradients"] == rank.largest.gradients
+            assert largest[f"{other} optimizer"] == rank.largest.device_optimizer
+    # The rule of `ahead` rejects the advice to offload roles.
+    assert memory.taking_turns is None
+    assert _estimate(smallest, gpu_gib=80.0).taking_turns is not None
+
+
 def test_reward_model_is_on_device_while_scoring(smallest: Path) -> None:
     judge = f"reward={{kind='model', path='{DEEPSEEK_7B}', max_tokens=2048}}"
     leaving = "cluster.offload=['actor', 'critic', 'generator', 'reward']"

@@ -74,6 +74,11 @@ def _print(proposals: "Proposals", name: str, gib: float) -> None:
             "communication, small microbatches), and that of decoding: more sequences at once in each engine make it "
             "shorter."
         )
+        if proposals.as_it_is.overlaps:
+            render.prose(
+                "With `rollout.ahead`, decoding and all other work run at the same time, on GPUs that they share. So "
+                "the time of a step is a lower bound: a step takes longer as far as both use the same part of a GPU."
+            )
 
 
 def _print_one(proposal: "Proposal", proposals: "Proposals", number: str) -> None:
@@ -88,6 +93,8 @@ def _print_one(proposal: "Proposal", proposals: "Proposals", number: str) -> Non
     if proposal.memory.node is not None:
         rows.append(("host", f"{units.size(proposal.memory.node.fullest.bytes)} on {proposal.memory.node.name}"))
     rows.append(("time", ", ".join(_shares(proposal))))
+    if proposal.seconds.overlaps:
+        rows.append(("overlap", "decoding runs beside all other work: the step is the longer of both"))
     rows += [("results", text) for text in proposal.results]
     if not proposal.changes:
         rows.append(("changes", "none: the recipe fits as it is"))
@@ -153,7 +160,8 @@ def _proposal_as_json(proposal: "Proposal", proposals: "Proposals") -> dict[str,
         "set": settings_of(proposal.changes),
         "toml": "".join(f"{text}\n" for text in toml_of(proposal.changes)),
         "time": proposal.seconds.total / proposals.as_it_is.total,
-        "seconds": {**vars(proposal.seconds), "total": proposal.seconds.total},
+        "seconds": {**proposal.seconds.kinds, "total": proposal.seconds.total},
+        "decoding_overlaps": proposal.seconds.overlaps,
         "changes_results": list(proposal.results),
         "stage": stage.stage,
         "gpu_bytes": stage.bytes,

@@ -3,7 +3,8 @@
 A *structure* fixes the layouts, what trains, the place of each optimizer, the engines and the offloaded roles. Within
 a structure, the roles are independent: each role takes the fastest recomputation and microbatch that fit next to the
 other roles, for each size of the KV cache that changes the number of waves of decoding. Structures are tried in the
-order of a lower bound of their time: the time without a limit of memory.
+order of a lower bound of their time: the time without a limit of memory. Less work of any kind never makes a step
+longer, whether decoding overlaps with the other work or not. So the fastest choice of each role gives the bound.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,10 +99,12 @@ class _Structure:
     caches: Sequence[GeneratorTable]
     """Tables of the engines with different sizes of the KV cache, the largest first."""
     offload: tuple[str, ...]
-    bound: float
-    """Lower bound of the seconds of a step."""
     fixed: StepSeconds
     """Seconds of offloading."""
+    least: StepSeconds
+    """Seconds without decoding, if each role has its fastest choice."""
+    bound: tuple[float, float]
+    """Lower bound of `StepSeconds.rank`."""
 
 
 class FitSearch:
@@ -120,13 +123,13 @@ class FitSearch:
     def fastest(self, trained: TrainedParts) -> Iterator[Found]:
         """Yield the settings that fit, the fastest of each structure, the fastest structure first. `trained` has what
         trains of each role."""
-        solved: list[tuple[float, int, Found]] = []
+        solved: list[tuple[tuple[float, float], int, Found]] = []
         structures = sorted(self._structures(trained), key=lambda structure: structure.bound)
         for number, structure in enumerate(structures):
             while solved and solved[0][0] <= structure.bound:
                 yield heappop(solved)[2]
             if (found := self._solved(structure)) is not None:
-                heappush(solved, (found.seconds.total, number, found))
+                heappush(solved, (found.seconds.rank, number, found))
         while solved:
             yield heappop(solved)[2]
 
@@ -165,20 +168,22 @@ class FitSearch:
 
     def _solved(self, structure: _Structure) -> Found | None:
         """Return the fastest settings of a structure that fit; None: there are none."""
-        best: tuple[float, FitCandidate] | None = None
+        best: tuple[tuple[float, float], FitCandidate] | None = None
         policy, offload = structure.roles[POLICY].smallest.choice.layout, structure.offload
         gpus = list(occupants({role: options.smallest.choice.layout for role, options in structure.roles.items()}))
-        decoding = [self._decoding(table) for table in structure.caches]
-        for table, seconds in zip(structure.caches, decoding, strict=True):
-            if best is not None and structure.bound + seconds.total - decoding[0].total >= best[0]:
-                break
+        for table in structure.caches:
+            decoding = self._decoding(table)
+            # A smaller cache may decode faster: its waves may be more even.
+            if best is not None and (structure.least + decoding).rank >= best[0]:
+                continue
             shared = self._shared(table, policy, offload)
             chosen = {role: options.smallest for role, options in structure.roles.items()}
             if self._choose(chosen, structure, shared, gpus):
-                time = sum(option.seconds.total for option in chosen.values()) + (seconds + structure.fixed).total
-                if best is None or time < best[0]:
+                of_roles = (option.seconds for option in chosen.values())
+                rank = reduce(add, of_roles, decoding + structure.fixed).rank
+                if best is None or rank < best[0]:
                     roles = {role: option.choice for role, option in chosen.items()}
-                    best = time, FitCandidate(roles, table, offload)
+                    best = rank, FitCandidate(roles, table, offload)
         return None if best is None else self.measured(best[1])
 
     def _choose(
@@ -215,9 +220,11 @@ class FitSearch:
 
     def _structures(self, trained: TrainedParts) -> Iterator[_Structure]:
         roles = list(self.base.trained)
-        rewards = ("reward",) if reward_models(self.base) else ()
-        subsets = [subset for size in range(len(roles) + 2) for subset in combinations([*roles, "generator"], size)]
-        engines = [(caches, self._decoding(caches[0]).total) for caches in map(self._caches, self._engines) if caches]
+        engines = [
+            (caches, min(map(self._decoding, caches), key=lambda each: each.decoding))
+            for caches in map(self._caches, self._engines)
+            if caches
+        ]
         for layout in self._layouts:
             of_role = {
                 (role, place): self._options(role, layout[role], trained[role], place)
@@ -225,12 +232,29 @@ class FitSearch:
             }
             for places in product(PLACES, repeat=len(roles)):
                 options = {role: of_role[role, place] for role, place in zip(roles, places, strict=True)}
-                fastest = sum(each.fastest_first[0].seconds.total for each in options.values())
-                for subset, (caches, decoding) in product(subsets, engines):
-                    moved = sum(options[role].moved for role in roles if role in subset)
+                of_roles = (each.fastest_first[0].seconds for each in options.values())
+                fastest = reduce(add, of_roles, StepSeconds())
+                for offload in self._offloads:
+                    moved = sum(options[role].moved for role in roles if role in offload)
                     fixed = StepSeconds(offload=offload_seconds(moved))
-                    offload = (*subset, *rewards) if subset else ()
-                    yield _Structure(options, caches, offload, fastest + decoding + fixed.total, fixed)
+                    least = fastest + fixed
+                    for caches, decoding in engines:
+                        yield _Structure(options, caches, offload, fixed, least, (least + decoding).rank)
+
+    @cached_property
+    def _offloads(self) -> list[tuple[str, ...]]:
+        """Roles that may be offloaded in turn, with the reward models if there are any; first: none."""
+        roles, rewards = [*self.base.trained, "generator"], ("reward",) if reward_models(self.base) else ()
+        subsets = (subset for size in range(1, len(roles) + 1) for subset in combinations(roles, size))
+        candidate = candidate_of(self.base)
+        return [
+            (),
+            *(
+                offload
+                for offload in ((*subset, *rewards) for subset in subsets)
+                if self._is_valid(settled(self.base, replace(candidate, offload=offload)))
+            ),
+        ]
 
     def _decoding(self, table: GeneratorTable) -> StepSeconds:
         return self.times.decoding(table, self.footprints.engine_bytes(table))

@@ -1,7 +1,8 @@
 """Estimated time of a PPO step, to compare settings. The arithmetic is that of docs/scaling.md.
 
 Most of the constants are assumed, so only ratios of times have a meaning. All responses are assumed to have full
-length. Stages run one after the other, and communication does not overlap with computation.
+length. Stages run one after the other, and communication does not overlap with computation. Only decoding overlaps
+with all other work if generation is ahead of training (`rollout.ahead`).
 
     decoding        engines read the weights and the KV cache once per token, for all sequences at once
     passes          FLOPs of log-probs, values and reference
@@ -14,7 +15,7 @@ length. Stages run one after the other, and communication does not overlap with 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from math import ceil
 
 from ppoctl.algorithms import sizes
@@ -70,14 +71,33 @@ class StepSeconds:
     communication: float = 0.0
     optimizer: float = 0.0
     offload: float = 0.0
+    overlaps: bool = False
+    """Whether decoding and all other work run at the same time."""
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Seconds of each kind of work."""
+        return {name: value for name, value in vars(self).items() if name != "overlaps"}
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
-        return sum(float(getattr(self, field.name)) for field in fields(self))
+        """Seconds of the step: the sum or, with overlap, the longer of decoding and of all other work. On shared GPUs
+        both compete, so the step then takes at least this time."""
+        return max(self.decoding, replace(self, decoding=0.0).work) if self.overlaps else self.work
+
+    @property
+    def work(self) -> float:
+        """Sum of the seconds of all kinds of work."""
+        return sum(self.kinds.values())
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Key that sorts settings, the fastest first. If steps take the same time, less work is better."""
+        return self.total, self.work
 
     def __add__(self, other: "StepSeconds") -> "StepSeconds":
-        return StepSeconds(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        kinds = {name: value + getattr(other, name) for name, value in self.kinds.items()}
+        return StepSeconds(**kinds, overlaps=self.overlaps or other.overlaps)
 
 
 @dataclass(frozen=True)
@@ -248,4 +268,4 @@ class StepTimes:
     def decoding(self, table: GeneratorTable, engine: GeneratorBytes) -> StepSeconds:
         """Return the seconds in which engines decode."""
         seconds = decode_seconds(self._batch, self._shapes[POLICY], table, engine, self.sequences)
-        return StepSeconds(decoding=seconds)
+        return StepSeconds(decoding=seconds, overlaps=self._recipe.rollout.ahead > 0)

@@ -42,7 +42,8 @@ class Memory(Sizes):
     node: Pool | None
     """Host memory of the fullest node. None: the run is on CPUs, so all memory is one pool."""
     taking_turns: StageBytes | None
-    """The fullest stage if all roles on shared GPUs were offloaded in turn. None: they are, or no GPU is shared."""
+    """The fullest stage if all roles on shared GPUs were offloaded in turn. None: they are, no GPU is shared, or none
+    can be, because generation is ahead of training."""
     assumptions: tuple[str, ...]
     """Sentences about the assumptions that the estimate makes about this model and a GPU."""
     warnings: tuple[str, ...]
@@ -221,7 +222,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
 
 def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
     everyone = set(processes(recipe))
-    if recipe.cluster.placement == "apart" or set(leaving(recipe)) == everyone:
+    if recipe.cluster.placement == "apart" or set(leaving(recipe)) == everyone or recipe.rollout.ahead > 0:
         return None
     [pool] = gpu_pools(recipe, sizes, room, everyone)
     return pool.fullest
