@@ -65,12 +65,13 @@ def test_drilled_episodes_end_in_every_way(folder: Path) -> None:
 
 TABLES = {
     "ppo": {"ppo": PPO}, "grpo": {"critic": None, "ppo": GRPO}, "remax": {"critic": None, "ppo": REMAX},
+    "ahead": {"rollout": {**ROLLOUT, "ahead": 1}, "ppo": {**PPO, "rollout_correction": {"kind": "tis"}}, "steps": 3},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "states"),
-    [("ppo", "of each stage"), in_ci("remax"), *every_state((name,) for name in TABLES)],
+    [("ahead", "of each stage"), in_ci("ppo"), in_ci("remax"), *every_state((name,) for name in TABLES)],
 )
 def test_run_killed_at_any_moment_of_an_episode_ends_the_same(folder: Path, name: str, states: States) -> None:
     resume_from(folder, recipe_of(**TABLES[name]), step_function_at, states=states)

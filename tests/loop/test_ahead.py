@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.components import FEW_ROWS, BigramGenerator, fake_components, fake_recipe
+from fakes.components import FEW_ROWS, BigramGenerator, EvenScorer, fake_components, fake_recipe
 from fakes.job import StopError, Stops, Witness, open_run, play, result, stopping_at
 from fakes.turns import TURNS
 from ppoctl.core.batch.update import step_of
@@ -131,6 +131,33 @@ def test_rollout_metrics_of_a_step_are_of_the_responses_that_it_trains_on(tmp_pa
         record = record_file.read(paths, of, name)
         assert record is not None
         assert tokens[step, stage] == float(record["lengths"].sum())
+
+
+def test_scoring_of_the_next_responses_begins_while_a_step_trains(tmp_path: Path) -> None:
+    """The thread of the generation submits each response of steps 2 to 4, and no reward stage submits it again."""
+    recipe = ahead()
+    components, submitted = fake_components(recipe), list[tuple[bool, str]]()
+
+    class Logged(EvenScorer):
+        def submit(self, request: Any) -> Any:
+            submitted.append((threading.current_thread().name == THREAD, request.prompt_id))
+            return super().submit(request)
+
+    object.__setattr__(components, "scorer", Logged())
+    run(open_run(tmp_path / "run", recipe, Witness(), components=components).job)
+    trained = sorted((prompt, in_thread) for in_thread, prompt in submitted if len(prompt) == 2)
+    assert trained == [(f"p{number}", number >= 2) for number in range(8) for _ in range(2)]
+
+
+def test_keys_of_an_environment_cannot_change_between_steps(tmp_path: Path) -> None:
+    environment = {"kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16}
+    reward = {"kind": "exact_match", "max_error_frac": 1.0}
+    play(tmp_path / "run", ahead(steps=2, environment=environment, reward=reward))
+    recorded = RecordedRun(RunPaths(tmp_path / "run"))
+    scored = {**environment, "on_failure": {"score": -1.0}}
+    assert change(recorded, ahead(steps=4, environment=scored, reward=reward)) is not None
+    with pytest.raises(RecipeError, match=r"`environment\.turns` cannot change now: responses of step 3 have already"):
+        change(recorded, ahead(steps=4, environment={**environment, "turns": 2}, reward=reward))
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,12 @@ CASES: list[tuple[str, list[str], str]] = [
         "`5` (--set)",
     ),
     (
+        "check_step_has_one_generation",
+        [*PARTIAL, "rollout.ahead=1", "environment={kind='python', path='env.py:E', turns=2, tokens=20}"],
+        "--set: a response of several steps does not support responses of several turns: `rollout.tokens_per_step` = "
+        "`5` (--set)",
+    ),
+    (
         "check_responses_can_continue",
         [*PARTIAL, "rollout.tokens_per_step=13"],
         "--set: no response has more tokens than one step generates, so none continues: `rollout.tokens_per_step` = "

@@ -99,6 +99,10 @@ def test_one_limit_counts_failed_episodes_and_missing_scores() -> None:
     assert "reward.max_error_frac=0.5`" in error.value.hint
     with pytest.raises(RewardError, match=r"^1 of 2 environments failed, and 1 other samples have no score \(100.0%"):
         half.run(PROMPTS, rollouts(SHORT, failed()))
+    old = replace(rollouts(failed(), SHORT), stamps=["actor@1:x"] * 2)
+    with pytest.raises(RewardError) as error:
+        half.run(PROMPTS, old)
+    assert "`ppoctl resume RUN --back-to 1`" in (error.value.hint or ""), "the step that generated is repeated"
 
 
 def test_step_without_any_score_stops_the_run() -> None:

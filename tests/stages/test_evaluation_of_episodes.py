@@ -38,7 +38,7 @@ class Finished:
             key: replace(sample, key=key) for key in (f"held/sampled/{prompt}#{n}" for prompt in "ab" for n in (0, 1))
         }
 
-    def writer(self, sample_set: SampleSetKey) -> Any:
+    def writer(self, sample_set: SampleSetKey, *, to_the_end: bool = False) -> Any:
         return nullcontext(lambda sample: None)
 
 

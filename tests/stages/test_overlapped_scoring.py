@@ -76,3 +76,24 @@ def test_unused_early_scores_are_cancelled_before_flush() -> None:
     assert not wanted.cancelled()
     # A cancelled request is scored again if it is requested later.
     assert overlapped.submit(request_about(PROMPT, replace(SAMPLE, text="3"))) is scorer.submitted[2][1]
+
+
+def test_scores_of_the_next_step_are_started_and_kept_until_it_submits_them() -> None:
+    scorer = Waits()
+    overlapped = OverlappedScorer(scorer)
+    overlapped.start_of_next_step(PROMPT, SAMPLE)
+    overlapped.flush()
+    [(request, future)] = scorer.submitted
+    assert not future.cancelled()
+    assert overlapped.submit(request) is future
+    assert overlapped.submit(request) is scorer.submitted[1][1], "each score is used once"
+
+
+def test_batch_of_this_step_has_no_response_of_the_next() -> None:
+    class Batches(Waits):
+        def flush(self) -> None:
+            pass
+
+    scorer = Batches()
+    OverlappedScorer(scorer).start_of_next_step(PROMPT, SAMPLE)
+    assert not scorer.submitted

@@ -90,7 +90,7 @@ class Keys:
         self.seen.append(sample_set.fingerprint)
         return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.finished}
 
-    def writer(self, sample_set: SampleSetKey) -> Any:
+    def writer(self, sample_set: SampleSetKey, *, to_the_end: bool = False) -> Any:
         assert sample_set.fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
 
@@ -104,7 +104,7 @@ class Some:
     def load(self, sample_set: SampleSetKey) -> dict[str, Sample]:
         return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.finished}
 
-    def writer(self, sample_set: SampleSetKey) -> Any:
+    def writer(self, sample_set: SampleSetKey, *, to_the_end: bool = False) -> Any:
         return nullcontext(lambda sample: None)
 
 
@@ -621,7 +621,7 @@ def test_samples_finished_together_are_kept_together() -> None:
     kept: list[str] = []
 
     class Kept(Some):
-        def writer(self, sample_set: SampleSetKey) -> Any:
+        def writer(self, sample_set: SampleSetKey, *, to_the_end: bool = False) -> Any:
             return nullcontext(lambda sample: kept.append(sample.key))
 
     drawing = SampleGeneration(

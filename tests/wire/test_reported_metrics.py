@@ -75,6 +75,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "environment": {"kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16},
         "reward": {"kind": "exact_match", "max_error_frac": 1.0},
     },
+    "old responses of several turns": {
+        "environment": {"kind": "python", "path": "fakes:Sum", "turns": 3, "tokens": 16},
+        "reward": {"kind": "exact_match", "max_error_frac": 1.0},
+        "rollout": {**FEW_ROWS, "ahead": 1},
+        "ppo": {**PPO, "rollout_correction": {"kind": "tis"}},
+    },
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
     "a sum": {"reward": {"kind": "sum", "parts": {"number": {"kind": "gsm8k"}}}},

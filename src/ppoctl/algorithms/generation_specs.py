@@ -1,5 +1,6 @@
 """Specs of generation and scoring: 10-rollout and 20-reward."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +11,7 @@ from ppoctl.algorithms.step_recipe import StepRecipe
 from ppoctl.core import metric_registry as metrics
 from ppoctl.core.errors import quoted
 from ppoctl.core.key_path import dotted
+from ppoctl.core.metric import Metric
 from ppoctl.rewards.scorer_table import RewardTable
 
 if TYPE_CHECKING:
@@ -24,9 +26,11 @@ ROLLOUT_METRICS = (
 EPISODE_METRICS = (
     metrics.ENVIRONMENT_TURNS_MEAN, metrics.ENVIRONMENT_OBSERVED_TOKENS_MEAN, metrics.ENVIRONMENT_CALLS_MEAN,
     metrics.ENVIRONMENT_MALFORMED_FRAC, metrics.ENVIRONMENT_TURN_LIMIT_FRAC, metrics.ENVIRONMENT_FAILED_FRAC,
-    metrics.ENVIRONMENT_METRIC_MEAN, metrics.THROUGHPUT_ENGINE_IDLE_FRAC,
+    metrics.ENVIRONMENT_METRIC_MEAN,
 )  # fmt: skip
 """Metrics of responses of several turns."""
+OF_GENERATION = (metrics.THROUGHPUT_ENGINE_IDLE_FRAC,)
+"""Metrics of the generation of responses of several turns."""
 SCORE_METRICS = (
     metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC, metrics.REWARD_TIMEOUT_FRAC,
 )  # fmt: skip
@@ -34,6 +38,12 @@ SCORE_METRICS = (
 
 _OF_SEGMENTS = {"segment_stamps": True, "segment_tokens": True}
 """Fields of responses that several steps generate."""
+
+
+def _of_episodes(recipe: StepRecipe, *of_turns: Metric) -> Iterator[ReportedMetric]:
+    """Yield metrics of responses of several turns."""
+    for metric in of_turns:
+        yield ReportedMetric(metric, recipe.environment is not None, "requires `[environment]`", (("environment",),))
 
 
 @dataclass(frozen=True)
@@ -46,18 +56,16 @@ class RolloutSpec(StageSpec["Rollouts"]):
         *StageSpec.excluded_keys, "rollout.groups", "rollout.ahead", "rollout.accept_stale", "environment.on_failure",
     )  # fmt: skip
     defines_rows: ClassVar[bool] = True
+    is_of_next_step: ClassVar[bool] = False
+    """Whether the next step trains on the responses, and reports their metrics."""
     role: str = "actor"
 
     def passes(self, recipe: StepRecipe) -> tuple[ModelPass, ...]:
         return (ModelPass("generate", self.role),)
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        has_episodes = recipe.environment is not None
-        of_episodes = (
-            ReportedMetric(metric, has_episodes, "requires `[environment]`", (("environment",),))
-            for metric in EPISODE_METRICS
-        )
-        return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S), *of_episodes)
+        own = always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
+        return (*own, *_of_episodes(recipe, *EPISODE_METRICS, *OF_GENERATION))
 
     def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"episodes": recipe.environment is not None}
@@ -70,10 +78,14 @@ class RolloutSpec(StageSpec["Rollouts"]):
         from ppoctl.algorithms.stages.overlapped_scoring import OverlappedScorer
         from ppoctl.algorithms.stages.rollout import RolloutStage
 
+        scorer, on_sample = parts.scorer, None
+        if isinstance(scorer, OverlappedScorer):
+            on_sample = scorer.start_of_next_step if self.is_of_next_step else scorer.start
         return RolloutStage(
             **self.stage_settings(recipe, parts),
             episodes=episode_settings(recipe.environment, parts.environments, parts.dialogue),
-            on_sample=parts.scorer.start if isinstance(parts.scorer, OverlappedScorer) else None,
+            on_sample=on_sample,
+            is_of_next_step=self.is_of_next_step,
         )
 
     def stage_settings(self, recipe: StepRecipe, parts: StageParts) -> dict[str, Any]:
@@ -91,17 +103,12 @@ class RolloutSpec(StageSpec["Rollouts"]):
 
 @dataclass(frozen=True)
 class NextRolloutSpec(RolloutSpec):
-    """75-next_rollout: generation of the responses that the next step trains on, while this step trains. The next
-    step reports their metrics."""
+    """75-next_rollout: generation of the responses that the next step trains on, while this step trains."""
+
+    is_of_next_step: ClassVar[bool] = True
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        return always(metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
-
-    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
-        from ppoctl.algorithms.stages.rollout import RolloutStage
-
-        # The scorer works for the reward stage of this step, which drops what it did not submit.
-        return RolloutStage(**self.stage_settings(recipe, parts), is_of_next_step=True)
+        return (*always(metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S), *_of_episodes(recipe, *OF_GENERATION))
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,7 @@ class OldRewardSpec(RewardSpec):
     """20-reward of responses that the step before generated; their metrics are those of this step."""
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        return (*super().metrics(recipe), *always(*ROLLOUT_METRICS))
+        return (*super().metrics(recipe), *always(*ROLLOUT_METRICS), *_of_episodes(recipe, *EPISODE_METRICS))
 
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rewards]":
         from ppoctl.algorithms.stages.reward import RewardStage

@@ -231,7 +231,7 @@ def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
             hint=f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}",
         )
-    _require_responses(run, recipe, of_the_run)
+    _require_responses(run, recipe, [*of_the_run, *(key for key in keys if _decides_responses(key))])
     if step - 1 > start and not run.is_done(step - 1):
         _require_same_environments(paths, step - 1, keys)
     return step
@@ -282,6 +282,11 @@ def _is_fixable(run: RecordedRun, step: int, recipe: Recipe) -> bool:
 
 def _is_of_the_whole_run(key: str) -> bool:
     return _is_in(key, NOT_OF_A_STEP) or (_is_in(key, OF_THE_WHOLE_RUN) and not _is_in(key, OF_A_STEP))
+
+
+def _decides_responses(key: str) -> bool:
+    """Whether a key of the environment decides the responses of a rollout."""
+    return _is_in(key, ("environment",)) and not _is_in(key, ("environment.on_failure",))
 
 
 def _is_in(key: str, tables: tuple[str, ...]) -> bool:

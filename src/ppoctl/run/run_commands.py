@@ -247,7 +247,9 @@ class NullPorts:
     def load(self, key: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
         return {}
 
-    def writer(self, key: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
+    def writer(
+        self, key: SampleSetKey, *, to_the_end: bool = False  # noqa: ARG002 - as above
+    ) -> AbstractContextManager[Callable[[Sample], None]]:
         return nullcontext(lambda _: None)
 
     def before(self, step: int, stage: str) -> None:

@@ -45,7 +45,7 @@ class FinishedSampleFiles:
         return finished
 
     @contextmanager
-    def writer(self, key: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
+    def writer(self, key: SampleSetKey, *, to_the_end: bool = False) -> Iterator[Callable[[Sample], None]]:
         folder = self.paths.parts(key.step, key.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()
@@ -58,13 +58,13 @@ class FinishedSampleFiles:
                 pending.clear()
                 written_at = time.monotonic()
 
+        is_needed = True
         try:
             yield take
-        # Not after a normal end: the whole stage is committed then.
-        except BaseException:
-            if pending:
+            is_needed = to_the_end  # otherwise the whole stage is committed now
+        finally:
+            if pending and is_needed:
                 self._write(folder, encoded(pending, key.fingerprint))
-            raise
 
     def _write(self, folder: Path, data: bytes) -> None:
         self.attempt.require_newest()

@@ -114,6 +114,8 @@ class SampleGeneration:
     log: EpisodeLog = field(default_factory=NoEpisodeLog)
     clock: Callable[[], float] = WORK.now
     """Clock of the generation, in seconds."""
+    is_committed_later: bool = False
+    """Whether other work follows before the stage is committed, so that the last samples are kept on disk too."""
 
     @contextmanager
     def run(
@@ -140,7 +142,7 @@ class SampleGeneration:
         if not remaining:
             yield GenerationResult(done)
             return
-        with self.parts.writer(key) as keep:
+        with self.parts.writer(key, to_the_end=self.is_committed_later) as keep:
             kept = _both(keep, on_sample)
             self.generator.prepare(at())
             total = len(done) + sum(len(each.batch.requests) for each in remaining)

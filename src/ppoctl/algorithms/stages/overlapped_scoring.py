@@ -5,15 +5,19 @@ overlap, because the score of a response does not depend on the order.
 
     10-rollout --each finished sample, loaded ones too--> start  --> the scorer starts at once
     20-reward  --the same request-----------------------> submit --> the future that was started
+
+75-next_rollout starts the scores of the next step from its own thread.
 """
 
 from concurrent.futures import Future
+from threading import Lock
 
 from ppoctl.core.batch.prompts import Prompt
 from ppoctl.core.batch.scores import BatchScorer, Finish, Score, Scorer, ScoreRequest
 from ppoctl.core.ports import Sample
 
 _Key = tuple[str, str, str, tuple[int, ...]]
+_Started = dict[_Key, list[tuple[ScoreRequest, Future[Score]]]]
 
 
 class OverlappedScorer:
@@ -21,24 +25,38 @@ class OverlappedScorer:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._started: dict[_Key, list[tuple[ScoreRequest, Future[Score]]]] = {}
+        self._started: _Started = {}
+        self._of_next_step: _Started = {}
+        self._lock = Lock()
 
     def start(self, prompt: Prompt, sample: Sample) -> None:
         """Start to score a finished response. A response whose environment failed is not scored."""
+        self._start(self._started, prompt, sample)
+
+    def start_of_next_step(self, prompt: Prompt, sample: Sample) -> None:
+        """Start to score a finished response that the next step trains on; `flush` does not cancel it. Nothing is
+        started if the scorer scores in batches: they would have responses of both steps."""
+        if not isinstance(self._scorer, BatchScorer):
+            self._start(self._of_next_step, prompt, sample)
+
+    def _start(self, started: _Started, prompt: Prompt, sample: Sample) -> None:
         if sample.episode is not None and sample.episode.is_failed:
             return
         request = request_about(prompt, sample)
-        self._started.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
+        with self._lock:
+            started.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
         """Return the score whose computation was started, or start to compute it now. Equal responses have separate
         scores."""
-        started = self._started.get(_key(request), [])
-        for number, (known, future) in enumerate(started):
-            if known == request:
-                del started[number]
-                return future
-        return self._scorer.submit(request)
+        with self._lock:
+            for started in (self._started, self._of_next_step):
+                of_response = started.get(_key(request), [])
+                for number, (known, future) in enumerate(of_response):
+                    if known == request:
+                        del of_response[number]
+                        return future
+            return self._scorer.submit(request)
 
     def flush(self) -> None:
         """Score all submitted requests, and cancel the requests that were started but not submitted."""

@@ -89,6 +89,7 @@ class PartialRolloutStage(RolloutStage):
     ) -> PartialRollouts:
         responses = [*self._unfinished(before), *self._new(prompts)]
         identities = (actor.identity, prompts.identity, "" if before is None else before.identity)
+        generation = replace(generation, is_committed_later=True)  # a further round may follow
         drawn, seconds, rounds = 0, 0.0, 0
         while not any(self._ended(responses)):
             rounds += 1

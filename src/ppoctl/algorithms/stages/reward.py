@@ -59,7 +59,7 @@ class RewardStage:
         scores = [next(scored) if failure is None else failure for failure in failures]
         if (slow := slowest(scores, requests)) is not None:
             self.notify(f"step {prompts.step}: {slow}")
-        self._require_few_errors(scores, requests, episodes, prompts.step)
+        self._require_few_errors(scores, requests, episodes, prompts.step, generated=rollouts.step)
         require_own_names(scores, then=f", then run `{self._resume}`: the rollouts are saved")
         record = collect(scores, requests)
         return replace(record, of_rollouts=rollouts.metrics()) if self.are_old else record
@@ -69,9 +69,16 @@ class RewardStage:
         return "ppoctl resume RUN" + self.accept
 
     def _require_few_errors(
-        self, scores: list[Score], requests: list[ScoreRequest], episodes: list[Episode | None], step: int
+        self,
+        scores: list[Score],
+        requests: list[ScoreRequest],
+        episodes: list[Episode | None],
+        step: int,
+        *,
+        generated: int,
     ) -> None:
-        """Raise RewardError if no response can be trained on, or too many have no score or a failed environment."""
+        """Raise RewardError if no response can be trained on, or too many have no score or a failed environment.
+        `generated` is the step that generated the responses."""
         rows = list(zip(scores, requests, episodes, strict=True))
         reasons = [reason for row in rows if (reason := _error(*row))]
         if not reasons:
@@ -81,7 +88,7 @@ class RewardStage:
         fix, command = "the rollouts are saved: fix the reward", self._resume
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
-            command = f"ppoctl resume RUN --back-to {step - 1}"
+            command = f"ppoctl resume RUN --back-to {generated - 1}"
         if all(score.value is None or (self.are_trained and _has_no_turn(episode)) for score, _, episode in rows):
             lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(

@@ -51,7 +51,8 @@ class RolloutStage:
 
         def generate(gate: Gate, progress: OnProgress) -> Rollouts:
             # The main thread stops its own clock when it loads a model.
-            generation = replace(self.generation, gate=gate, progress=progress, clock=time.monotonic)
+            of_thread = {"gate": gate, "progress": progress, "clock": time.monotonic, "is_committed_later": True}
+            generation = replace(self.generation, **of_thread)  # type: ignore[arg-type]
             return self._generated(actor, prompts, before, generation, lambda: stamped)
 
         return generate

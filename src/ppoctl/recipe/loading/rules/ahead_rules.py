@@ -52,7 +52,7 @@ def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
     )
     for source, name in _sources(recipe):
         for is_on, what, key in others:
-            if is_on:
+            if is_on and (source, key) != (_AHEAD, ("environment",)):
                 yield conflict(f"{name} does not support {what}", (source, key), _OFF[source])
 
 
