@@ -21,6 +21,8 @@ ROLLOUT_METRICS = (
     metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
 )  # fmt: skip
 """Metrics of the responses of one or several rounds."""
+GENERATION_METRICS = (metrics.THROUGHPUT_GENERATED, metrics.TIME_GENERATION_S, metrics.TIME_TRANSFER_S)
+"""Metrics of how long the transfer and the generation took."""
 EPISODE_METRICS = (
     metrics.ENVIRONMENT_TURNS_MEAN, metrics.ENVIRONMENT_OBSERVED_TOKENS_MEAN, metrics.ENVIRONMENT_CALLS_MEAN,
     metrics.ENVIRONMENT_MALFORMED_FRAC, metrics.ENVIRONMENT_TURN_LIMIT_FRAC, metrics.ENVIRONMENT_FAILED_FRAC,
@@ -54,7 +56,7 @@ class RolloutSpec(StageSpec["Rollouts"]):
             ReportedMetric(metric, has_episodes, "requires `[environment]`", (("environment",),))
             for metric in EPISODE_METRICS
         )
-        return (*always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S), *of_episodes)
+        return (*always(*ROLLOUT_METRICS, *GENERATION_METRICS), *of_episodes)
 
     def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"episodes": recipe.environment is not None}
@@ -86,7 +88,7 @@ class NextRolloutSpec(RolloutSpec):
     step reports their metrics."""
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        return always(metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
+        return always(*GENERATION_METRICS)
 
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
         from ppoctl.algorithms.stages.rollout import RolloutStage

@@ -21,6 +21,7 @@ from ppoctl.core.speed_metrics import SPEED_METRICS
 from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
 from ppoctl.core.speed_metrics import THROUGHPUT_GENERATED as THROUGHPUT_GENERATED
 from ppoctl.core.speed_metrics import TIME_EVAL_S as TIME_EVAL_S
+from ppoctl.core.speed_metrics import TIME_GENERATION_S as TIME_GENERATION_S
 from ppoctl.core.speed_metrics import TIME_ROLLOUT_S as TIME_ROLLOUT_S
 from ppoctl.core.speed_metrics import TIME_TRANSFER_S as TIME_TRANSFER_S
 from ppoctl.core.speed_metrics import WAITS as WAITS

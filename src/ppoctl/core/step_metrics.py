@@ -40,6 +40,7 @@ OVER_ROUNDS: dict[str, Callable[[str, Sequence[StageLine]], float]] = {
     metric_registry.THROUGHPUT_GENERATED.name: _of_generation,
     metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name: _of_generation,
     metric_registry.TIME_TRANSFER_S.name: _sum,
+    metric_registry.TIME_GENERATION_S.name: _sum,
     **dict.fromkeys(metric_registry.WAITS, _sum),
     **dict.fromkeys(metric_registry.PEAKS, _largest),
     metric_registry.REWARD_SECONDS_MEAN.name: _mean,
