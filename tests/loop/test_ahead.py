@@ -15,6 +15,7 @@ from fakes.turns import TURNS
 from ppoctl.core.errors import NonFiniteError, PreemptedError, RecipeError
 from ppoctl.run.changed_settings import change
 from ppoctl.run.loop.steps import run
+from ppoctl.show.report.who_waited import newest_steps
 from ppoctl.store import record_file
 from ppoctl.store.finished_samples import FILES
 from ppoctl.store.journal import read_lines
@@ -126,6 +127,19 @@ def test_rollout_metrics_of_a_step_are_of_the_responses_that_it_trains_on(tmp_pa
         record = record_file.read(paths, of, name)
         assert record is not None
         assert tokens[step, stage] == float(record["lengths"].sum())
+
+
+def test_who_waited_is_known_of_each_step(tmp_path: Path) -> None:
+    play(tmp_path / "run", ahead())
+    recorded = RecordedRun(RunPaths(tmp_path / "run"))
+    steps = newest_steps(recorded.lines, recorded.outlines, at_most=3)
+    assert [(step.step, step.is_parallel, step.resumed_at_s) for step in steps] == [(n, True, ()) for n in (1, 2, 3)]
+    for step in steps:
+        clocked = [line["clocked"] for line in recorded.lines if line.get("step") == step.step and "stage" in line]
+        generated_s = sum(each.get("time/generation_s", 0.0) for each in clocked)
+        assert step.worked_s("generator") == pytest.approx(generated_s, abs=1e-4)
+        ends = [(span.start_s, span.end_s) for spans in step.spans.values() for span in spans]
+        assert all(0 <= start < end <= step.seconds + 1e-5 for start, end in ends)
 
 
 @pytest.mark.parametrize(

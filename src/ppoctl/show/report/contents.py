@@ -14,7 +14,6 @@ from ppoctl.show.report.formatting import moment, toml
 from ppoctl.show.report.overview import head
 from ppoctl.show.report.recipe_keys import as_text, side_by_side
 from ppoctl.show.report.run_reader import ReportedRun
-from ppoctl.show.report.waiting_bars import TABLE as WAITS_TABLE
 from ppoctl.show.report.waiting_bars import chart, longer_side, table_rows
 from ppoctl.show.report.who_waited import newest_steps
 
@@ -68,7 +67,6 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
         "further": report_curves.FURTHER,
         "shares": [report_time.shares(run) for run in runs],
         "waits": [{"says": longer_side(run_steps), "rows": table_rows(run_steps)} for run_steps in waits],
-        "waits_headers": WAITS_TABLE,
         "attempts": [attempt_rows(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)],
         "attempt_headers": ATTEMPTS,
         "changes": [[(step, key, toml(a), toml(b)) for step, key, a, b in changes(run)] for run in runs],

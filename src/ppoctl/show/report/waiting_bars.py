@@ -121,12 +121,9 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-TABLE = ("step", "seconds", "generator worked", "waited", "trainer worked", "waited", "reward worked")
-"""Headers of the table of steps."""
-
-
 def table_rows(steps: Sequence[StepWaits]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of steps."""
+    """Return the rows of the table of steps: step, seconds, generator worked, waited, trainer worked, waited, reward
+    worked."""
     return [_table_row(step) for step in steps]
 
 

@@ -23,7 +23,8 @@ function drawWaits(figure) {
 function parties(host, found) {
   const width = Math.max(host.clientWidth, 200);
   const bottom = found.parties.length * (ROW.height + ROW.gap);
-  const svg = svgElement("svg", { width, height: bottom + 20, viewBox: `0 0 ${width} ${bottom + 20}`, "aria-hidden": "true" });
+  const labels = bottom + (found.steps.some((step) => step.resumed.length) ? 26 : 15);
+  const svg = svgElement("svg", { width, height: labels + 5, viewBox: `0 0 ${width} ${labels + 5}`, "aria-hidden": "true" });
   const total = found.steps.reduce((sum, step) => sum + step.seconds, 0);
   const x = scale({ low: 0, high: total }, ROW.left, width - MARGIN.right);
   const y = (row) => row * (ROW.height + ROW.gap) + ROW.gap / 2;
@@ -34,10 +35,10 @@ function parties(host, found) {
   for (const step of found.steps) {
     starts.push(start);
     step.spans.forEach((spans, row) => svg.append(...spans.map((span) => spanOf(span, start, x, y(row)))));
-    svg.append(...step.resumed.map((at) => svgElement("use", { href: "#mark-resume", class: "mark-glyph", transform: `translate(${x(start + at)} ${bottom + 4}) scale(.75)` })));
+    svg.append(...step.resumed.map((at) => svgElement("use", { href: "#mark-resume", class: "mark-glyph", transform: `translate(${x(start + at)} ${bottom + 8}) scale(.75)` })));
     const space = x(start + step.seconds) - x(start);
     const label = isWide ? `step ${step.step}: ${formatted(Number(step.seconds.toPrecision(3)))} s` : String(step.step);
-    if (space > 24) svg.append(svgElement("text", { class: "axis", x: x(start + step.seconds / 2), y: bottom + 15, "text-anchor": "middle" }, label));
+    if (space > 24) svg.append(svgElement("text", { class: "axis", x: x(start + step.seconds / 2), y: labels, "text-anchor": "middle" }, label));
     start += step.seconds;
     if (starts.length < found.steps.length) svg.append(svgElement("line", { class: "boundary", x1: x(start), x2: x(start), y1: 0, y2: bottom + 4 }));
   }
