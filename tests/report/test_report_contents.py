@@ -338,7 +338,9 @@ def test_report_shows_who_waited_in_each_run_that_measured_it(runs: tuple[Path, 
     ]
     assert 'class="waits"' in page
     none = contents(read_runs([old]), steps=0, room=1_000_000)
-    assert 'class="waits"' not in html({**none.words, "left_out": ()}, none.data)
+    without = html({**none.words, "left_out": ()}, none.data)
+    assert 'class="waits"' not in without
+    assert ("weights are transferred" in page, "weights are transferred" in without) == (True, False)
 
 
 def test_overview_names_model_data_reward_and_state(runs: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Who worked and who waited in a step, with numbers worked out by hand. Each journal begins at second 1000."""
+"""Work and waits of the parties of a step, with numbers worked out by hand. Each journal begins at second 1000."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_trainer_waits_for_a_longer_generator() -> None:
     assert spans(waits, "trainer") == [
         (0, 1, "transfer"), (1, 2, "reward"), (2, 6, "works"), (6, 10, "generator"),
     ]  # fmt: skip
-    assert waits.waited_s("trainer") == {"generator": 4.0, "reward": 1.0}, "the longest wait first"
+    assert waits.waited_s("trainer") == {"generator": 4.0, "reward": 1.0}
 
 
 def test_generation_of_the_next_step_ends_with_its_stage_if_another_stage_began_late() -> None:
@@ -101,6 +101,7 @@ def test_parties_take_turns_without_ahead() -> None:
     assert spans(waits, "generator") == [(0, 1, "transfer"), (1, 4, "works"), (4, 5, "reward"), (5, 10, "trainer")]
     assert spans(waits, "trainer") == [(0, 1, "transfer"), (1, 4, "generator"), (4, 5, "reward"), (5, 10, "works")]
     assert spans(waits, "reward") == [(0, 4, "generator"), (4, 5, "works"), (5, 10, "trainer")]
+    assert list(waits.waited_s("reward").items()) == [("trainer", 5.0), ("generator", 4.0)], "the longest wait first"
 
 
 def test_rounds_of_dynamic_sampling_are_added() -> None:
@@ -154,6 +155,14 @@ def test_generation_that_a_kill_ended_is_not_a_wait() -> None:
     assert spans(waits, "trainer") == [
         (0, 1, "reward"), (1, 4, "works"), (4, 4.5, "transfer"), (4.5, 8.5, "works"),
     ]  # fmt: skip
+
+
+def test_resume_with_only_the_generation_left_waits_for_the_generator() -> None:
+    """The seconds of its stage include the transfer, in which the reward does not wait for the generator."""
+    waits = waits_of(*TRAINER_LONGER[:3], next_rollout(HOUR + 4.0, 3.0, 1.0, 3.0, attempt=2))
+    assert (waits.seconds, waits.resumed_at_s) == (13.0, (9.0,))
+    assert spans(waits, "generator") == [(9, 10, "transfer"), (10, 13, "works")]
+    assert spans(waits, "reward")[-1] == (10, 13, "generator")
 
 
 def test_generation_that_was_loaded_after_a_resume_took_no_time() -> None:
@@ -224,6 +233,13 @@ def test_table_of_bars_fits_the_width() -> None:
     assert len(rows(waits_of(*GENERATOR_LONGER), 20)[0][0][1]) == 12
 
 
+def test_waits_below_one_percent_are_not_in_the_table() -> None:
+    """The trainer waits 0.08 s for the reward in a step of 10 s."""
+    short = waits_of(line("reward", 1.0, 1.08), line("values", 1.08, 10.0), next_rollout(10.0, 0.0, 1.0, 5.0))
+    assert short.waited_s("trainer") == {"reward": 0.08}
+    assert [waited for *_, waited in rows(short, 80)[0]] == ["trainer 4.0s", "-", "trainer 8.9s"]
+
+
 def test_resume_is_marked_in_all_bars() -> None:
     later = [{**each, "at": each["at"] + HOUR, "attempt": 2} for each in IN_TURN[2:]]
     waits = waits_of(*IN_TURN[:2], *later)
@@ -266,7 +282,7 @@ WAITS = "The {} is the longer side: the {} waits for it {} % of the time. To cha
     ],
 )
 def test_longer_side_is_named_with_what_to_change(steps: list[tuple[Line, ...]], says: str) -> None:
-    """Of steps with and without the generation of the next step, those like the newest are compared."""
+    """Only steps like the newest are compared: with, or without the generation of the next step."""
     assert longer_side([waits_of(*lines) for lines in steps]).startswith(says)
 
 

@@ -1,4 +1,4 @@
-"""Who worked in a step, and who waited for whom: intervals from the journal lines of the step. Imports no torch.
+"""Work and waits of the parties of a step: intervals from the journal lines of the step. Imports no torch.
 
 A stage of the main thread takes the `seconds` before `at`. The party of the stage works, the others wait for it:
 
@@ -42,7 +42,7 @@ class PartySpan:
 
 @dataclass(frozen=True)
 class StepWaits:
-    """Who worked and waited in one step. Time between two attempts is left out."""
+    """Work and waits of one step. Time between two attempts is left out."""
 
     step: int
     seconds: float
@@ -96,7 +96,7 @@ def newest_steps(lines: Iterable[JournalLine], outlines: Outlines, *, at_most: i
     """Return the newest complete steps, oldest first, without steps whose generation was not measured."""
     by_step: dict[int, list[JournalLine]] = {}
     for line in lines:
-        if "stage" in line and line["step"] > 0:
+        if "stage" in line:
             by_step.setdefault(int(line["step"]), []).append(line)
     found: list[StepWaits] = []
     for step in sorted(by_step, reverse=True):
@@ -138,11 +138,11 @@ def step_waits(lines: Iterable[StageLine]) -> StepWaits | None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AttemptPart:
     """The part of a step that one attempt ran, in seconds of the clock of its machine."""
 
     stages: Sequence[tuple[_Span, str]]
-    """Intervals in which the step is in a stage, and the party of the stage. They do not overlap."""
+    """Intervals in which the step is in a stage, and the party of the stage, in order."""
     work: Sequence[tuple[_Span, str]]
     transfers: Sequence[_Span]
 
@@ -181,7 +181,7 @@ def _has(span: _Span, at: float) -> bool:
     return span[0] <= at < span[1]
 
 
-def _part(lines: Sequence[StageLine]) -> _Part:
+def _part(lines: Sequence[StageLine]) -> _AttemptPart:
     """Return the part of a step with these stages of one attempt, which are in the order of their commits."""
     stages: list[tuple[_Span, str]] = []
     work: list[tuple[_Span, str]] = []
@@ -202,10 +202,9 @@ def _part(lines: Sequence[StageLine]) -> _Part:
         else:
             transfers.append((at - seconds, at - seconds + transfer_s))
             start, worked = at - seconds, (at - generation_s, at)
-        previous = stages[-1][0][1] if stages else start
-        stages.append(((min(max(start, previous), at), at), party))
+        stages.append(((start, at), party))
         work.append((worked, party))
-    return _Part(stages, work, transfers)
+    return _AttemptPart(stages, work, transfers)
 
 
 def _joined(spans: Iterable[PartySpan]) -> list[PartySpan]:
