@@ -219,4 +219,5 @@ def _declared(spec: StageSpec[Any], recipe: Recipe) -> set[str]:
 
 def _of_a_clock(spec: StageSpec[Any]) -> tuple[str, ...]:
     """Return metrics of elapsed time: `throughput/generated` is absent if a fake generator takes no time."""
-    return (metric_registry.THROUGHPUT_GENERATED.name,) if spec.kind.endswith("rollouts") else ()
+    generated = (metric_registry.THROUGHPUT_GENERATED.name, metric_registry.TIME_GENERATION_S.name)
+    return generated if spec.kind.endswith("rollouts") else ()

@@ -119,7 +119,8 @@ def test_measured_metrics_of_a_step_cover_its_rounds() -> None:
         return {"step": 1, "stage": stage, "seconds": 1.0, "figures": named, "clocked": clocked}
 
     rates = [
-        {"throughput/generated_tokens_per_s": r, "throughput/engine_idle_frac": f} for r, f in ((10, 0.1), (60, 0))
+        {"throughput/generated_tokens_per_s": r, "throughput/engine_idle_frac": f, "time/generation_s": s}
+        for r, f, s in ((10, 0.1, 10.0), (60, 0, 5.0))
     ]
     scored = [{"reward/seconds_mean": mean, "reward/seconds_max": most} for mean, most in ((1.0, 9.0), (3.0, 4.0))]
     lines = [
@@ -141,6 +142,7 @@ def test_measured_metrics_of_a_step_cover_its_rounds() -> None:
     assert found["throughput/generated_tokens_per_s"] == pytest.approx(400 / 15)
     assert found["throughput/engine_idle_frac"] == pytest.approx(1 / 15)
     assert found["time/transfer_s"] == 0.75, "an engine died in round 2"
+    assert found["time/generation_s"] == 15.0
     assert (found["memory/rollout_gib"], found["time/rollout_wait_s"]) == (3.0, 1.5)
     assert (found["reward/seconds_mean"], found["reward/seconds_max"]) == (2.0, 9.0)
     assert of_step(lines[:3])["throughput/generated_tokens_per_s"] == 10

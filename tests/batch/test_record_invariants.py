@@ -233,8 +233,11 @@ def test_rollout_metrics_match_hand_computed_values() -> None:
 
 
 def test_rollout_throughput_counts_only_tokens_of_this_attempt() -> None:
-    assert rollouts(drawing=(12, 4.0)).timing_metrics() == {"throughput/generated_tokens_per_s": 3.0}
-    assert rollouts(drawing=(1, 0.5)).timing_metrics() == {"throughput/generated_tokens_per_s": 2.0}
+    assert rollouts(drawing=(12, 4.0)).timing_metrics() == {
+        "throughput/generated_tokens_per_s": 3.0,
+        "time/generation_s": 4.0,
+    }
+    assert rollouts(drawing=(1, 0.5)).timing_metrics()["throughput/generated_tokens_per_s"] == 2.0
     for nothing in ((0, 0.0), (0, 3.0), (5, 0.0), None):
         assert rollouts(drawing=nothing).timing_metrics() == {}
 

@@ -183,6 +183,43 @@ def test_status_shows_where_the_last_step_spent_its_time(paths: RunPaths, cluste
         "peak_gib": None,
     }  # fmt: skip
     assert parsed["figures"]["time/critic_save_s"] == 0.333
+    assert parsed["waits"] is None, "an earlier version did not measure the generation"
+    assert not [line for line in shown if "waited for" in line]
+
+
+def test_status_shows_who_waited_in_the_last_step(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:
+    """Engines generate the next step from second 1 to 4. The step scores until 2 and trains until 10. A bar has 43
+    cells of 0.23 s."""
+    stages: list[tuple[str, float, float, dict[str, float]]] = [
+        ("reward", 2.0, 1.0, {}), ("values", 3.0, 1.0, {}), ("actor_update", 10.0, 7.0, {}),
+        ("next_rollout", 10.0, 1.0, {"time/transfer_s": 1.0, "time/generation_s": 3.0}),
+    ]  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {"seq": 100 + n, "step": 2, "stage": stage, "seconds": s, "attempt": 1, "at": 5000 + at, "clocked": clocked}
+        for n, (stage, at, s, clocked) in enumerate(stages)
+    ]
+    with paths.journal.open("ab") as file:
+        file.write(b"".join(map(sealed_line, lines)))
+    shown = ask("status", "my").out.splitlines()
+    first = next(n for n, line in enumerate(shown) if line.startswith("step 2 in 10s"))
+    assert shown[first : first + 6] == [
+        f"step 2 in 10s  {'':<43}  worked  waited for",
+        f"generator      {'====' + '#' * 13 + '.' * 26}  3.0s    trainer 6.0s",
+        f"trainer        {'====' + '.' * 5 + '#' * 34}  8.0s    reward 1.0s",
+        f"reward         {' ' * 4 + '#' * 5 + '.' * 34}  1.0s    trainer 8.0s",
+        "# works  = weights are transferred  . waits",
+        "The trainer is the longer side: the generator waits for it 60 % of the time. To change this, use larger "
+        "microbatches (`actor.batching.max_tokens_per_microbatch`) or more ranks (`actor.parallel`).",
+    ]
+    assert all(len(line) <= 80 for line in shown[first : first + 5])
+    found = json.loads(ask("status", "my", "--json").out)["waits"]
+    assert (found["step"], found["seconds"], found["is_parallel"]) == (2, 10.0, True)
+    assert [(party["name"], party["worked_s"], party["waited_s"]) for party in found["parties"]] == [
+        ("generator", 3.0, {"trainer": 6.0}),
+        ("trainer", 8.0, {"reward": 1.0}),
+        ("reward", 1.0, {"trainer": 8.0}),
+    ]
+    assert found["parties"][0]["spans"] == [[0.0, 1.0, "transfer"], [1.0, 4.0, "works"], [4.0, 10.0, "trainer"]]
 
 
 def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: RunCli) -> None:

@@ -12,10 +12,12 @@ import pytest
 from fakes.components import FEW_ROWS, BigramGenerator, EvenScorer, fake_components, fake_recipe
 from fakes.job import StopError, Stops, Witness, open_run, play, result, stopping_at
 from fakes.turns import TURNS
+from ppoctl.core.batch import codec
 from ppoctl.core.batch.update import step_of
 from ppoctl.core.errors import NonFiniteError, PreemptedError, RecipeError
 from ppoctl.run.changed_settings import change
 from ppoctl.run.loop.steps import run
+from ppoctl.show.report.who_waited import newest_steps
 from ppoctl.store import record_file
 from ppoctl.store.finished_samples import FILES
 from ppoctl.store.journal import read_lines
@@ -64,6 +66,23 @@ def test_stop_in_an_update_keeps_the_finished_samples_of_the_next_step(tmp_path:
     generator = play(root, ahead()).generator
     assert isinstance(generator, BigramGenerator)
     play(tmp_path / "whole", ahead())
+    assert result(root) == result(tmp_path / "whole")
+
+
+def test_samples_of_a_generation_that_has_ended_survive_the_rest_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation ends at the first moment of step 2, and the next periodic write would come much later."""
+    root, rollout = tmp_path / "run", {**ROLLOUT, "keep_finished_every_s": 1e9}
+    monkeypatch.setattr(TURNS, "pick", lambda: 99)
+    with pytest.raises(StopError):
+        play(root, ahead(rollout=rollout), stopping_at("2 actor_update starts"))
+    kept = RunPaths(root).parts(2, "next_rollout").glob(FILES)
+    assert sum(len(codec.decode(path.read_bytes())[1]["lengths"]) for path in kept) == 4
+    generator = play(root, ahead(rollout=rollout)).generator
+    assert isinstance(generator, BigramGenerator)
+    assert generator.num_generated == 4 + 2 * 8, "the responses of step 4, and two evaluations"
+    play(tmp_path / "whole", ahead(rollout=rollout))
     assert result(root) == result(tmp_path / "whole")
 
 
@@ -156,8 +175,23 @@ def test_keys_of_an_environment_cannot_change_between_steps(tmp_path: Path) -> N
     recorded = RecordedRun(RunPaths(tmp_path / "run"))
     scored = {**environment, "on_failure": {"score": -1.0}}
     assert change(recorded, ahead(steps=4, environment=scored, reward=reward)) is not None
-    with pytest.raises(RecipeError, match=r"`environment\.turns` cannot change now: responses of step 3 have already"):
+    with pytest.raises(
+        RecipeError, match=r"`environment\.turns` cannot change now: responses of step 3 have already"
+    ):
         change(recorded, ahead(steps=4, environment={**environment, "turns": 2}, reward=reward))
+
+
+def test_who_waited_is_known_of_each_step(tmp_path: Path) -> None:
+    play(tmp_path / "run", ahead())
+    recorded = RecordedRun(RunPaths(tmp_path / "run"))
+    steps = newest_steps(recorded.lines, recorded.outlines, at_most=3)
+    assert [(step.step, step.is_parallel, step.resumed_at_s) for step in steps] == [(n, True, ()) for n in (1, 2, 3)]
+    for step in steps:
+        clocked = [line["clocked"] for line in recorded.lines if line.get("step") == step.step and "stage" in line]
+        generated_s = sum(each.get("time/generation_s", 0.0) for each in clocked)
+        assert step.worked_s("generator") == pytest.approx(generated_s, abs=1e-4)
+        ends = [(span.start_s, span.end_s) for spans in step.spans.values() for span in spans]
+        assert all(0 <= start < end <= step.seconds + 1e-5 for start, end in ends)
 
 
 @pytest.mark.parametrize(

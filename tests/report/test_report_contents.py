@@ -12,7 +12,7 @@ import pytest
 import ppoctl
 from fakes.components import fake_recipe
 from ppoctl.algorithms.ppo_table import algorithm_name
-from ppoctl.core.batch.sealed_json import seal, unseal
+from ppoctl.core.batch.sealed_json import seal, sealed_line, unseal
 from ppoctl.run import new_run
 from ppoctl.show.report import events, report_curves, report_samples, report_time
 from ppoctl.show.report.contents import contents, fit
@@ -311,6 +311,36 @@ def test_report_has_the_metrics_and_samples_of_the_run(runs: tuple[Path, Path]) 
     marks = {(mark["run"], mark["at"], mark["kind"]) for mark in report.data["marks"]}
     assert {(0, 2.5, "resume"), (0, 2.5, "change")} <= marks
     assert {run for run, _, kind in marks if kind == "health"} <= {0, 1}
+
+
+def test_report_shows_who_waited_in_each_run_that_measured_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """The first of the runs is by a version that did not measure how long the engines generate."""
+    old = tmp_path / "old"
+    shutil.copytree(runs[1], old)
+    journal = old / "journal.jsonl"
+    lines = [unseal(line) for line in journal.read_text("ascii").splitlines()]
+    for line in lines:
+        if "time/generation_s" in line.get("clocked", {}):
+            del line["clocked"]["time/generation_s"]
+    journal.write_bytes(b"".join(map(sealed_line, lines)))
+    report = contents(read_runs([old, runs[0], runs[1]]), steps=0, room=1_000_000)
+    listed = [[row[0] for row in waits["rows"]] for waits in report.words["waits"]]
+    assert listed == [[], ["1", "2", "3"], ["1", "2"]]
+    assert [[step["step"] for step in waits["steps"]] for waits in report.data["waits"]] == [[], [1, 2, 3], [1, 2]]
+    assert report.words["waits"][1]["says"].endswith(
+        "`rollout.ahead = 1` generates while the step trains, if the recipe allows it."
+    )
+    page = html({**report.words, "left_out": ()}, report.data)
+    assert re.findall(r'data-waits="(\d)"', page) == ["1", "2"]
+    assert re.findall(r"<h3>(.+?): who waited for whom in the newest (\d) steps", page) == [
+        ("first", "3"),
+        ("second (3)", "2"),
+    ]
+    assert 'class="waits"' in page
+    none = contents(read_runs([old]), steps=0, room=1_000_000)
+    without = html({**none.words, "left_out": ()}, none.data)
+    assert 'class="waits"' not in without
+    assert ("weights are transferred" in page, "weights are transferred" in without) == (True, False)
 
 
 def test_overview_names_model_data_reward_and_state(runs: tuple[Path, Path]) -> None:

@@ -40,7 +40,9 @@ def test_report_draws_every_chart_without_network_requests(browser: Browser, bot
     folded = browser.js("document.querySelectorAll('details.further .chart').length")
     charts, data = browser.js("document.querySelectorAll('.chart').length"), given(both)
     assert charts == len(data["charts"])
-    assert browser.js("Number(document.documentElement.dataset.ready)") == charts - folded + len(data["stages"])
+    assert browser.js("Number(document.documentElement.dataset.ready)") == charts - folded + len(
+        data["stages"]
+    ) + len(data["waits"])
     assert folded > 0
     browser.js("document.querySelector('details.further').open = true")
     browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
@@ -157,6 +159,25 @@ def test_charts_are_readable_with_the_keyboard(browser: Browser, one: Path) -> N
     assert browser.js(read)[1] == "3"
     described = "document.getElementById(document.activeElement.getAttribute('aria-describedby')).textContent"
     assert browser.js(described).startswith(("rises from", "falls from", "stays at", "is "))
+
+
+def test_waits_of_the_newest_steps_are_readable_with_the_keyboard(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    steps, shapes = given(one)["waits"][0]["steps"], "document.querySelectorAll('.waits .plot rect').length"
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    busy = [span for step in steps for spans in step["spans"] for span in spans if span[2] in ("works", "transfer")]
+    assert browser.js(shapes) == len(busy)
+    browser.js("document.querySelector('.waits .plot').focus()")
+    names = ["role", "aria-label", "aria-valuetext"]
+    read = f"{names}.map((name) => document.activeElement.getAttribute(name))"
+    assert browser.js(read) == ["slider", "Who worked and who waited by step, first", steps[2]["says"]]
+    assert browser.js(shapes) == len(busy) + 1, "the step is outlined"
+    browser.press("Home")
+    assert browser.js(read)[2] == steps[0]["says"]
+    assert browser.js("document.querySelector('.waits .readout').textContent") == steps[0]["says"]
+    assert browser.js("[...document.querySelectorAll('.waits tbody th')].map((cell) => cell.textContent)") == [
+        "1", "2", "3"
+    ]  # fmt: skip
 
 
 def test_runs_with_other_steps_are_read_at_the_nearest_point(

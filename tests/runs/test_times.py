@@ -69,7 +69,11 @@ def test_rollout_time_excludes_startup_and_generation_excludes_sync(tmp_path: Pa
     assert line["seconds"] == 2.0 + 8 * 0.5
     tokens = line["figures"]["rollout/tokens"]
     assert tokens == 8 * line["figures"]["rollout/response_tokens_mean"]
-    assert line["clocked"] == {"throughput/generated_tokens_per_s": tokens / (8 * 0.5), "time/transfer_s": 0.0}
+    assert line["clocked"] == {
+        "throughput/generated_tokens_per_s": tokens / (8 * 0.5),
+        "time/generation_s": 8 * 0.5,
+        "time/transfer_s": 0.0,
+    }
 
 
 def test_loaded_samples_do_not_count_as_generated(tmp_path: Path, clock: Clock) -> None:
@@ -87,5 +91,9 @@ def test_loaded_samples_do_not_count_as_generated(tmp_path: Path, clock: Clock) 
     rollouts = load_record(paths, 1, "rollout", manifest)
     assert isinstance(rollouts, Rollouts)
     rate = int(rollouts.lengths[:3].sum()) / (3 * 0.5)
-    assert line["clocked"] == {"throughput/generated_tokens_per_s": rate, "time/transfer_s": 0.0}
+    assert line["clocked"] == {
+        "throughput/generated_tokens_per_s": rate,
+        "time/generation_s": 3 * 0.5,
+        "time/transfer_s": 0.0,
+    }
     assert line["seconds"] == 2.0 + 3 * 0.5

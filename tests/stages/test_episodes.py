@@ -252,6 +252,7 @@ def test_rollout_of_episodes_reports_their_metrics() -> None:
     assert reported.timing_metrics() == {
         "throughput/generated_tokens_per_s": 2.75,
         "throughput/engine_idle_frac": 0.25,
+        "time/generation_s": 4.0,
     }
 
 

@@ -107,7 +107,7 @@ def test_too_many_score_errors_raise_and_name_first(tmp_path: Path) -> None:
     # With the bound that the hint suggests the step passes: 1 of 3 is at most 0.34, but above 0.33.
     few = [Score(1.0, "ok"), Score(1.0, "ok"), Score(None, "error", "boom")]
     with pytest.raises(RewardError) as caught:
-        stage._require_few_errors(few, requests("a", "b", "c"), [None] * 3, 1)
+        stage._require_few_errors(few, requests("a", "b", "c"), [None] * 3, 1, generated=1)
     assert caught.value.hint is not None
     assert "reward.max_error_frac=0.34`" in caught.value.hint
 

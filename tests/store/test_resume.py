@@ -150,6 +150,14 @@ def test_finished_samples_load_only_for_their_key_and_if_intact(paths: RunPaths)
         assert parts.load(ONE) == {}
 
 
+@pytest.mark.parametrize("to_the_end", [True, False])
+def test_last_samples_are_written_after_a_normal_end_only_on_request(paths: RunPaths, to_the_end: bool) -> None:
+    parts = FinishedSampleFiles(paths, claim(paths), every_s=float("inf"))
+    with parts.writer(ONE, to_the_end=to_the_end) as keep:
+        keep(a_sample("p#0"))
+    assert parts.load(ONE) == ({"p#0": a_sample("p#0")} if to_the_end else {})
+
+
 def test_each_sample_is_written_to_one_file(paths: RunPaths) -> None:
     parts = FinishedSampleFiles(paths, claim(paths), every_s=1e-9)
     with parts.writer(ONE) as keep:

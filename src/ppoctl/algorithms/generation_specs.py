@@ -23,14 +23,14 @@ ROLLOUT_METRICS = (
     metrics.ROLLOUT_RESENT_SEQS, metrics.ROLLOUT_TOKENS,
 )  # fmt: skip
 """Metrics of the responses of one or several rounds."""
+GENERATION_METRICS = (metrics.THROUGHPUT_GENERATED, metrics.TIME_GENERATION_S, metrics.TIME_TRANSFER_S)
+"""Metrics of how long the transfer and the generation took."""
 EPISODE_METRICS = (
     metrics.ENVIRONMENT_TURNS_MEAN, metrics.ENVIRONMENT_OBSERVED_TOKENS_MEAN, metrics.ENVIRONMENT_CALLS_MEAN,
     metrics.ENVIRONMENT_MALFORMED_FRAC, metrics.ENVIRONMENT_TURN_LIMIT_FRAC, metrics.ENVIRONMENT_FAILED_FRAC,
     metrics.ENVIRONMENT_METRIC_MEAN,
 )  # fmt: skip
 """Metrics of responses of several turns."""
-OF_GENERATION = (metrics.THROUGHPUT_ENGINE_IDLE_FRAC,)
-"""Metrics of the generation of responses of several turns."""
 SCORE_METRICS = (
     metrics.REWARD_SCORE_MEAN, metrics.REWARD_SCORE_STD, metrics.REWARD_ERROR_FRAC, metrics.REWARD_TIMEOUT_FRAC,
 )  # fmt: skip
@@ -64,8 +64,8 @@ class RolloutSpec(StageSpec["Rollouts"]):
         return (ModelPass("generate", self.role),)
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        own = always(*ROLLOUT_METRICS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
-        return (*own, *_of_episodes(recipe, *EPISODE_METRICS, *OF_GENERATION))
+        own = always(*ROLLOUT_METRICS, *GENERATION_METRICS)
+        return (*own, *_of_episodes(recipe, *EPISODE_METRICS, metrics.THROUGHPUT_ENGINE_IDLE_FRAC))
 
     def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return {"episodes": recipe.environment is not None}
@@ -108,7 +108,7 @@ class NextRolloutSpec(RolloutSpec):
     is_of_next_step: ClassVar[bool] = True
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        return (*always(metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S), *_of_episodes(recipe, *OF_GENERATION))
+        return (*always(*GENERATION_METRICS), *_of_episodes(recipe, metrics.THROUGHPUT_ENGINE_IDLE_FRAC))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PartialRolloutSpec(RolloutSpec):
     kind: ClassVar[str] = "partial_rollouts"
 
     def metrics(self, recipe: StepRecipe) -> tuple[ReportedMetric, ...]:
-        return always(metrics.ROLLOUT_UNFINISHED_SEQS, metrics.THROUGHPUT_GENERATED, metrics.TIME_TRANSFER_S)
+        return always(metrics.ROLLOUT_UNFINISHED_SEQS, *GENERATION_METRICS)
 
     def present_fields(self, recipe: StepRecipe) -> dict[str, bool]:
         return _OF_SEGMENTS

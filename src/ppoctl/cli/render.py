@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ppoctl.run.startable import Messages
 
 
+PLAIN_WIDTH = 80
+"""Width of output that is not for a terminal, if its width can be chosen."""
+
+
 def line(text: str = "") -> None:
     """Print a line of data."""
     print(text, flush=True)
@@ -223,6 +227,11 @@ def styled(text: str, style: str) -> str:
 def is_terminal() -> bool:
     """Whether stdout is a terminal, directly or through a pager."""
     return sys.stdout.isatty()
+
+
+def width() -> int:
+    """Return the columns of the terminal; without a terminal, 80."""
+    return shutil.get_terminal_size().columns if is_terminal() else PLAIN_WIDTH
 
 
 def clipped(text: str, cells: int | None) -> str:

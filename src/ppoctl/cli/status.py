@@ -49,6 +49,9 @@ def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> Non
     if report["stages"]:
         render.line()
         _print_stages(report)
+    if report["waits"]:
+        render.line()
+        _print_waits(report["waits"])
     if report["figures"]:
         render.line()
         _print_metrics(run, report)
@@ -64,6 +67,18 @@ def _print_stages(report: dict[str, Any]) -> None:
 
     headers, cells = table([StageRow(**row) for row in report["stages"]])
     render.table(cells, (f"stages of step {report['steps_done']}", *headers))
+
+
+def _print_waits(found: dict[str, Any]) -> None:
+    """Print who worked and who waited in the last complete step."""
+    from ppoctl.show.report import waiting_bars
+    from ppoctl.show.report.who_waited import StepWaits
+
+    waits = StepWaits.from_json(found)
+    render.table(*waiting_bars.rows(waits, render.width()))
+    render.line(waiting_bars.legend(waits))
+    if advice := waiting_bars.longer_side([waits]):
+        render.prose(advice)
 
 
 def _print_metrics(run: Path, report: dict[str, Any]) -> None:
@@ -123,6 +138,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     """
     from ppoctl.core.step_metrics import of_step
     from ppoctl.show.report.stage_table import stage_rows
+    from ppoctl.show.report.who_waited import step_waits
     from ppoctl.start.slurm import run_status
     from ppoctl.start.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store.time_use import attempt_times
@@ -136,6 +152,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     last = max(stages, key=lambda line: line["seq"], default=None)
     of_last_step = [line for line in lines if line.get("step") == facts.steps_done]
     metrics = of_step(of_last_step)
+    waits = step_waits(of_last_step) if facts.steps_done else None
     names = dict.fromkeys(line["stage"].partition(".")[0] for line in of_last_step if "stage" in line)
     return {
         "name": recorded.facts["name"],
@@ -150,6 +167,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "jobs": _jobs(facts, snapshot),
         "slurm_silent": snapshot.no_answer_reason,
         "stages": [vars(row) for row in stage_rows(names, recorded.outlines.roles, metrics)],
+        "waits": None if waits is None else waits.as_json(),
         "figures": metrics,
         "expect": _expectation_results(recorded) if state.word in ("finished", "unmet") else [],
     }

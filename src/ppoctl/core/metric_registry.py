@@ -14,13 +14,17 @@ from functools import lru_cache
 from ppoctl.core.evaluation_metrics import EVAL_PASS_AT_1 as EVAL_PASS_AT_1
 from ppoctl.core.evaluation_metrics import EVALUATION_METRICS
 from ppoctl.core.metric import Metric as Metric
+from ppoctl.core.speed_metrics import GENERATIONS_S as GENERATIONS_S
+from ppoctl.core.speed_metrics import PARALLEL_S as PARALLEL_S
 from ppoctl.core.speed_metrics import PEAKS as PEAKS
 from ppoctl.core.speed_metrics import ROLLOUTS_S as ROLLOUTS_S
 from ppoctl.core.speed_metrics import SAVES as SAVES
+from ppoctl.core.speed_metrics import SCORINGS_S as SCORINGS_S
 from ppoctl.core.speed_metrics import SPEED_METRICS
 from ppoctl.core.speed_metrics import THROUGHPUT_ENGINE_IDLE_FRAC as THROUGHPUT_ENGINE_IDLE_FRAC
 from ppoctl.core.speed_metrics import THROUGHPUT_GENERATED as THROUGHPUT_GENERATED
 from ppoctl.core.speed_metrics import TIME_EVAL_S as TIME_EVAL_S
+from ppoctl.core.speed_metrics import TIME_GENERATION_S as TIME_GENERATION_S
 from ppoctl.core.speed_metrics import TIME_ROLLOUT_S as TIME_ROLLOUT_S
 from ppoctl.core.speed_metrics import TIME_TRANSFER_S as TIME_TRANSFER_S
 from ppoctl.core.speed_metrics import WAITS as WAITS

@@ -309,7 +309,9 @@ class FinishedSamples(Protocol):
         """Return the samples that an earlier attempt finished for the same `SampleSetKey`, by request key."""
         ...
 
-    def writer(self, key: SampleSetKey, *, to_the_end: bool = False) -> AbstractContextManager[Callable[[Sample], None]]:
+    def writer(
+        self, key: SampleSetKey, *, to_the_end: bool = False
+    ) -> AbstractContextManager[Callable[[Sample], None]]:
         """Return a context with a function that takes each finished sample.
 
         Samples are written in groups, even if the context ends with an error. After a normal end, the last group is

@@ -6,6 +6,11 @@ TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including t
 TIME_TRANSFER_S = Metric(
     "time/transfer_s", "s", "part of the rollout: weights are sent to the engines and verified; 0 after an evaluation"
 )
+TIME_GENERATION_S = Metric(
+    "time/generation_s", "s",
+    "time for which the engines generate the responses of a rollout, without the transfer; with rollout.ahead, those "
+    "of the next step, while the step trains",
+)  # fmt: skip
 TIME_NEXT_ROLLOUT_S = Metric(
     "time/next_rollout_s", "s",
     "time that the step waits for the rollout of the next step: the transfer, and the rest of the generation when "
@@ -84,6 +89,12 @@ def pass_metrics(stage: str) -> tuple[str, str]:
 ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)
 """Names of the times of stages that send weights and generate. If a step has several, the last of these generated
 last: after a partial rollout, the stage `rollout` only takes the groups that have ended."""
+PARALLEL_S = (TIME_NEXT_ROLLOUT_S.name,)
+"""Names of the times of stages that generate while other stages of the step run."""
+GENERATIONS_S = (*ROLLOUTS_S, TIME_GREEDY_ROLLOUT_S.name)
+"""Names of the times of stages in which the engines generate, except evaluations."""
+SCORINGS_S = (TIME_REWARD_S.name, TIME_GREEDY_REWARD_S.name)
+"""Names of the times of stages that score responses."""
 
 
 def usage_metrics(stage: str) -> tuple[str, str]:

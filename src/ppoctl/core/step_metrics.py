@@ -40,6 +40,7 @@ OVER_ROUNDS: dict[str, Callable[[str, Sequence[StageLine]], float]] = {
     metric_registry.THROUGHPUT_GENERATED.name: _of_generation,
     metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name: _of_generation,
     metric_registry.TIME_TRANSFER_S.name: _sum,
+    metric_registry.TIME_GENERATION_S.name: _sum,
     **dict.fromkeys(metric_registry.WAITS, _sum),
     **dict.fromkeys(metric_registry.PEAKS, _largest),
     metric_registry.REWARD_SECONDS_MEAN.name: _mean,
@@ -59,8 +60,9 @@ def reported(line: StageLine) -> dict[str, float]:
     return {**line.get("figures", {}), **line.get("clocked", {}), **seconds}
 
 
-def of_step(lines: Iterable[StageLine]) -> dict[str, float]:
-    """Return the value of each metric of a step. `lines` are journal lines of this step, oldest first.
+def rounds_of(lines: Iterable[StageLine]) -> dict[str, dict[int, StageLine]]:
+    """Return the valid lines of a step: name of the stage, or of a save -> round -> line. `lines` are journal lines
+    of this step, oldest first.
 
     A later line of a stage, or of a save of a role, replaces the earlier one, and further rounds of an earlier run of
     the step are left out.
@@ -70,8 +72,13 @@ def of_step(lines: Iterable[StageLine]) -> dict[str, float]:
         name, _, number = line.get("stage", f"save of {line.get('role')}").partition(".")
         earlier = {each: old for each, old in rounds.pop(name, {}).items() if each < int(number or 1)}
         rounds[name] = {**earlier, int(number or 1): line}
+    return rounds
+
+
+def of_step(lines: Iterable[StageLine]) -> dict[str, float]:
+    """Return the value of each metric of a step. `lines` are journal lines of this step, oldest first."""
     found: dict[str, float] = {}
-    for of_stage in rounds.values():
+    for of_stage in rounds_of(lines).values():
         found |= reported(list(of_stage.values())[-1])
         for name, over in OVER_ROUNDS.items() if len(of_stage) > 1 else ():
             if measured := [line for line in of_stage.values() if name in line.get("clocked", {})]:

@@ -248,7 +248,10 @@ class NullPorts:
         return {}
 
     def writer(
-        self, key: SampleSetKey, *, to_the_end: bool = False  # noqa: ARG002 - as above
+        self,
+        key: SampleSetKey,  # noqa: ARG002 - as above
+        *,
+        to_the_end: bool = False,  # noqa: ARG002 - as above
     ) -> AbstractContextManager[Callable[[Sample], None]]:
         return nullcontext(lambda _: None)
 

@@ -128,6 +128,7 @@ class Rollouts(Record["Rollouts"]):
         if not tokens or seconds <= 0:
             return {}
         metrics = {metric_registry.THROUGHPUT_GENERATED.name: tokens / seconds}
+        metrics[metric_registry.TIME_GENERATION_S.name] = seconds
         if self.idle_s is not None:
             metrics[metric_registry.THROUGHPUT_ENGINE_IDLE_FRAC.name] = self.idle_s / seconds
         return metrics

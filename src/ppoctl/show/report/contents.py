@@ -14,8 +14,14 @@ from ppoctl.show.report.formatting import moment, toml
 from ppoctl.show.report.overview import head
 from ppoctl.show.report.recipe_keys import as_text, side_by_side
 from ppoctl.show.report.run_reader import ReportedRun
+from ppoctl.show.report.waiting_bars import chart, longer_side, table_rows
+from ppoctl.show.report.who_waited import newest_steps
 
 Json = dict[str, Any]
+
+
+STEPS_OF_WAITS = 5
+"""Number of newest steps of which the page shows who waited for whom."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
     """Return the contents for these runs, in about `room` bytes, with samples of `steps` steps of each run."""
     heads = [head(run) for run in runs]
     run_events = [events(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)]
+    waits = [newest_steps(run.lines, run.outlines, at_most=STEPS_OF_WAITS) for run in runs]
     lists = report_curves.Steps()
     grouped = [
         (title, [report_curves.chart(name, runs, lists, fewest=_fewest(title)) for name in names])
@@ -49,6 +56,7 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
         "charts": [chart.pop("data") for chart in charts],
         "marks": [mark for number, found in enumerate(run_events) for mark in _marks(number, found)],
         "stages": [report_time.timeline(run, number) for number, run in enumerate(runs)],
+        "waits": [chart(run_steps) for run_steps in waits],
     }
     words = {
         "title": " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
@@ -58,6 +66,7 @@ def contents(runs: Sequence[ReportedRun], *, steps: int, room: int) -> Contents:
         "groups": grouped,
         "further": report_curves.FURTHER,
         "shares": [report_time.shares(run) for run in runs],
+        "waits": [{"says": longer_side(run_steps), "rows": table_rows(run_steps)} for run_steps in waits],
         "attempts": [attempt_rows(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)],
         "attempt_headers": ATTEMPTS,
         "changes": [[(step, key, toml(a), toml(b)) for step, key, a, b in changes(run)] for run in runs],

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from ppoctl import __version__
 
 FILES = Path(__file__).parent / "page"
-SCRIPTS = ("start.js", "axes.js", "chart.js", "stages.js", "tokens.js", "samples.js", "page.js")
+SCRIPTS = ("start.js", "axes.js", "chart.js", "stages.js", "waits.js", "tokens.js", "samples.js", "page.js")
 """Source files of the page's script, in the order in which they are concatenated."""
 MARK = '<meta name="generator" content="ppoctl report'
 """Text near the start of every report. A file with this text is recognised as a report."""

@@ -1,0 +1,245 @@
+"""Work and waits of the parties of a step: intervals from the journal lines of the step. Imports no torch.
+
+A stage of the main thread takes the `seconds` before `at`. The party of the stage works, the others wait for it:
+
+    party      works in
+    generator  the generation of a rollout (`time/generation_s`), which ends with its stage; that of the next step
+               begins when the first stage of another party begins, and runs in parallel with these stages
+    reward     the stages that score
+    trainer    all other stages, except an evaluation, which is not a part of the step
+
+Trainer and generator neither work nor wait while weights are transferred. No party waits between stages, when states
+are saved, and while a component starts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ppoctl.core import metric_registry
+from ppoctl.core.step_metrics import StageLine, rounds_of
+from ppoctl.store.journal import JournalLine
+from ppoctl.store.outline import EVAL, Outlines
+
+GENERATOR, TRAINER, REWARD = "generator", "trainer", "reward"
+PARTIES = (GENERATOR, TRAINER, REWARD)
+WORKS, TRANSFER = "works", "transfer"
+"""States of a party. A further state is the name of the party that it waits for."""
+
+_Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PartySpan:
+    """Time in which a party has one state, in seconds since the step began."""
+
+    start_s: float
+    end_s: float
+    state: str
+    """`WORKS`, `TRANSFER`, or the name of the party that it waits for."""
+
+
+@dataclass(frozen=True)
+class StepWaits:
+    """Work and waits of one step. Time between two attempts is left out."""
+
+    step: int
+    seconds: float
+    is_parallel: bool
+    """Whether the responses of the next step were generated in this step (`rollout.ahead`)."""
+    resumed_at_s: tuple[float, ...]
+    """Seconds since the step began at which another attempt continued the step."""
+    spans: Mapping[str, tuple[PartySpan, ...]]
+    """Spans of each party, in order. In the time between them, the party neither works nor waits."""
+
+    def in_state(self, party: str, state: str) -> float:
+        """Return the seconds for which a party has a state."""
+        return round(sum(span.end_s - span.start_s for span in self.spans[party] if span.state == state), 6)
+
+    def worked_s(self, party: str) -> float:
+        """Return the seconds for which a party works."""
+        return self.in_state(party, WORKS)
+
+    def waited_s(self, party: str) -> dict[str, float]:
+        """Return the seconds for which a party waits, by the party that it waits for, longest first."""
+        found = {other: self.in_state(party, other) for other in PARTIES if other != party}
+        return {other: s for other, s in sorted(found.items(), key=lambda item: -item[1]) if s > 0}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> "StepWaits":
+        """Return the waits from the result of `as_json`."""
+        spans = {party["name"]: tuple(PartySpan(*span) for span in party["spans"]) for party in found["parties"]}
+        resumed_at_s = tuple(found["resumed_at_s"])
+        return StepWaits(found["step"], found["seconds"], found["is_parallel"], resumed_at_s, spans)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON form, which `status --json` prints."""
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "is_parallel": self.is_parallel,
+            "resumed_at_s": list(self.resumed_at_s),
+            "parties": [
+                {
+                    "name": name,
+                    "worked_s": self.worked_s(name),
+                    "waited_s": self.waited_s(name),
+                    "spans": [[span.start_s, span.end_s, span.state] for span in self.spans[name]],
+                }
+                for name in PARTIES
+            ],
+        }
+
+
+def newest_steps(lines: Iterable[JournalLine], outlines: Outlines, *, at_most: int) -> list[StepWaits]:
+    """Return the newest complete steps, oldest first, without steps whose generation was not measured."""
+    by_step: dict[int, list[JournalLine]] = {}
+    for line in lines:
+        if "stage" in line:
+            by_step.setdefault(int(line["step"]), []).append(line)
+    found: list[StepWaits] = []
+    for step in sorted(by_step, reverse=True):
+        is_complete = any(line["stage"] == outlines.at(step).last for line in by_step[step])
+        if is_complete and len(found) < at_most and (waits := step_waits(by_step[step])) is not None:
+            found.insert(0, waits)
+    return found
+
+
+def step_waits(lines: Iterable[StageLine]) -> StepWaits | None:
+    """Return who worked and waited in the step of these journal lines.
+
+    None: the lines contain no rollout, or a version of ppoctl wrote them that did not record how long it took.
+    """
+    stages = [line for of in rounds_of(lines).values() for line in of.values() if "stage" in line]
+    stages = sorted((line for line in stages if _name(line) != EVAL), key=lambda line: float(line["at"]))
+    rollouts = [line for line in stages if _seconds_name(line) in metric_registry.ROLLOUTS_S]
+    if not rollouts or any(_is_unmeasured(line) for line in rollouts):
+        return None
+    parallel = {line["attempt"] for line in rollouts if _is_parallel(line)}
+    spans: dict[str, list[PartySpan]] = {party: [] for party in PARTIES}
+    offset, resumed_at_s = 0.0, []
+    for attempt in sorted({line["attempt"] for line in stages}):
+        part = _part([line for line in stages if line["attempt"] == attempt])
+        # An earlier attempt generated too, but its generation was killed, and left no line.
+        is_generator_known = all(attempt >= each for each in parallel)
+        if offset > 0:
+            resumed_at_s.append(round(offset, 6))
+        for party in PARTIES:
+            spans[party] += part.spans(party, offset, can_wait=is_generator_known or party != GENERATOR)
+        offset += part.end - part.start
+    return StepWaits(
+        step=int(stages[0]["step"]),
+        seconds=round(offset, 6),
+        is_parallel=bool(parallel),
+        resumed_at_s=tuple(resumed_at_s),
+        spans={party: tuple(_joined(found)) for party, found in spans.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _AttemptPart:
+    """The part of a step that one attempt ran, in seconds of the clock of its machine."""
+
+    stages: Sequence[tuple[_Span, str]]
+    """Intervals in which the step is in a stage, and the party of the stage, in order."""
+    work: Sequence[tuple[_Span, str]]
+    transfers: Sequence[_Span]
+
+    @property
+    def edges(self) -> list[float]:
+        found = [*(span for span, _ in (*self.stages, *self.work)), *self.transfers]
+        return sorted({edge for span in found for edge in span})
+
+    @property
+    def start(self) -> float:
+        return self.edges[0]
+
+    @property
+    def end(self) -> float:
+        return self.edges[-1]
+
+    def spans(self, party: str, offset: float, *, can_wait: bool) -> list[PartySpan]:
+        """Return the spans of a party, with `offset` seconds of the step before this part."""
+        moved = offset - self.start
+        return [
+            PartySpan(round(start + moved, 6), round(end + moved, 6), state)
+            for start, end in pairwise(self.edges)
+            if (state := self._state(party, (start + end) / 2)) in (WORKS, TRANSFER) or (state and can_wait)
+        ]
+
+    def _state(self, party: str, at: float) -> str:
+        """Return the state of a party at a moment; "" if it neither works nor waits."""
+        if any(who == party and _has(span, at) for span, who in self.work):
+            return WORKS
+        if party != REWARD and any(_has(span, at) for span in self.transfers):
+            return TRANSFER
+        return next((who for span, who in self.stages if _has(span, at) and who != party), "")
+
+
+def _has(span: _Span, at: float) -> bool:
+    return span[0] <= at < span[1]
+
+
+def _part(lines: Sequence[StageLine]) -> _AttemptPart:
+    """Return the part of a step with these stages of one attempt, which are in the order of their commits."""
+    stages: list[tuple[_Span, str]] = []
+    work: list[tuple[_Span, str]] = []
+    transfers: list[_Span] = []
+    for line in lines:
+        party, at, seconds = _party(line), float(line["at"]), float(line["seconds"])
+        clocked = line.get("clocked", {})
+        transfer_s = float(clocked.get(metric_registry.TIME_TRANSFER_S.name, 0.0))
+        generation_s = float(clocked.get(metric_registry.TIME_GENERATION_S.name, 0.0))
+        if _seconds_name(line) not in metric_registry.ROLLOUTS_S:  # also greedy responses, which have no such metrics
+            start, worked = at - seconds, (at - seconds, at)
+        elif _is_parallel(line):
+            others = [float(each["at"]) - float(each["seconds"]) for each in lines if _party(each) != GENERATOR]
+            began = min([*others, at - generation_s])
+            transfers.append((began - transfer_s, began))
+            # The transfer is a part of the seconds, but was before the other stages.
+            start, worked = at - max(seconds - transfer_s, 0.0), (began, began + generation_s)
+        else:
+            transfers.append((at - seconds, at - seconds + transfer_s))
+            start, worked = at - seconds, (at - generation_s, at)
+        stages.append(((start, at), party))
+        work.append((worked, party))
+    return _AttemptPart(stages, work, transfers)
+
+
+def _joined(spans: Iterable[PartySpan]) -> list[PartySpan]:
+    """Return the spans, of which those of one state that follow each other are one span."""
+    found: list[PartySpan] = []
+    for span in spans:
+        if span.end_s <= span.start_s:  # rounding of the clock
+            continue
+        if found and found[-1].state == span.state and found[-1].end_s == span.start_s:
+            found[-1] = PartySpan(found[-1].start_s, span.end_s, span.state)
+        else:
+            found.append(span)
+    return found
+
+
+def _name(line: StageLine) -> str:
+    return str(line["stage"]).partition(".")[0]
+
+
+def _seconds_name(line: StageLine) -> str:
+    return f"time/{_name(line)}_s"
+
+
+def _is_parallel(line: StageLine) -> bool:
+    return _seconds_name(line) in metric_registry.PARALLEL_S
+
+
+def _party(line: StageLine) -> str:
+    if _seconds_name(line) in metric_registry.GENERATIONS_S:
+        return GENERATOR
+    return REWARD if _seconds_name(line) in metric_registry.SCORINGS_S else TRAINER
+
+
+def _is_unmeasured(line: StageLine) -> bool:
+    """Whether the engines generated, and how long they did is not recorded. Loaded samples were not generated."""
+    clocked = line.get("clocked", {})
+    names = metric_registry.THROUGHPUT_GENERATED.name, metric_registry.TIME_GENERATION_S.name
+    return names[0] in clocked and names[1] not in clocked
