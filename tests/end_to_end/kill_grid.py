@@ -263,7 +263,9 @@ def resume_from(
         play(walks[looks].root, recipe, witness, choose)
         stages = {moment.split()[1] for moment in witness.moments}
         assert {"rollout", "actor_update", "state/actor", "eval"} <= stages
-        assert {"rollout", "eval"} <= {moment.split()[1] for moment in witness.moments if moment.endswith("samples")}
+        generate = {moment.split()[1] for moment in witness.moments if moment.endswith("samples")}
+        generates = "partial_rollout" if recipe.rollout.tokens_per_step else "rollout"
+        assert {generates, "eval"} <= generate
     expected = [result(walk.root) for walk in walks.values()]
     assert all(each == expected[0] for each in expected)
 
