@@ -49,6 +49,7 @@ VARIANTS = {
         "actor.optimizer.lr=1e-3",
         "critic.optimizer.lr=2e-3",
     ],
+    "partial": ["rollout.tokens_per_step=12", "ppo.rollout_correction.kind=tis"],
     "grpo": [],
     "rloo": ['ppo.advantages={kind="rloo"}'],
     "reinforce_pp": ['ppo.advantages={kind="reinforce_plus_plus"}'],

@@ -69,6 +69,13 @@ VARIANTS = {
     "every 2": {"checkpoint.every_steps": "2", "tracking.kind": "none"},
     "every 2, waits": {"checkpoint.every_steps": "2", "checkpoint.asynchronous": "false", "tracking.kind": "none"},
     "every 3, mlflow": {"checkpoint.every_steps": "3"},
+    "every 2, overlap": {
+        "checkpoint.every_steps": "2",
+        "tracking.kind": "none",
+        "rollout.ahead": "1",
+        "rollout.tokens_per_step": "10",
+        "ppo.rollout_correction.kind": "tis",
+    },
 }
 LAST = "states/actor/000004/manifest.json"
 MAX_COMMANDS = 10
@@ -83,8 +90,8 @@ class Mismatch(Exception):  # noqa: N818 - not an error of this program
 class Soak:
     """All cases of one seed, in one folder, which is reused."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed = folder, seed
+    def __init__(self, folder: Path, seed: int, variant: str | None = None) -> None:
+        self.folder, self.seed, self.variant = folder, seed, variant
         self.results = folder / "results.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         self.tmp = folder / "tmp"
@@ -198,7 +205,7 @@ class Soak:
 
     def kill(self, case: Path, rng: random.Random) -> tuple[str, dict[str, int]]:
         """Disturb one run one to three times, then continue it to its end."""
-        variant = rng.choices(list(VARIANTS), weights=(3, 2, 2, 2))[0]
+        variant = self.variant or rng.choices(list(VARIANTS), weights=(3, 2, 2, 2, 2))[0]
         reference = self.reference(variant)
         root, events, counts = case / "runs/soak", [variant], Counter[str]()
         command, expected = self.train(variant), {0}
@@ -408,9 +415,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="signals, not cases")
     parser.add_argument("--damages", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after that")
+    parser.add_argument("--variant", choices=list(VARIANTS), help="only this one")
     parser.add_argument("--only", nargs="*", help="cases by name, also such as were done")
     args = parser.parse_args()
-    soak = Soak(args.folder.resolve(), args.seed)
+    soak = Soak(args.folder.resolve(), args.seed, args.variant)
     results = [json.loads(line) for line in soak.results.read_text().splitlines()] if soak.results.exists() else []
     before = len(results)
     until = time.monotonic() + 60 * args.minutes

@@ -1,5 +1,4 @@
-"""Families train from the command line. The engine of a mixture of experts cannot take weights on a CPU, and is
-restarted for each state; others take weights in place. (The quickstart is a Qwen2.)"""
+"""Families train from the command line. (The quickstart is a Qwen2.)"""
 
 from pathlib import Path
 
@@ -31,9 +30,8 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     return found[1]
 
 
-# CI tests a family whose engine is restarted for each state; `test_recipes_in_small.py` has one that takes weights in
-# place.
-IN_CI = pytest.param("deepseek_v3", marks=pytest.mark.ci("test_engine_restarted_on_export_has_its_weights"))
+# CI tests a mixture of experts; `test_recipes_in_small.py` has a dense family.
+IN_CI = pytest.param("deepseek_v3", marks=pytest.mark.ci("test_experts_change_in_place_as_in_a_new_engine"))
 IN_THE_STORY = [
     pytest.param(kind, marks=pytest.mark.slow)
     for kind in ("gemma2", "llama", "mistral", "qwen2_moe", "qwen3", "qwen3_moe")

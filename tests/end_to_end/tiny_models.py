@@ -24,8 +24,8 @@ MODELS: dict[str, dict[str, object]] = {
 }
 
 
-def tiny_model(kind: str, folder: Path) -> Path:
-    """Write a model with random weights, and the quickstart's tokenizer."""
+def tiny_model(kind: str, folder: Path, **changes: object) -> Path:
+    """Write a model with random weights, and the quickstart's tokenizer. `changes` are those of its config."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes/quickstart/model")
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -41,7 +41,7 @@ def tiny_model(kind: str, folder: Path) -> Path:
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        **MODELS[kind],
+        **{**MODELS[kind], **changes},
     )
     random = AutoModelForCausalLM.from_config(config)
     for name, buffer in random.named_buffers():

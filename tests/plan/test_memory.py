@@ -17,7 +17,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.models.head import Head
 from ppoctl.models.model import Model
-from ppoctl.models.shape_reader import read_shape
+from ppoctl.models.shape_reader import read_shape, shape_if_known
 from ppoctl.plan.memory import generator_memory, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
@@ -819,3 +819,12 @@ def test_driver_memory_is_on_first_node(smallest: Path) -> None:
     node = _estimate(smallest, *sets, gpu_gib=80.0).node
     assert node is not None
     assert {item.role for item in node.items} == {"generator", "node"}
+
+
+@pytest.mark.parametrize(("device", "copies"), [("gpu", 2), ("cpu", 3)])
+def test_experts_of_the_largest_layer_are_in_transfer(device: str, copies: int) -> None:
+    """Qwen1.5-MoE: 60 experts of three matrices of 2048 x 1408, and shared experts that are loaded one by one."""
+    shape = shape_if_known("Qwen/Qwen1.5-MoE-A2.7B-Chat")
+    assert shape is not None
+    assert generator_memory.expert_transfer_bytes(shape, 2, device) == copies * 60 * 3 * 2048 * 1408 * 2
+    assert generator_memory.expert_transfer_bytes(SMALL, 2, device) == 0

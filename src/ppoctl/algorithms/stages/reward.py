@@ -15,7 +15,7 @@ from ppoctl.core.batch.prompts import Prompts
 from ppoctl.core.batch.records import Rewards, Rollouts
 from ppoctl.core.batch.scorer_metrics import require_own_names
 from ppoctl.core.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, BatchScorer, Score, ScoreRequest
-from ppoctl.core.errors import NonFiniteError, RewardError
+from ppoctl.core.errors import NonFiniteError, RewardError, quoted
 from ppoctl.core.ports import Scorer
 
 LOOK_EVERY_S = 0.2
@@ -88,7 +88,7 @@ class RewardStage:
         fix, command = "the rollouts are saved: fix the reward", self._resume
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
-            command = f"ppoctl resume RUN --back-to {generated - 1}"
+            command = f"ppoctl resume RUN --back-to {quoted(str(generated - 1))}"
         if all(score.value is None or (self.are_trained and _has_no_turn(episode)) for score, _, episode in rows):
             lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(

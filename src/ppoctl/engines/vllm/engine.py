@@ -95,11 +95,10 @@ class Engine(ReceivingEngine, ProfiledProcess, MeasuredProcess):
         return int(self._llm.model_config.get_vocab_size())
 
     def takes_weights(self) -> bool:
-        """Whether weights can be loaded in place. False for mixtures of experts. On a CPU, vLLM repacks experts at
-        startup: weights that are loaded later do not reach the copies with which vLLM computes, and vLLM raises no
-        error. On a GPU, vLLM fuses all experts into one tensor. This tensor cannot be read back expert by expert
-        (`weights`), so the load could not be verified."""
-        return not self._llm.model_config.is_moe
+        """Whether weights can be loaded in place and read back. False for a mixture of experts whose kernel changes
+        the weights (`experts`)."""
+        (takes,) = self._llm.collective_rpc("ppoctl_takes_weights")
+        return bool(takes)
 
     def restart(self, folder: str) -> list[LoadedWeight]:
         source, self._source = self._source, None

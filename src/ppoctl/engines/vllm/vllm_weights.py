@@ -14,6 +14,7 @@ with which the engine computes*.
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
   output element is one weight times 1 plus zeros, so this returns the packed weights exactly, in float32 and in
   bfloat16. A tied head has a packed copy in addition to the embedding. This copy is read and compared separately.
+- Experts on a CPU: packed in another order, which `experts` undoes.
 - All other weights (embeddings, norms, biases; on a GPU all weights): the resident tensor is read.
 
 The verification does not cover the KV cache: a request must not read keys and values of older weights.
@@ -34,7 +35,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+from ppoctl.engines.vllm.experts import FUSED, ReloadedExperts, expert_weights, take_weights
 from ppoctl.models.convert.checksum import LoadedWeight, checksum_of
 
 BACKEND = "ppoctl_host"
@@ -74,6 +77,7 @@ class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        self._experts = ReloadedExperts(self.model)
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Arrived) -> None:
@@ -86,6 +90,7 @@ class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
         # The checksums find every weight that was not loaded. vLLM would warn of each layer that keeps its weights.
         with _without(layerwise.logger, "%s: Failed to load weights"):
             finalize_layerwise_reload(self.model, self.model_config)
+        self._experts.end()
 
     def shutdown(self) -> None:
         """Do nothing: there is no connection."""
@@ -109,6 +114,10 @@ class WeightReader:
     """Extension of vLLM's worker (`worker_extension_cls`), which runs in the process with the engine's weights."""
 
     model_runner: Any
+
+    def ppoctl_takes_weights(self) -> bool:
+        """Return whether weights can be loaded in place and read back."""
+        return take_weights(self.model_runner.get_model())
 
     def ppoctl_loaded_weights(self) -> list[LoadedWeight]:
         """Return all weights of the engine, read back from the memory with which the engine computes."""
@@ -139,7 +148,13 @@ def _read_back(model: torch.nn.Module) -> Iterator[LoadedWeight]:
     owners: dict[int, str] = {}
     dtype = next(model.parameters()).dtype
     for path, module in model.named_modules():
+        experts = isinstance(module, RoutedExperts)
+        if experts:
+            for name, part, axis in expert_weights(path, module):
+                yield LoadedWeight(name, checksum_of(_gathered(part, axis)), None)
         for kind, parameter in module.named_parameters(recurse=False):
+            if experts and kind in FUSED:
+                continue
             parts = fused.get(path.rpartition(".")[2], ())
             # If a model's checkpoint has fused layers too, the only part of a fused layer is the layer.
             parts = parts if len(parts) > 1 else ()
@@ -165,7 +180,7 @@ def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Te
     value = parameter.data
     if kind == "weight" and hasattr(module, "cpu_linear"):
         value = _unpacked(module, dtype)
-    elif value.dtype != dtype and hasattr(module, "cpu_linear"):
+    elif kind == "bias" and value.dtype != dtype and hasattr(module, "cpu_linear"):
         # Some CPU kernels keep the bias in float32; the conversion is exact in both directions.
         value = value.to(dtype)
     return value
@@ -173,24 +188,31 @@ def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Te
 
 def _whole(module: Any, kind: str, part: Tensor) -> Tensor:
     """Return the full tensor, gathered from all tensor ranks, without padding."""
-    from vllm.distributed import get_tp_group
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    ranks = get_tp_group()
-    # Collectives require contiguous tensors; a part may be a slice or a transposed matrix.
-    if ranks.world_size > 1:
-        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
-            part = ranks.all_gather(part.contiguous(), 0)
-        elif isinstance(module, RowParallelLinear) and kind == "weight":
-            part = ranks.all_gather(part.contiguous(), 1)
+    if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
+        part = _gathered(part, 0)
+    elif isinstance(module, RowParallelLinear) and kind == "weight":
+        part = _gathered(part, 1)
     # The vocabulary is padded to a multiple of 64; the padding is never sampled.
     return part[: module.org_vocab_size] if hasattr(module, "org_vocab_size") else part
 
 
+def _gathered(part: Tensor, axis: int) -> Tensor:
+    """Return the parts of all tensor ranks, joined along an axis."""
+    from vllm.distributed import get_tp_group
+
+    ranks = get_tp_group()
+    # Collectives require contiguous tensors; a part may be a slice or a transposed matrix.
+    return part if ranks.world_size == 1 else ranks.all_gather(part.contiguous(), axis)
+
+
 def _unpacked(module: Any, dtype: torch.dtype) -> Tensor:
     """Return the packed weight [out, in] of a CPU linear layer, read through the layer's own kernel."""
-    width = module.embedding_dim if hasattr(module, "embedding_dim") else module.input_size_per_partition
+    # A head has the first, a layer that is split over ranks the second, one that every rank holds the third.
+    names = ("embedding_dim", "input_size_per_partition", "input_size")
+    width = next(getattr(module, name) for name in names if hasattr(module, name))
     columns = []
     for start in range(0, width, _PROBE_ROWS):
         rows = min(_PROBE_ROWS, width - start)

@@ -103,6 +103,14 @@ def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
         yield from numbers * (shape.experts.count if of_experts and shape.experts is not None else 1)
 
 
+def expert_tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
+    """Yield the number of elements of each matrix of the experts of this layer."""
+    known = sizes(shape)
+    for row in filter(_is_of_experts, layer_rows(shape, layer)):
+        each = math.prod(known[dim.rstrip("*")] for dim in row.dims.split())
+        yield from [each] * (0 if shape.experts is None else shape.experts.count)
+
+
 def _is_of_experts(row: TensorMapping) -> bool:
     return "{expert}" in row.name
 

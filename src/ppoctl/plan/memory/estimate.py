@@ -18,7 +18,13 @@ from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.attention_memory import pair_bytes
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
-from ppoctl.plan.memory.generator_memory import TransferBytes, bucket_bytes, copies_of, generator_bytes
+from ppoctl.plan.memory.generator_memory import (
+    TransferBytes,
+    bucket_bytes,
+    copies_of,
+    expert_transfer_bytes,
+    generator_bytes,
+)
 from ppoctl.plan.memory.items import Sizes
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
@@ -170,10 +176,10 @@ def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
     )
     one_node = nodes == 1 or shares_first
     buckets = bucket_bytes(shape, layouts(recipe)[POLICY], at.weight, cluster.weights_bucket_mib * 2**20)
-    # Weights of mixtures of experts are published in a folder (`weights.sync`).
-    in_memory = one_node and not (has_ray and cluster.weights == "store") and shape.experts is None
+    in_memory = one_node and not (has_ray and cluster.weights == "store")
     copies = copies_of(cluster, one_node=one_node, has_ray=has_ray)
-    return TransferBytes(buckets, copies, sum(buckets) if in_memory else 0)
+    experts = expert_transfer_bytes(shape, at.weight, at.device)
+    return TransferBytes(buckets, copies, sum(buckets) if in_memory else 0, experts)
 
 
 def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from math import ceil
 
 from ppoctl.algorithms.roles import POLICY
 from ppoctl.core.recipe_table import ParallelTable
-from ppoctl.models.convert.tensors import tensor_sizes
+from ppoctl.models.convert.tensors import expert_tensor_sizes, tensor_sizes
 from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.memory.parameter_memory import rank_parameters
@@ -51,6 +51,11 @@ COPIES = {
 sending rank, on the device of an engine, and in the host memory of a node."""
 
 
+EXPERT_COPIES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
+"""Copies of the experts of a layer that exist while an engine loads them, in addition to those that it computes
+with."""
+
+
 @dataclass(frozen=True)
 class TransferBytes:
     """Bytes of the actor's weights in transfer to engines in other processes."""
@@ -61,11 +66,22 @@ class TransferBytes:
     """Copies of a bucket that exist at one time, as in `COPIES`."""
     published: int
     """Bytes of published weights that a rank keeps in host memory, to restore engines that die. 0: the published
-    weights are in the object store of Ray, or on disk."""
+    weights are in the object store of Ray."""
+    experts: int = 0
+    """Bytes that a process of an engine needs in addition while it loads the experts of a layer."""
 
     @property
     def largest(self) -> int:
         return max(self.buckets, default=0)
+
+
+def expert_transfer_bytes(shape: ModelShape, weight: int, device: str) -> int:
+    """Return the bytes that a process of an engine needs while it loads the experts of the layer with most of them:
+    vLLM collects the matrices of a layer, and makes the fused tensors when it has all of them, on a CPU also packed
+    ones. Tensor ranks keep their part of the fused tensors only, so this is an upper bound for them."""
+    layers = (layer for layer in range(shape.num_layers) if shape.has_experts(layer))
+    largest = max((sum(expert_tensor_sizes(shape, layer)) for layer in layers), default=0)
+    return EXPERT_COPIES[device] * largest * weight
 
 
 def copies_of(cluster: ClusterTable, *, one_node: bool, has_ray: bool = True) -> dict[str, int]:

@@ -123,6 +123,8 @@ def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     # vLLM moves nothing to the host: the trainer sends the weights again after vLLM's sleep.
     yield MemoryItem("generator weights", engine.weights, "device", "generator", smaller, stages, "dropped")
     yield MemoryItem("KV cache", engine.kv_cache, "device", "generator", less, stages, "dropped")
+    transfers = sizes.schedule.of("draws")
+    yield MemoryItem("experts in transfer", sizes.sending.experts, "device", "generator", less, transfers)
     if sizes.device == "gpu" and recipe.generator.compile is not False:
         yield MemoryItem("CUDA graphs", CUDA_GRAPHS_BYTES, "device", "generator", "set `generator.compile = false`")
 

@@ -1,0 +1,174 @@
+"""Experts that change while the engine runs: verified expert by expert from the memory with which vLLM computes, and
+equal to those of an engine that starts with them. Every way in which experts can go wrong is planted and named."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from vllm_bench import settings_for
+
+from end_to_end.tiny_models import MODELS, tiny_model
+from ppoctl.core.errors import WeightSyncError
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.weights.canary import CanaryScores
+from ppoctl.models.convert.checksum import SentChecksums, checksum_of, require_equal
+from vllm_in_process import engines_are_guests
+from vllm_prepared_once import prepare_once
+
+pytestmark = pytest.mark.engines
+
+PROMPT = tuple(range(5, 25))
+Weights = dict[str, Tensor]
+
+
+class Running:
+    """An engine in this process, and the weights that it should hold."""
+
+    def __init__(self, kind: str, folder: Path, *, dtype: str, width: int) -> None:
+        """`width`: of an expert; vLLM pads it to a multiple of 32."""
+        self.dtype, self.folder = dtype, tiny_model(kind, folder, moe_intermediate_size=width)
+        self.weights = self._converted(load_file(self.folder / "model.safetensors"))
+        self.engine = self._start(None)
+
+    def _converted(self, weights: Weights) -> Weights:
+        # The bias of the router is float32 in every model.
+        return {
+            name: weight if "e_score" in name else weight.to(getattr(torch, self.dtype))
+            for name, weight in weights.items()
+        }
+
+    def _start(self, folder: Path | None) -> Engine:
+        settings = dataclasses.replace(settings_for(self.folder, dtype=self.dtype), max_model_len=64)  # type: ignore[arg-type]
+        return Engine(settings, folder=None if folder is None else str(folder))
+
+    def moved(self, by: float) -> Weights:
+        """Return other weights: each moves by about this much."""
+        moved = {
+            name: weight + (by * torch.randn_like(weight)).to(weight.dtype) for name, weight in self.weights.items()
+        }
+        self.weights = moved
+        return moved
+
+    def load(self, weights: Weights, *, at_once: int = 7) -> None:
+        """Load these weights in buckets that end within a layer, and verify all weights."""
+        self.engine.begin_weights()
+        items = list(weights.items())
+        for start in range(0, len(items), at_once):
+            self.engine.load(items[start : start + at_once])
+        sent = SentChecksums({name: checksum_of(weight) for name, weight in self.weights.items()})
+        require_equal(list(self.weights), sent, self.engine.end_weights())
+
+    def scores(self) -> CanaryScores:
+        return self.engine.score(PROMPT, 4)
+
+    def scores_of_a_new_engine(self) -> CanaryScores:
+        folder = self.folder / "moved"
+        folder.mkdir(exist_ok=True)
+        for file in self.folder.glob("*.json"):
+            (folder / file.name).write_bytes(file.read_bytes())
+        save_file(self.weights, folder / "model.safetensors", {"format": "pt"})
+        engine = self._start(folder)
+        try:
+            return engine.score(PROMPT, 4)
+        finally:
+            engine.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
+    prepare_once()
+    engines_are_guests()
+    made: dict[tuple[str, str, int], Running] = {}
+
+    def of(kind: str, dtype: str, width: int) -> Running:
+        key = kind, dtype, width
+        if key not in made:
+            made[key] = Running(kind, tmp_path_factory.mktemp(kind), dtype=dtype, width=width)
+        return made[key]
+
+    yield of
+    for each in made.values():
+        each.engine.close()
+
+
+CASES = [("qwen3_moe", "float32", 64), ("qwen2_moe", "bfloat16", 48), ("deepseek_v3", "float32", 48)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_experts_change_in_place_as_in_a_new_engine(
+    running: Callable[..., Running], case: tuple[str, str, int]
+) -> None:
+    one = running(*case)
+    assert one.engine.takes_weights()
+    one.load(one.weights)
+    before = one.scores()
+    one.load(one.moved(0.05))
+    assert one.scores() != before
+    assert one.scores() == one.scores_of_a_new_engine()
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=str)
+def test_experts_that_are_not_sent_stay(running: Callable[..., Running], case: tuple[str, str, int]) -> None:
+    """A run may train no experts: the kernels of their layers must come back."""
+    one = running(*case)
+    one.load(one.moved(0.01))
+    dense = {name: weight + 0.01 for name, weight in one.weights.items() if ".experts." not in name}
+    one.weights = {**one.weights, **dense}
+    one.load(dense)
+    assert one.scores() == one.scores_of_a_new_engine()
+
+
+def _swapped(weights: Weights) -> Weights:
+    one, other = "model.layers.1.mlp.experts.0.up_proj.weight", "model.layers.1.mlp.experts.2.up_proj.weight"
+    return {**weights, one: weights[other], other: weights[one]}
+
+
+def _gate_as_up(weights: Weights) -> Weights:
+    one, other = "model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.1.mlp.experts.3.gate_proj.weight"
+    return {**weights, one: weights[other], other: weights[one]}
+
+
+def _half_of_a_layer(weights: Weights) -> Weights:
+    return {name: weight for name, weight in weights.items() if "layers.1.mlp.experts.3" not in name}
+
+
+def _stale_layer(weights: Weights) -> Weights:
+    return {name: weight for name, weight in weights.items() if "layers.1.mlp.experts" not in name}
+
+
+def _one_element(weights: Weights) -> Weights:
+    name = "model.layers.1.mlp.experts.1.down_proj.weight"
+    changed = weights[name].clone()
+    changed[3, 5] += 1e-6
+    return {**weights, name: changed}
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (_swapped, "experts.0.up_proj"),
+        (_gate_as_up, "experts.3.gate_proj"),
+        (_half_of_a_layer, "experts.3.gate_proj"),
+        (_stale_layer, "experts.0.gate_proj"),
+        (_one_element, "experts.1.down_proj"),
+    ],
+)
+def test_wrong_expert_is_named(
+    running: Callable[..., Running], fault: Callable[[Weights], Weights], named: str
+) -> None:
+    one = running("qwen3_moe", "float32", 64)
+    one.load(one.moved(1e-3))
+    with pytest.raises(WeightSyncError, match=rf"weight `model\.layers\.1\.mlp\.{named}\.weight` was sent as"):
+        one.load(fault(one.moved(1e-3)))
+    one.load(one.weights)
+
+
+def test_shapes_of_the_tiny_models_need_padding_and_do_not() -> None:
+    assert {width % 32 == 0 for _, _, width in CASES} == {True, False}
+    assert {kind for kind, _, _ in CASES} == {
+        kind for kind, shape in MODELS.items() if "moe_intermediate_size" in shape
+    }
