@@ -16,6 +16,7 @@ from ppoctl.show.diagnose.curves import Curves
 PPO, GRPO = recorded("ppo"), recorded("grpo")
 ERRORS, LATE, ENTROPY, CLIPPED = "reward/error_frac", "reward/timeout_frac", "policy/entropy_mean", "policy/clip_frac"
 VALUE, RETURN, RIGHT = "value/value_mean", "value/return_mean", "reward/right_mean"
+EXPERTS = "policy/experts_unused_frac"
 
 
 def flat(run: Curves = PPO, *, steps: int = 12, **of: Any) -> Curves:
@@ -46,6 +47,7 @@ LIMITS: Sequence[tuple[str, str, Callable[[Any], Curves], Sequence[Any], Sequenc
     ("equal groups", "groups", metric(EQUAL_GROUPS, GRPO, **{SCORE: 0.5}), [0.9], [0.901]),
     ("truncated", "truncation", metric(TRUNCATED), [0.1], [0.101]),
     ("clipped", "clip", metric(CLIPPED, GRPO), [0.3], [0.301]),
+    ("experts that lose their tokens", "experts", lambda u: flat(**{EXPERTS: [0.25] + [u] * 11}), [0.4], [0.401]),
     ("k3 of the mismatch", "mismatch", metric("mismatch/gap_k3"), [0.01], [0.0101]),
     ("gap of the mismatch", "mismatch", metric("mismatch/gap_mean_abs"), [0.05], [0.0501]),
     ("entropy", "entropy", lambda low: flat(**{ENTROPY: [0.5] * 6 + [low] * 6, SCORE: FALLEN, SPREAD: 0.4}),

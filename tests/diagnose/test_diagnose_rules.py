@@ -69,6 +69,9 @@ CASES: Sequence[tuple[str, str, Curves, Curves]] = (
     ("explained-variance", "--set ppo.critic_epochs=6",
      changed(PPO, {"value/explained_variance": steps(0.2, -0.2)}, ppo__epochs=3),
      changed(PPO, {"value/explained_variance": steps(-0.2, -0.1)})),
+    ("experts", "--set actor.optimizer.lr=1e-4",
+     changed(PPO, {"policy/experts_unused_frac": steps(0, 0.5)}),
+     changed(PPO, {"policy/experts_unused_frac": steps(0.5, 0.55)})),
     ("mismatch", "--set 'ppo.rollout_correction={kind=\"tis\"}'",
      changed(PPO, {"mismatch/gap_k3": steps(0.001, 0.02)}), changed(PPO, {"mismatch/gap_k3": steps(0.02, 0.01)})),
     ("mismatch", "--set model.dtype=float32",
@@ -287,5 +290,5 @@ def test_actor_in_warmup_is_not_judged() -> None:
 def test_one_step_is_judged_by_what_one_step_shows() -> None:
     run = Curves(PPO.run, PPO.recipe, {name: points[:1] for name, points in PPO.series.items()})
     assert kinds(run) == []
-    assert [(each.level, each.what[:3]) for each in summary(run, [])] == [(Level.NOTE, "`1`"), (Level.OK, "17 ")]
+    assert [(each.level, each.what[:3]) for each in summary(run, [])] == [(Level.NOTE, "`1`"), (Level.OK, "18 ")]
     assert kinds(changed(run, {KL: [0.17]})) == ["learning-rate-high"]

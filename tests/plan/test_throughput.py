@@ -172,3 +172,18 @@ def test_transfer_is_reported_once(smallest: Path) -> None:
     assert meter.metrics("eval", "evaluation", replace(taken, passes=())) == {}, "its stage is not a rollout"
     assert taken.transfer_s >= 0.02
     assert measurements.take() == Measured()
+
+
+def test_loads_of_experts_are_added_over_ranks_and_passes(smallest: Path) -> None:
+    """Layer 1 has loads 6, 0, 2, 0 of four experts: three times the mean. Layer 2 is on another pipeline rank."""
+    measurements = Measurements()
+    first, second = ProcessUsage(0, 0.0, {1: (2, 0, 1, 0)}), ProcessUsage(0, 0.0, {2: (1, 1, 1, 3)})
+    measurements.add_pass(measured("train"), [first, first, second])
+    measurements.add_pass(measured("train"), [ProcessUsage(0, 0.0, {1: (2, 0, 0, 0)}), second])
+    during, meter = measurements.take(), StageMeter(recipe_of(smallest), lambda _: None)
+    found = meter.metrics("actor_update", "update", during)
+    assert found["policy/expert_load_max"] == 3.0
+    assert found["policy/experts_unused_frac"] == 2 / 8
+    assert "policy/expert_load_max" not in meter.metrics("critic_update", "update", during)
+    dense = meter.metrics("actor_update", "update", replace(during, passes=(measured("train"),)))
+    assert "policy/expert_load_max" not in dense

@@ -12,6 +12,7 @@ import pytest
 from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import MEMORY, play
 from ppoctl.core.metric_registry import ADVANTAGE_EQUAL_GROUPS_FRAC, METRICS, PEAKS, find, pass_metrics
+from ppoctl.core.speed_metrics import load_metrics
 from ppoctl.core.step_metrics import reported
 from ppoctl.recipe.loading.rules.metrics_rules import check_metrics_reported
 from ppoctl.recipe.schema import Recipe
@@ -150,6 +151,7 @@ def names_of(setting: str) -> frozenset[str]:
 OF_REAL_PASSES = {
     *(name for stage in ("values", "logprobs", "critic_update", "actor_update") for name in pass_metrics(stage)),
     *PEAKS,
+    *load_metrics("actor_update"),
 }
 """Metrics that fakes do not report, because they run no model. `end_to_end/test_command_line.py` sees them."""
 

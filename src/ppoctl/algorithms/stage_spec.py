@@ -11,6 +11,7 @@ step function --calls--> StageSpec --build(recipe, parts)--> store.stage_runner.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from ppoctl.algorithms.roles import POLICY, REFERENCE
@@ -20,6 +21,7 @@ from ppoctl.core import metric_registry
 from ppoctl.core.batch.fields import FIELDS, RecordField
 from ppoctl.core.key_path import KeyPath
 from ppoctl.core.metric_registry import Metric
+from ppoctl.core.speed_metrics import load_metrics
 from ppoctl.rewards.shaping_tables import RewardShaping
 
 if TYPE_CHECKING:
@@ -143,7 +145,8 @@ class StageSpec(Generic[Result]):
         """Return whether the stage reports the metric of this name. MFU is missing on a GPU that
         `plan/throughput.py` does not know."""
         metric = metric_registry.find(name)
-        measured = (*metric_registry.pass_metrics(self.name), *metric_registry.usage_metrics(self.name))
+        of_passes = metric_registry.pass_metrics(self.name), metric_registry.usage_metrics(self.name)
+        measured = (*chain(*of_passes), *load_metrics(self.name))
         if name == f"time/{self.name}_s" or (self.passes(recipe) and name in measured):
             return True
         return any(each.is_on and each.metric is metric for each in self.metrics(recipe))

@@ -7,9 +7,9 @@ moves to the driver. This module imports only the standard library.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ppoctl.core.clock import WORK
@@ -35,6 +35,9 @@ class MeasuredPass:
     """Whether the reference computes the same tokens in the same call."""
     peak_bytes: int = 0
     """Largest memory peak of a rank during the passes; 0: unknown."""
+    expert_loads: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Layer with experts -> number of tokens that were routed to each expert, over all ranks. Tensor ranks count the
+    same tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class ProcessUsage:
     """Peak of the memory; 0: unknown."""
     moved_s: float
     """Seconds in which the process moved tensors between host memory and the device."""
+    expert_loads: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Layer with experts -> number of tokens that were routed to each expert."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,15 @@ class Measured:
         )
 
 
+def added(loads: Iterable[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:
+    """Return layer -> the sum of the numbers of tokens of each expert."""
+    total: dict[int, list[int]] = {}
+    for each in loads:
+        for layer, counts in each.items():
+            total[layer] = [a + b for a, b in zip(total.get(layer, [0] * len(counts)), counts, strict=True)]
+    return total
+
+
 class Measurements(threading.local):
     """Measurements that no stage has read yet. Each thread has its own: another stage may run in another thread."""
 
@@ -79,7 +93,8 @@ class Measurements(threading.local):
         """Add passes that have ended, with the usage of each rank. The work clock is stopped during passes of a
         replay, which belong to no stage."""
         if ended.seconds > 0:
-            ended = replace(ended, peak_bytes=max((rank.peak_bytes for rank in ranks), default=0))
+            peak_bytes = max((rank.peak_bytes for rank in ranks), default=0)
+            ended = replace(ended, peak_bytes=peak_bytes, expert_loads=added(rank.expert_loads for rank in ranks))
             moved_s = self._measured.moved_s + max((rank.moved_s for rank in ranks), default=0.0)
             self._measured = replace(self._measured, passes=(*self._measured.passes, ended), moved_s=moved_s)
 

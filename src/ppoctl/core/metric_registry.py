@@ -17,6 +17,7 @@ from ppoctl.core.metric import Metric as Metric
 from ppoctl.core.speed_metrics import GENERATIONS_S as GENERATIONS_S
 from ppoctl.core.speed_metrics import PARALLEL_S as PARALLEL_S
 from ppoctl.core.speed_metrics import PEAKS as PEAKS
+from ppoctl.core.speed_metrics import POLICY_EXPERTS_UNUSED_FRAC as POLICY_EXPERTS_UNUSED_FRAC
 from ppoctl.core.speed_metrics import ROLLOUTS_S as ROLLOUTS_S
 from ppoctl.core.speed_metrics import SAVES as SAVES
 from ppoctl.core.speed_metrics import SCORINGS_S as SCORINGS_S

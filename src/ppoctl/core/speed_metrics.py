@@ -1,4 +1,4 @@
-"""Metrics of the time and the speed of stages (see `metric_registry`)."""
+"""Metrics of the time, the speed and the experts of passes (see `metric_registry`)."""
 
 from ppoctl.core.metric import Metric
 
@@ -78,12 +78,26 @@ MEMORY_VALUES = Metric("memory/values_gib", "GiB", f"{_PEAK} the critic")
 MEMORY_LOGPROBS = Metric("memory/logprobs_gib", "GiB", f"{_PEAK} the actor")
 MEMORY_CRITIC_UPDATE = Metric("memory/critic_update_gib", "GiB", f"{_PEAK} the critic")
 MEMORY_ACTOR_UPDATE = Metric("memory/actor_update_gib", "GiB", f"{_PEAK} the actor", "below the size of the GPU")
+POLICY_EXPERT_LOAD_MAX = Metric(
+    "policy/expert_load_max", "factor",
+    "tokens of an expert divided by the mean of its layer, for the most loaded expert (mixtures of experts)",
+    "1 to 3, steady",
+)  # fmt: skip
+POLICY_EXPERTS_UNUSED_FRAC = Metric(
+    "policy/experts_unused_frac", "fraction", "experts without a token in the update (mixtures of experts)",
+    "near 0, steady", "lower",
+)  # fmt: skip
 SPEED_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
 def pass_metrics(stage: str) -> tuple[str, str]:
     """Return the names of tokens per second and MFU of a stage. Only stages with a trained model have them."""
     return f"throughput/{stage}_tokens_per_s", f"throughput/{stage}_mfu"
+
+
+def load_metrics(stage: str) -> tuple[str, ...]:
+    """Return the names of the metrics of the load of experts, which only the update of the actor has."""
+    return (POLICY_EXPERT_LOAD_MAX.name, POLICY_EXPERTS_UNUSED_FRAC.name) if stage == "actor_update" else ()
 
 
 ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)

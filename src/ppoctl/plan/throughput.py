@@ -16,9 +16,11 @@ from ppoctl.algorithms.choose import generating_stages
 from ppoctl.algorithms.generation_specs import PARTIAL_ROLLOUT, ROLLOUT
 from ppoctl.algorithms.kl_use import kl_use
 from ppoctl.algorithms.role_model import model_of, shared_layers
+from ppoctl.algorithms.update_specs import ACTOR_UPDATE
 from ppoctl.core import metric_registry
 from ppoctl.core.machine.matrix_rate import MatrixRate, matrix_rate
-from ppoctl.core.measured import Measured, MeasuredPass
+from ppoctl.core.measured import Measured, MeasuredPass, added
+from ppoctl.core.speed_metrics import POLICY_EXPERT_LOAD_MAX, POLICY_EXPERTS_UNUSED_FRAC
 from ppoctl.models.shape import ModelShape
 from ppoctl.plan.flops import row_work
 from ppoctl.plan.memory.assumptions import GIB
@@ -45,7 +47,8 @@ class StageMeter:
             usage = self._usage(name, during.engine_peak_bytes, during.moved_s)
             return {metric_registry.TIME_TRANSFER_S.name: during.transfer_s, **usage}
         peak_bytes = max((measured.peak_bytes for measured in during.passes), default=0)
-        return {**self._rates(name, during), **self._usage(name, peak_bytes, during.moved_s)}
+        loads = expert_loads(during) if name == ACTOR_UPDATE.name else {}
+        return {**self._rates(name, during), **self._usage(name, peak_bytes, during.moved_s), **loads}
 
     def _usage(self, stage: str, peak_bytes: int, moved_s: float) -> dict[str, float]:
         """Return the memory peak if it is known, and, if any role is offloaded, the wait."""
@@ -103,3 +106,17 @@ class StageMeter:
     @cached_property
     def _shapes(self) -> Mapping[str, ModelShape] | None:
         return shapes_of(self.recipe)
+
+
+def expert_loads(during: Measured) -> dict[str, float]:
+    """Return how unequally tokens are routed to experts: the largest ratio of a load to the mean load of its layer,
+    and the fraction of all experts without a token. No metrics without experts."""
+    total = added(measured.expert_loads for measured in during.passes)
+    layers = [counts for counts in total.values() if any(counts)]
+    if not layers:
+        return {}
+    experts = [count for counts in layers for count in counts]
+    return {
+        POLICY_EXPERT_LOAD_MAX.name: max(len(each) * max(each) / sum(each) for each in layers),
+        POLICY_EXPERTS_UNUSED_FRAC.name: experts.count(0) / len(experts),
+    }

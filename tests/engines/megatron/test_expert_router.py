@@ -1,11 +1,13 @@
 """Routing of tokens to experts, with numbers that can be checked by hand."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import megatron_lab as lab
 import pytest
 import torch
 
+from ppoctl.core.measured import MEASUREMENTS
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from ppoctl.models.shape import SigmoidRouting
 from tolerance import EXACT, FLOAT32
@@ -13,7 +15,9 @@ from tolerance import EXACT, FLOAT32
 
 def route(logits: torch.Tensor, *, topk: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Route tokens with these logits, `[tokens, experts]`."""
-    router = SimpleNamespace(num_experts=logits.shape[1], topk=topk, renormalise=renormalise)
+    router = SimpleNamespace(
+        num_experts=logits.shape[1], topk=topk, renormalise=renormalise, counted=lambda each: each
+    )
     return SoftmaxRouter.routing(router, logits[:, None])
 
 
@@ -46,7 +50,7 @@ def route_by_sigmoid(scores, bias, *, groups=1, groups_per_token=1, topk=2, reno
     """Route one token with these scores, each the sigmoid of a logit."""
     how = SigmoidRouting(groups, groups_per_token, scale)
     router = SimpleNamespace(num_experts=len(scores), topk=topk, renormalise=renormalise, how=how)
-    router.expert_bias = torch.tensor(bias)
+    router.expert_bias, router.counted = torch.tensor(bias), lambda chosen: chosen
     probs, chosen = SigmoidRouter.routing(router, torch.tensor([[scores]]).logit())
     return probs[0], chosen[0].tolist()
 
@@ -124,3 +128,22 @@ def test_sigmoid_routing_of_fixture_has_no_near_ties(kind):
             changed.append((plain - weights).abs() > 1e-3)
     assert torch.stack(margins).min() > 1e-3
     assert torch.cat(changed).float().mean() > 0.5
+
+
+def test_loads_of_experts_are_those_of_transformers_routers(tmp_path: Path):
+    """Each layer counts the tokens that a pass reads: all of a sequence but the last. A second reading has none."""
+    hugging_face, rollouts = lab.hugging_face_model("qwen3-moe"), lab.make_rollouts()
+    expected: dict[int, torch.Tensor] = {}
+    for sequence in rollouts.unpadded():
+        with torch.no_grad():
+            layers = hugging_face(input_ids=sequence[None, :-1], output_router_logits=True).router_logits
+        for number, logits in enumerate(layers, start=1):
+            chosen = torch.zeros_like(logits).scatter(1, logits.topk(2).indices, 1.0).sum(0)
+            expected[number] = expected.get(number, 0) + chosen
+    actor = lab.actor(lab.model_folder("qwen3-moe", tmp_path / "model"))
+    lab.scores(actor, rollouts)
+    taken = MEASUREMENTS.take().passes[-1].expert_loads
+    assert {layer: list(counts) for layer, counts in taken.items()} == {
+        layer: counts.int().tolist() for layer, counts in expected.items()
+    }
+    assert all(not usage.expert_loads for usage in actor.ranks.call("take_usage"))

@@ -28,7 +28,7 @@ from ppoctl.core.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.core.machine.device import this_device
 from ppoctl.core.machine.process_usage import MeasuredProcess, reset_peak
 from ppoctl.core.machine.torch_profile import ProfiledProcess
-from ppoctl.core.measured import MEASUREMENTS
+from ppoctl.core.measured import MEASUREMENTS, ProcessUsage
 from ppoctl.core.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
@@ -52,6 +52,7 @@ from ppoctl.engines.megatron.parameter_shards import gathered_weights, specs_in,
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.reference import ActorWeights, ActorWithoutAdapters, Reference, ReferenceModel
+from ppoctl.engines.megatron.router import take_loads
 from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, run_forward_backward, share_of
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weight_source import ModelSources
@@ -164,13 +165,15 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         """
         self._reload("weights", "training")
         with megatron_device():
-            results = [
-                self._minibatch_step(sequences, minibatch, objective, number)
-                for number, minibatch in track_items(minibatches, "minibatch")
-            ]
+            numbered = track_items(minibatches, "minibatch")
+            results = [self._minibatch_step(sequences, each, objective, number) for number, each in numbered]
             if results and self.settings.trainable.lora is not None and self.settings.head == "token":
                 results[-1] = replace(results[-1], merge_error=merge_error(self.models))
             return results
+
+    def take_usage(self) -> ProcessUsage:
+        """Return the usage since the last call, with the tokens of each expert."""
+        return replace(super().take_usage(), expert_loads=take_loads(stage.module for stage in self._stages))
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
@@ -289,8 +292,7 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
 
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:
-            folder, shape = self.source
-            models = self._build(folder, self.settings.model_in(shape))
+            models = self._build(self.source[0], self.settings.model_in(self.source[1]))
             for model in models:
                 attach_adapters(model)
                 freeze(model)
@@ -304,9 +306,8 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
     def _cut(self, request: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp
         split = self.groups.cp if parallel.context > 1 else None
-        multiple = (parallel.tensor if parallel.sequence else 1) * (
-            CHUNKS_PER_RANK * parallel.context if split else 1
-        )
+        chunks = CHUNKS_PER_RANK * parallel.context if split else 1
+        multiple = (parallel.tensor if parallel.sequence else 1) * chunks
         return MicrobatchPlan(
             batching=self.settings.batching,
             reading=ReadSettings(self.device, request, self._ends(request), token_multiple=multiple, context=split),

@@ -1,5 +1,6 @@
 """Choice of the experts of each token, and of the weight of each expert."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +12,32 @@ from torch import Tensor
 from ppoctl.models.shape import SigmoidRouting
 
 
-class SoftmaxRouter(TopKRouter):
+class CountingRouter(TopKRouter):
+    """Router that counts the tokens of each expert. Passes that are repeated for a backward pass count twice, which
+    changes no ratio of two experts."""
+
+    loads: Int[Tensor, " experts"] | None = None
+    """Number of tokens that were routed to each expert since the last `take_loads`; None: there was no token."""
+
+    def counted(self, chosen: Bool[Tensor, "N experts"]) -> Bool[Tensor, "N experts"]:
+        """Count these choices, and return them."""
+        loads = chosen.sum(dim=0)
+        self.loads = loads if self.loads is None else self.loads + loads
+        return chosen
+
+
+def take_loads(models: Iterable[torch.nn.Module]) -> dict[int, tuple[int, ...]]:
+    """Return and forget, for each layer with experts, the number of tokens of each expert. Layers count from 1."""
+    routers = (module for model in models for module in model.modules() if isinstance(module, CountingRouter))
+    found = {}
+    for router in routers:
+        if router.loads is not None:
+            found[int(router.layer_number)] = tuple(router.loads.tolist())
+            router.loads = None
+    return found
+
+
+class SoftmaxRouter(CountingRouter):
     """Megatron-Core's router with the order of operations of transformers: softmax over all experts in float32,
     choice of the largest probabilities, division by their sum if the model requires it, and finally the cast to the
     model's dtype.
@@ -39,10 +65,10 @@ class SoftmaxRouter(TopKRouter):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         probs = torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
         routing_map = torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, value=True)
-        return probs, routing_map
+        return probs, self.counted(routing_map)
 
 
-class SigmoidRouter(TopKRouter):
+class SigmoidRouter(CountingRouter):
     """DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2), in float32 as in transformers: sigmoid scores, plus a
     bias that is used only to choose groups of experts, and then experts in these groups.
 
@@ -73,7 +99,7 @@ class SigmoidRouter(TopKRouter):
         if self.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         probs = torch.zeros_like(scores).scatter(1, chosen, weights * self.how.scale)
-        return probs, torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, value=True)
+        return probs, self.counted(torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, value=True))
 
 
 def choose_in_groups(scores: Float[Tensor, "N experts"], how: SigmoidRouting, count: int) -> Int[Tensor, "N count"]:

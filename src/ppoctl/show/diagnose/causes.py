@@ -28,6 +28,7 @@ RULES: Sequence[Callable[[Curves], Symptom | None]] = (
     reward_rules.overfitting,
     update_rules.entropy,
     update_rules.clip,
+    update_rules.experts_unused,
     reward_rules.score_falls,
 )
 """Rules; a cause comes before its consequences."""

@@ -17,6 +17,8 @@ EQUAL = 1e-6
 """Standard deviation of equal scores (bound of `health.reward_spread`)."""
 HELD_KL = 0.02
 """`kl/reference_mean` of an actor that stays at the reference (page: 0.007 instead of 0.064)."""
+UNUSED = 0.2
+"""Fraction of the experts with tokens that a collapsed router no longer uses."""
 ABSENT_KL = 1e-5
 """`policy/approx_kl` below which the actor does not change (page)."""
 
@@ -241,4 +243,24 @@ def mismatch(run: Curves) -> Symptom | None:
         (step, Phase.MEASURED),
         f"sampler and trainer disagree: {metric.name} is {run.shown(metric, step)}, above {bounds[metric]}",
         run.set("ppo.rollout_correction", '{kind="tis"}') if is_correctable else wider,
+    )
+
+
+def experts_unused(run: Curves) -> Symptom | None:
+    """A fifth of all experts, and of the experts with tokens in the first update, no longer receive a token: the
+    router has collapsed. Experts without a token in the first update are not judged: a step may have few tokens."""
+    points = run.of(registry.POLICY_EXPERTS_UNUSED_FRAC)
+    if len(points) < AVERAGED:
+        return None
+    first, bound = points[0][1], points[0][1] + UNUSED * max(1 - points[0][1], 0.0)
+    later = [step for step, unused in points if unused > bound]
+    if run.recent(registry.POLICY_EXPERTS_UNUSED_FRAC) <= bound or not later:
+        return None
+    return symptom(
+        Level.WARNING,
+        "experts",
+        (later[0], Phase.UPDATED),
+        f"`{run.recent(registry.POLICY_EXPERTS_UNUSED_FRAC):.0%}` of the experts receive no token, `{first:.0%}` in "
+        "the first update: the router chooses ever fewer experts",
+        run.scaled("actor.optimizer.lr", 0.3),
     )
