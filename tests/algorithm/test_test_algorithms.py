@@ -82,6 +82,13 @@ ROWS = {
         "advantages": "next_rollout@-1",
         "next_rollout": "next_rollout",
     },
+    "dynamic sampling, one step off": {
+        "keep_groups": "keep_groups",
+        "logprobs": "keep_groups",
+        "correction": "keep_groups",
+        "advantages": "keep_groups",
+        "next_rollout": "next_rollout",
+    },
     "partial rollouts": {"partial_rollout": "partial_rollout"},
     "partial rollouts, one step off": {"next_rollout": "next_rollout"},
 }
@@ -110,11 +117,13 @@ def test_traces_have_rounds_roles_and_step_functions() -> None:
         "resampled, then whitened": ("actor", "critic"),
         "two critics": ("actor", "critic", "judge"),
         "one step off": ("actor",),
+        "dynamic sampling, one step off": ("actor",),
         "partial rollouts": ("actor",),
         "partial rollouts, one step off": ("actor",),
     }
     for name, suffix in (
         ("one step off", "_ahead"),
+        ("dynamic sampling, one step off", "_dynamic_sampling_ahead"),
         ("partial rollouts", "_partial"),
         ("partial rollouts, one step off", "_partial_ahead"),
     ):
@@ -214,14 +223,17 @@ def test_samples_have_their_own_scores_and_advantages(runs: dict[str, RunPaths],
             assert first.score is not None
             assert second.score is not None
             if first.advantage is None or second.advantage is None:
-                assert name == "dynamic sampling"
+                assert name.startswith("dynamic sampling")
                 assert first.advantage is second.advantage
                 left_out += 1
                 continue
             sign = (first.score > second.score) - (first.score < second.score)
             assert first.advantage == pytest.approx(sign * 0.5**0.5, rel=1e-4)  # over the deviation of two scores
             assert second.advantage == pytest.approx(-first.advantage)
-        assert left_out == (len(rows) // 2 - 2 if name == "dynamic sampling" else 0)
+        is_chosen = name.startswith("dynamic sampling")
+        kept = {row.prompt_id for row in rows if row.advantage is not None}
+        assert left_out == (len(rows) // 2 - len(kept) if is_chosen else 0)
+        assert not is_chosen or 1 <= len(kept) <= 2
 
 
 def test_each_round_uses_the_next_batch_of_prompts(runs: dict[str, RunPaths]) -> None:

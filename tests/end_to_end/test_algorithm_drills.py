@@ -16,7 +16,7 @@ WALKS = [(name, every_steps) for name in EVERY for every_steps in (1, 3)]
 NAMES = ("critic sees all", "resampled, then whitened", "partial rollouts, one step off")
 DAILY = [
     *((name, 3, "of own stages") for name in NAMES),
-    *(in_ci(name, 3) for name in (*NAMES, "one step off", "partial rollouts")),
+    *(in_ci(name, 3) for name in (*NAMES, "one step off", "partial rollouts", "dynamic sampling, one step off")),
 ]
 READ_LESS = [
     pytest.param(name, marks=pytest.mark.ci("partial rollouts read the step before too"))

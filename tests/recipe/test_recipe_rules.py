@@ -386,6 +386,12 @@ CASES: list[tuple[str, list[str], str]] = [
     ),
     (
         "check_step_has_one_generation",
+        [*AHEAD, "rollout.groups={critic_sees='all'}", "rollout.samples_per_prompt=2"],
+        "--set: generation ahead of training does not support a critic that sees all groups: `rollout.ahead` = `1` "
+        '(--set), `rollout.groups.critic_sees` = `"all"` (--set)',
+    ),
+    (
+        "check_step_has_one_generation",
         [*PARTIAL, "rollout.groups={}", "rollout.samples_per_prompt=2"],
         "--set: a response of several steps does not support rounds of dynamic sampling: `rollout.tokens_per_step` = "
         "`5` (--set)",

@@ -47,6 +47,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05, "adaptive": {"target_per_token": 0.01}}}
     },
     "old responses": {"rollout": {**FEW_ROWS, "ahead": 1}, "ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
+    "old groups": {
+        "rollout": {**FEW_ROWS, "ahead": 1, "groups": {"when_short": "use_fewer"}},
+        "ppo": {**PPO, "rollout_correction": {"kind": "tis"}},
+    },
     "responses of two steps": {
         "rollout": {**FEW_ROWS, "tokens_per_step": 2},
         "ppo": {**PPO, "rollout_correction": {"kind": "tis"}},

@@ -97,3 +97,19 @@ def test_old_responses_need_a_correction_or_a_word(
     recipe = fake_recipe(rollout={**FEW_ROWS, "ahead": 1, "accept_stale": accept_stale}, ppo=ppo)
     assert [*check_stale_responses_are_corrected(recipe)] == [] or not is_accepted
     assert is_accepted or len([*check_stale_responses_are_corrected(recipe)]) == 1
+
+
+def test_first_round_of_dynamic_sampling_is_generated_ahead_and_further_rounds_are_not(tmp_path: Path) -> None:
+    """Rounds use the same prompts as without `ahead`: the next step begins after the last round of this one."""
+    groups = {"max_rounds": 4, "when_short": "use_fewer"}
+    grpo = {**PPO, "advantages": {"kind": "grpo"}}
+    paths = RunPaths(tmp_path / "run")
+    rollout = {**FEW_ROWS, "ahead": 1, "groups": groups}
+    play(paths.root, fake_recipe(seed=13, steps=4, rollout=rollout, ppo=grpo, critic=None))
+    lines = [json.loads(line) for line in paths.ledger.read_text("utf-8").splitlines()]
+    ages = {(line["step"], line.get("round", 1)): line["step"] - 1 - step_of(line["stamp"]) for line in lines}
+    assert {age for (step, number), age in ages.items() if step > 1 and number == 1} == {1}
+    assert {age for (step, number), age in ages.items() if step == 1 or number > 1} == {0}
+    assert any(number > 1 for step, number in ages if step > 1), "some step has several rounds"
+    used = [*dict.fromkeys(line["prompt"] for line in lines)]
+    assert used == [f"p{number}" for number in range(len(used))]

@@ -84,11 +84,11 @@ def _chosen(facts: _Deciding) -> StepFunction:
     the first `critic_only_steps`, then PPO. Dynamic sampling decides how the step gets its samples; with a critic,
     its rows may be sampled again (PF-PPO)."""
     corrects = facts.corrects
-    kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds)
+    kept = None if facts.max_rounds is None else KeptGroups(facts.max_rounds, facts.is_ahead, facts.is_first)
     get_samples: GetSamples = ONE_ROUND if kept is None else kept
     if facts.segments > 1:
         get_samples = EndedGroups(facts.segments, facts.is_first, facts.is_ahead)
-    elif facts.is_ahead:
+    elif facts.is_ahead and kept is None:
         get_samples = OneStepAhead(facts.is_first)
     if facts.reads_baselines:
         return REMAX_CORRECTED if corrects else REMAX

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ppoctl.algorithms.advantages_spec import ADVANTAGES, AdvantagesSpec
 from ppoctl.algorithms.forward_specs import CORRECTIONS, LOGPROBS, VALUES, Correct
-from ppoctl.algorithms.generation_specs import REWARD, ROLLOUT, ROLLOUT_METRICS, SCORE_METRICS
+from ppoctl.algorithms.generation_specs import (
+    NEXT_ROLLOUT,
+    REWARD,
+    ROLLOUT,
+    ROLLOUT_METRICS,
+    SCORE_METRICS,
+    TAKEN_OR_GENERATED,
+)
 from ppoctl.algorithms.get_samples import Samples
 from ppoctl.algorithms.sizes import fewest_rounds, sequences_per_round
 from ppoctl.algorithms.stage_spec import SHAPING_KEYS, ReportedMetric, StageParts, StageSpec
@@ -134,7 +141,14 @@ class KeptGroups:
 
     at_most: int
     """Maximum number of rounds."""
-    suffix: ClassVar[str] = "_dynamic_sampling"
+    is_ahead: bool = False
+    """Whether the step before generated the responses of the first round (`rollout.ahead`)."""
+    is_first: bool = False
+    """Whether no step before has generated responses."""
+
+    @property
+    def suffix(self) -> str:
+        return "_dynamic_sampling" + ("_ahead" + "_first" * self.is_first) * self.is_ahead
 
     def __call__(self, run_stage: RunStage, inputs: StepInputs) -> Samples:
         kept, generated = self.rounds(run_stage, inputs)
@@ -146,12 +160,19 @@ class KeptGroups:
     ) -> "tuple[Selection, tuple[tuple[Rollouts, Rewards], ...]]":
         """Run the rounds. Return the kept rows, and all rollouts and rewards of each round."""
         generated: list[tuple[Rollouts, Rewards]] = []
+        actor, reads_before = inputs.states["actor"], self.is_ahead and not self.is_first
         for each in run_stage.rounds(at_most=self.at_most):
             prompts = inputs.prompts_of(each.number)
-            rollouts = each(ROLLOUT, inputs.states["actor"], prompts)
+            if reads_before:
+                before = inputs.previous(NEXT_ROLLOUT) if each.number == 1 else None
+                rollouts = each(TAKEN_OR_GENERATED, actor, prompts, before)
+            else:
+                rollouts = each(ROLLOUT, actor, prompts)
             generated.append((rollouts, each(REWARD, prompts, rollouts)))
             kept = each(KEEP_GROUPS, *(record for pair in generated for record in pair))
             each.end_if(kept.is_full)
+        if self.is_ahead:  # not earlier: the prompts of the next step follow those of the last round
+            run_stage.meanwhile(NEXT_ROLLOUT, actor, inputs.prompts_of(len(generated) + 1))
         return kept, tuple(generated)
 
 

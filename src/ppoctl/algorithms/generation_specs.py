@@ -112,6 +112,22 @@ class NextRolloutSpec(RolloutSpec):
 
 
 @dataclass(frozen=True)
+class TakenOrGeneratedSpec(RolloutSpec):
+    """10-rollout of dynamic sampling with `rollout.ahead`: in round 1 the responses that the step before generated,
+    in each further round generation."""
+
+    def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
+        return 0, sequences_per_round(recipe)
+
+    def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
+        from ppoctl.algorithms.stages.rollout import RolloutStage, TakenOrGeneratedStage
+
+        stage = super().build(recipe, parts)
+        assert isinstance(stage, RolloutStage)
+        return TakenOrGeneratedStage(stage)
+
+
+@dataclass(frozen=True)
 class PartialRolloutSpec(RolloutSpec):
     """09-partial_rollout or 75-next_rollout: generation of at most `rollout.tokens_per_step` tokens of each response
     that has not ended, and of each response of this step's prompts."""
@@ -215,6 +231,7 @@ def _accept(reward: RewardTable) -> str:
 
 ROLLOUT = RolloutSpec("rollout")
 NEXT_ROLLOUT = NextRolloutSpec("next_rollout")
+TAKEN_OR_GENERATED = TakenOrGeneratedSpec("rollout")
 PARTIAL_ROLLOUT = PartialRolloutSpec("partial_rollout")
 NEXT_PARTIAL_ROLLOUT = PartialRolloutSpec("next_rollout")
 ENDED_GROUPS = EndedGroupsSpec("rollout")

@@ -94,7 +94,10 @@ def rows_of(run: RecordedRun, step: int, stage: str) -> int | None:
     recipe = recipes[max(start for start in recipes if start <= max(step, 1))]
     specs = {spec.name: spec for spec in trace_at(recipe, step).stages}
     spec = specs.get(stage.partition(".")[0])
-    return None if spec is None else spec.row_bounds(recipe)[0]
+    if spec is None:
+        return None
+    least, most = spec.row_bounds(recipe)
+    return least or most
 
 
 def newest_recorded(run: RecordedRun) -> Recipe:

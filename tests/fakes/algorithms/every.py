@@ -52,6 +52,14 @@ EVERY = {
     "resampled, then whitened": Algorithm(step_function_at, partial(_resampling, "before_whitening")),
     "two critics": Algorithm(two_critics.choose, two_critics.recipe),
     "one step off": Algorithm(step_function_at, partial(_stale, {**FEW_ROWS, "ahead": 1})),
+    "dynamic sampling, one step off": Algorithm(
+        step_function_at,
+        partial(
+            _stale,
+            {**FEW_ROWS, "ahead": 1, "groups": {"max_rounds": 4, "when_short": "use_fewer"}},
+            seed=13,
+        ),
+    ),
     "partial rollouts": Algorithm(step_function_at, partial(_stale, {**PARTIAL, "prompts_per_step": 3})),
     "partial rollouts, one step off": Algorithm(step_function_at, partial(_stale, {**PARTIAL, "ahead": 1})),
 }

@@ -98,6 +98,24 @@ class RolloutStage:
         return lambda sample: on_sample(prompt_of[sample.key], sample)
 
 
+@dataclass(frozen=True)
+class TakenOrGeneratedStage:
+    """Stage that takes the responses that the step before generated, if there are any, and otherwise generates."""
+
+    generates: RolloutStage
+
+    @property
+    def name(self) -> str:
+        return self.generates.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.generates.fingerprint
+
+    def run(self, actor: State, prompts: Prompts, before: Rollouts | None) -> Rollouts:
+        return self.generates.run(actor, prompts) if before is None else before
+
+
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
     """Return one request per sample, prompt-major.
 

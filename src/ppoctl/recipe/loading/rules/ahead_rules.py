@@ -14,6 +14,9 @@ _PARTIAL: KeyPath = ("rollout", "tokens_per_step")
 _ACCEPT: KeyPath = ("rollout", "accept_stale")
 _UNTIL: KeyPath = ("ppo", "critic_only_until", "explained_variance")
 _RESAMPLE: KeyPath = ("ppo", "resample", "kind")
+_GROUPS: KeyPath = ("rollout", "groups")
+_CRITIC_SEES: KeyPath = (*_GROUPS, "critic_sees")
+_ALLOWED_AHEAD = (_GROUPS, ("environment",))
 _OFF = {_AHEAD: "--set rollout.ahead=0", _PARTIAL: None}
 
 
@@ -43,8 +46,10 @@ def check_stale_responses_are_corrected(recipe: Recipe) -> Iterator[Finding]:
 def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
     """Check that a step generates nothing else while the engines work for the next step, and that each group has its
     responses of one turn."""
+    groups = recipe.rollout.groups
     others: tuple[tuple[bool, str, KeyPath], ...] = (
-        (recipe.rollout.groups is not None, "rounds of dynamic sampling", ("rollout", "groups")),
+        (groups is not None, "rounds of dynamic sampling", _GROUPS),
+        (groups is not None and groups.critic_sees == "all", "a critic that sees all groups", _CRITIC_SEES),
         (recipe.ppo.advantages.reads_baselines, "greedy responses", ("ppo", "advantages", "kind")),
         (not isinstance(recipe.ppo.resample, NoResampling), "rows that are sampled again", _RESAMPLE),
         (recipe.environment is not None, "responses of several turns", ("environment",)),
@@ -52,7 +57,7 @@ def check_step_has_one_generation(recipe: Recipe) -> Iterator[Finding]:
     )
     for source, name in _sources(recipe):
         for is_on, what, key in others:
-            if is_on and (source, key) != (_AHEAD, ("environment",)):
+            if is_on and not (source == _AHEAD and key in _ALLOWED_AHEAD):
                 yield conflict(f"{name} does not support {what}", (source, key), _OFF[source])
 
 
