@@ -196,7 +196,8 @@ class Starter:
     def _hit(self, pid: int, blow: Blow) -> bool:
         """Send a signal; return False if its target does not exist yet."""
         if blow.kind == "reward child":
-            children = [child for child, parent, _, _ in _processes() if parent == pid]
+            # Not an engine: requests that are sent again are in the ledger.
+            children = [child for child, parent, _, _ in _processes() if parent == pid and _is_scorer(child)]
             if children:
                 os.kill(children[0], signal.SIGKILL)
             return bool(children)
@@ -221,6 +222,12 @@ class Starter:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return [f"{pid} {name}" for pid, _, _, name in left]
+
+
+def _is_scorer(pid: int) -> bool:
+    with suppress(OSError):
+        return b"ppoctl.rewards" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def serve(channel: socket.socket) -> dict[str, Any] | None:
