@@ -194,6 +194,17 @@ def test_groups_are_prompts_in_any_order_of_rows() -> None:
     assert found.advantages[:, 0].tolist() == [-1.5, -1.0, 1.0, 1.5]
 
 
+def test_groups_of_one_prompt_that_began_in_different_steps_stay_apart() -> None:
+    """An epoch ended between steps 3 and 4, in which two groups of a prompt began; both end in step 5."""
+    lengths = rollouts().lengths.tolist()
+    stamps = [["actor@2:x", "actor@4:z"], ["actor@2:x"], ["actor@3:y", "actor@4:z"], ["actor@3:y"]]
+    tokens = [[1, length - 1] if len(of) == 2 else [length] for length, of in zip(lengths, stamps, strict=True)]
+    both = replace(rollouts(), prompt_ids=["a"] * 4, segment_stamps=stamps, segment_tokens=tokens)
+    given = rewards(1.0, 3.0, 5.0, 4.0)
+    found = stage(GrpoAdvantages(kind="grpo", scale="none")).run(both, given, None, LOGPROBS, Carry(0.0))
+    assert found.advantages[:, 0].tolist() == [-1.0, 1.0, 0.5, -0.5]
+
+
 def test_group_scores_are_shaped_and_without_penalty() -> None:
     # Scores 0 .. 4 become 0 .. 8: 2, 6 | 8, 4 with means 4 and 6. The penalty in the loss changes no advantage.
     given = rewards(1.0, 3.0, 4.0, 2.0)

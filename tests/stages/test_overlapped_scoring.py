@@ -87,6 +87,7 @@ def test_scores_of_the_next_step_are_started_and_kept_until_it_submits_them() ->
     assert not future.cancelled()
     assert overlapped.submit(request) is future
     assert overlapped.submit(request) is scorer.submitted[1][1], "each score is used once"
+    assert overlapped._of_next_step == {}, "nothing is left of a response whose score was used"
 
 
 def test_batch_of_this_step_has_no_response_of_the_next() -> None:

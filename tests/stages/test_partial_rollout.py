@@ -12,6 +12,7 @@ from fakes.components import FakeStream
 from fakes.job import Stops
 from ppoctl.algorithms.stages.generation import SampleGeneration
 from ppoctl.algorithms.stages.partial_rollout import EndedGroupsStage, PartialRolloutStage
+from ppoctl.algorithms.stages.rollout import sample_requests
 from ppoctl.core.batch.prompts import Prompt, Prompts
 from ppoctl.core.batch.records import TERMINATED, TRUNCATED, UNFINISHED, PartialRollouts, Rollouts, State, decode
 from ppoctl.core.ports import Sample, SampleRequest, SamplingParams
@@ -151,6 +152,8 @@ def test_first_tokens_are_those_of_a_whole_response_and_later_seeds_differ() -> 
     in_steps(generator, ["ab", "c"])
     by_key = {request.key: request.seed for request in generator.requests}
     assert len(set(by_key.values())) == len(by_key)
+    whole = {request.key: request.seed for request in sample_requests(prompts(1, "ab"), samples=2, seed=3)}
+    assert {key: by_key[f"{key}+0"] for key in whole} == whole
     again = Scripted()
     in_steps(again, ["ab", "c"], seed=4)
     assert not {request.seed for request in again.requests} & {*by_key.values()}
@@ -181,3 +184,9 @@ def test_kept_samples_of_a_partial_rollout_have_its_actor_prompts_earlier_respon
     ):  # fmt: skip
         stage(generator, generation=generation).run(actor(at), prompts(2, names), before)  # type: ignore[arg-type]
     assert len({key.fingerprint for key in keys}) == len(keys) >= 6
+
+
+def test_step_waits_for_the_fewest_groups_that_it_trains_on() -> None:
+    """After 3 tokens, a has ended; after 6 also c, and after 7 (truncated) b."""
+    lengths = {fewest: in_steps(Scripted(), ["abc"], fewest=fewest)[0].lengths.tolist() for fewest in (1, 2, 3)}
+    assert lengths == {1: [2, 3, 3, 1, 3, 3], 2: [2, 3, 6, 1, 3, 5], 3: [2, 3, 7, 1, 3, 5]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppoctl.algorithms.distribution import episode_settings, rollout_sampling
@@ -36,6 +37,9 @@ SCORE_METRICS = (
 )  # fmt: skip
 """Metrics of the scores of one or several rounds."""
 
+_FEWEST = 8
+"""A step trains on at least one group for each 8 that it begins. If it waited for more, each step would wait for long
+responses, because few groups end in their first step if most need several."""
 _OF_SEGMENTS = {"segment_stamps": True, "segment_tokens": True}
 """Fields of responses that several steps generate."""
 
@@ -148,7 +152,11 @@ class PartialRolloutSpec(RolloutSpec):
         from ppoctl.algorithms.stages.partial_rollout import PartialRolloutStage
 
         assert recipe.rollout.tokens_per_step is not None, "only a recipe with `tokens_per_step` has this stage"
-        return PartialRolloutStage(**self.stage_settings(recipe, parts), tokens=recipe.rollout.tokens_per_step)
+        return PartialRolloutStage(
+            **self.stage_settings(recipe, parts),
+            tokens=recipe.rollout.tokens_per_step,
+            fewest=ceil(recipe.rollout.prompts_per_step / _FEWEST),
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,8 @@ class EndedGroupsSpec(StageSpec["Rollouts"]):
         return _OF_SEGMENTS
 
     def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
-        return recipe.rollout.samples_per_prompt, sequences_per_step(recipe) * segments_per_response(recipe)
+        # As many responses end as begin, in the mean. More than twice as many end only by chance.
+        return recipe.rollout.samples_per_prompt, 2 * sequences_per_step(recipe)
 
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":
         from ppoctl.algorithms.stages.partial_rollout import EndedGroupsStage

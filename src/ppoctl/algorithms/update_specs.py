@@ -16,6 +16,8 @@ from ppoctl.algorithms.sizes import (
     minibatch_seqs,
     optimizer_of,
     planned_updates,
+    segments_per_response,
+    updates_per_step,
     updates_per_tick,
     warmup_updates,
 )
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 
 
 def _read_by_update(recipe: StepRecipe, role: str, aggregation: str) -> Iterator[str]:
-    """Yield the number of optimizer steps if a learning rate depends on it, and the response length if a loss divides
-    by it."""
+    """Yield the number of optimizer steps if a learning rate or the size of minibatches depends on it, and the
+    response length if a loss divides by it."""
     table = optimizer_of(recipe, role)
     if table.lr_schedule != "constant":
         yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"
@@ -47,6 +49,8 @@ def _read_by_update(recipe: StepRecipe, role: str, aggregation: str) -> Iterator
         yield f"{warmup_updates(recipe, role)} updates of warm-up"
     if table.lr_ticks == "step":
         yield f"{updates_per_tick(recipe, role)} updates a tick, after {critic_only_steps(recipe, role)} steps"
+    if segments_per_response(recipe) > 1:
+        yield f"{updates_per_step(recipe, role)} updates a step"
     if aggregation == "fixed_length":
         yield f"{recipe.rollout.max_new_tokens} tokens"
 
@@ -221,7 +225,8 @@ def _minibatch_plan(recipe: StepRecipe, role: str) -> "MinibatchPlan":
     steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
     schedule = OptimizerSchedule(learning_rate_of(recipe, role), constant, steps_before)
     seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
-    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule)
+    per_epoch = updates_per_step(recipe, role) // epochs(recipe, role) if segments_per_response(recipe) > 1 else None
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule, per_epoch)
 
 
 CRITIC_UPDATE = ValueUpdateSpec("critic_update")

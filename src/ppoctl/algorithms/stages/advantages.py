@@ -16,6 +16,7 @@ from ppoctl.algorithms.stages.shaping import ShapedRewards, ShapingStep, apply_s
 from ppoctl.algorithms.stages.values import Truncated, bootstrap_values, values_of
 from ppoctl.core import metric_registry
 from ppoctl.core.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
+from ppoctl.core.batch.update import step_of
 from ppoctl.core.errors import RewardError
 
 
@@ -76,7 +77,7 @@ class AdvantagesStage:
                 mask=mask,
                 scores=shaped.per_response,
                 valid=shaped.valid,
-                groups=_groups(shaped.rollouts.prompt_ids),
+                groups=_groups(shaped.rollouts),
                 prompt_ids=shaped.rollouts.prompt_ids,
                 lengths=shaped.rollouts.lengths,
                 truths=rewards.truths,
@@ -134,10 +135,13 @@ class AdvantagesStage:
         return mask, {metric_registry.ADVANTAGE_FILTERED_FRAC.name: shaped.mean(shaped.truncated.float())}
 
 
-def _groups(prompt_ids: list[str]) -> Int[Tensor, " B"]:
-    """Return the index of the prompt of each row, by first occurrence."""
-    indices = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompt_ids))}
-    return torch.tensor([indices[prompt] for prompt in prompt_ids])
+def _groups(rollouts: Rollouts) -> Int[Tensor, " B"]:
+    """Return the index of the prompt of each row, by first occurrence. If several steps generate a response, two
+    groups of a prompt that began in different steps stay apart: an epoch ended between them."""
+    began = [0] * rollouts.num_seqs if rollouts.segment_stamps is None else map(step_of, rollouts.oldest_stamps)
+    groups = [*zip(rollouts.prompt_ids, began, strict=True)]
+    indices = {group: index for index, group in enumerate(dict.fromkeys(groups))}
+    return torch.tensor([indices[group] for group in groups])
 
 
 def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry) -> dict[str, float]:

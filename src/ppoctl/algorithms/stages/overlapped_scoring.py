@@ -55,6 +55,8 @@ class OverlappedScorer:
                 for number, (known, future) in enumerate(of_response):
                     if known == request:
                         del of_response[number]
+                        if not of_response:
+                            del started[_key(request)]
                         return future
             return self._scorer.submit(request)
 

@@ -71,10 +71,12 @@ class _Response:
 @dataclass(frozen=True)
 class PartialRolloutStage(RolloutStage):
     """Stage that begins new groups, continues those that have not ended, and generates at most `tokens` tokens of
-    each response. If no group has ended then, it generates as many tokens again."""
+    each response. If fewer than `fewest` groups have ended then, it generates as many tokens again."""
 
     tokens: int = 1
     """Maximum number of tokens of a response in one step."""
+    fewest: int = 1
+    """Minimum number of groups that a step trains on."""
 
     def _is_finished(self, actor: State, prompts: Prompts) -> bool:  # noqa: ARG002
         return False  # a further round may follow
@@ -91,7 +93,7 @@ class PartialRolloutStage(RolloutStage):
         identities = (actor.identity, prompts.identity, "" if before is None else before.identity)
         generation = replace(generation, is_committed_later=True)  # a further round may follow
         drawn, seconds, rounds = 0, 0.0, 0
-        while not any(self._ended(responses)):
+        while sum(self._ended(responses)) < self.fewest:
             rounds += 1
             open_rows = [row for row, each in enumerate(responses) if each.finish == UNFINISHED]
             requests = {row: self._request(responses[row], prompts.step) for row in open_rows}
@@ -106,7 +108,8 @@ class PartialRolloutStage(RolloutStage):
         """Yield the responses that begin in this step, prompt-major."""
         for prompt in prompts.rows:
             for index in range(self.samples_per_prompt):
-                seed = derive_seed(self.seed, prompts.step, self.name, prompt.id, index)
+                # That of a response which one step generates.
+                seed = derive_seed(self.seed, prompts.step, self.name.removeprefix("partial_"), prompt.id, index)
                 yield _Response(prompt.token_ids, prompt.id, index, seed)
 
     def _unfinished(self, before: Rollouts | None) -> Iterator[_Response]:
@@ -126,7 +129,6 @@ class PartialRolloutStage(RolloutStage):
     def _request(self, response: _Response, step: int) -> SampleRequest:
         done = len(response.tokens)
         left = self.params.new_tokens(len(response.prompt_tokens)) - done
-        # The seed of the first segment is that of a response of one segment.
         again = derive_seed(self.seed, step, self.name, response.prompt_id, response.index, done)
         return SampleRequest(
             key=response.key,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from ppoctl.algorithms.formulas.learning_rate import LearningRate
@@ -42,6 +43,9 @@ class MinibatchPlan:
     seed: int | None
     """Seed of the run, from which each epoch derives an order of the rows; None: rows stay in order."""
     schedule: OptimizerSchedule
+    per_epoch: int | None = None
+    """Number of minibatches of an epoch, of equal sizes, if the number of rows varies from step to step. The number
+    of updates, and with it the schedule, is then as planned. None: a minibatch has `minibatch_seqs` rows."""
 
     def minibatches(
         self, state: State, num_seqs: int, objective: Terms, waited: int = 0, *, first_has_all_rows: bool = False
@@ -53,9 +57,10 @@ class MinibatchPlan:
         computed. `first_has_all_rows`: metrics of the first minibatch are of all its rows.
         """
         planned: list[Minibatch] = []
+        size = self.minibatch_seqs if self.per_epoch is None else ceil(num_seqs / self.per_epoch)
         for epoch in range(self.epochs):
             seed = None if self.seed is None else derive_seed(self.seed, state.step + 1, state.role, epoch)
-            for rows in minibatch_rows(num_seqs, self.minibatch_seqs, seed=seed):
+            for rows in minibatch_rows(num_seqs, size, seed=seed):
                 totals = objective.totals(rows)
                 if any(totals):
                     computed = rows if first_has_all_rows and not planned else objective.rows_in_loss(rows)

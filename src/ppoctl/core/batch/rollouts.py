@@ -102,8 +102,9 @@ class Rollouts(Record["Rollouts"]):
 
     @property
     def step(self) -> int:
-        """PPO step that generated the rollouts: one more than the step of the actor, which the stamps contain."""
-        return step_of(self.stamps[0]) + 1
+        """PPO step that generated the rollouts, or the last of several: one more than the step of the actor, which
+        the stamps contain."""
+        return max(map(step_of, self.stamps[:1] if self.segment_stamps is None else self.stamps)) + 1
 
     @property
     def oldest_stamps(self) -> list[str]:
