@@ -137,8 +137,12 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/score"
 
 
+_bound: list[socket.socket] = []
+
+
 def closed_port() -> str:
-    """Return the address of a port without a listener."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    """Return the address of a port without a listener. It stays bound until this process ends, so that no other
+    process listens on it."""
+    _bound.append(socket.socket())
+    _bound[-1].bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{_bound[-1].getsockname()[1]}"
