@@ -112,6 +112,12 @@ def _sleep(line: Line, on_gpu: bool) -> list[str]:
     return [f"a sleeping engine holds {held:.1f} GiB, allowed {MOST_ASLEEP_GIB}"] if held > MOST_ASLEEP_GIB else []
 
 
+def _mixture(line: Line, on_gpu: bool) -> list[str]:
+    restarts = on_gpu and line.get("takes") is False
+    found = ["vLLM's kernel changes experts, so engines restart at each transfer"] if restarts else []
+    return [*_is_right(line, on_gpu), *found]
+
+
 def _order(line: Line, on_gpu: bool) -> list[str]:
     found = [f"the run ended with code {line['code']}: {line['output']}"] if line.get("code") else []
     peak, plan = line.get("peak_gib"), line.get("plan_gib")
@@ -170,6 +176,7 @@ _CHECKS: dict[str, Callable[[Line, bool], list[str]]] = {
     "start": _start,
     "sleep": _sleep,
     "sync": _is_right,
+    "mixture": _mixture,
     "order": _order,
     "pair": _pair,
 }

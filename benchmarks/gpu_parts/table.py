@@ -45,6 +45,7 @@ _PARTS = (
     _of("engines", "rollout", 200, limit_s=300, needs_vllm=True, figures=("side", "tokens_s", "of_bare")),
     _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),
     _of("syncing", "sync", 150, limit_s=240, needs_vllm=True, figures=("dtype", "s", "gap_max", "gap_mean")),
+    _of("mixture", "mixture", 80, limit_s=180, needs_vllm=True, figures=("takes", "s", "gap_max", "right")),
     _of("order", "order", 150, limit_s=300, needs_vllm=True, figures=("peak_gib", "plan_gib", "stage")),
     _of("pair", "pair", 150, limit_s=300, figures=("layout", "change_gap", "nccl_gib", "plan_nccl_gib", "start_s")),
     _of("trainer", "variants", 120, limit_s=300, figures=("variant", "verdict")),
