@@ -493,3 +493,18 @@ def test_row_order_differs_by_epoch_step_and_role() -> None:
     all_orders = [order for role in STATES for step in (1, 2) for order in orders(role, step)]
     assert len(set(all_orders)) == len(all_orders) == 8
     assert orders("actor", 1) == all_orders[:2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(20, [20]), (76, [76]), (97, [49, 48]), (170, [57, 57, 56]), (256, [64] * 4), (300, [75] * 4), (700, [175] * 4)],
+)
+def test_minibatches_of_a_varying_number_of_rows_are_equal_and_at_most_as_many_as_planned(
+    rows: int, sizes: list[int]
+) -> None:
+    """Minibatches of 64 sequences, four of which are planned."""
+    varying = replace(plan(epochs=2), minibatch_seqs=64, at_most=4)
+    objective = stub_models.in_loss(torch.ones(rows, 1, dtype=torch.bool))
+    found = varying.minibatches(STATES["actor"], rows, objective)
+    assert [len(minibatch.rows) for minibatch in found] == sizes * 2
+    assert sorted(torch.cat([each.rows for each in found[: len(sizes)]]).tolist()) == list(range(rows))

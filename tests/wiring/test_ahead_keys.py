@@ -3,7 +3,6 @@ recipes are accepted."""
 
 import json
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from fakes.components import FEW_ROWS, fake_recipe
 from fakes.job import play
 from ppoctl.core.batch.update import step_of
 from ppoctl.recipe.loading.rules.ahead_rules import check_stale_responses_are_corrected
-from ppoctl.store import record_file
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from wiring.cases import holds
@@ -118,19 +116,16 @@ def test_first_round_of_dynamic_sampling_is_generated_ahead_and_further_rounds_a
     assert used == [f"p{number}" for number in range(len(used))]
 
 
-def test_updates_of_partial_rollouts_follow_the_planned_schedule(tmp_path: Path) -> None:
-    """Two minibatches in each step, whatever its number of sequences; the rate falls linearly over all updates."""
+def test_no_step_of_partial_rollouts_has_more_updates_than_planned(tmp_path: Path) -> None:
+    """One update per step is planned; some steps have more sequences than a minibatch."""
     paths = RunPaths(tmp_path / "run")
-    rollout = {**FEW_ROWS, "prompts_per_step": 3, "max_new_tokens": 5, "tokens_per_step": 2}
+    rollout = {**FEW_ROWS, "prompts_per_step": 4, "max_new_tokens": 5, "tokens_per_step": 2}
     optimizer = {"lr": 0.05, "lr_schedule": "linear"}
-    ppo = {"minibatch_seqs": 3, "rollout_correction": {"kind": "tis"}}
-    kept = {"every_steps": 6}
-    play(paths.root, fake_recipe(steps=6, rollout=rollout, ppo=ppo, actor={"optimizer": optimizer}, checkpoint=kept))
-    rates, sequences = [], Counter(json.loads(line)["step"] for line in paths.ledger.read_text("utf-8").splitlines())
-    for step in range(1, 7):
-        record = record_file.read(paths, step, "actor_update")
-        assert record is not None
-        rates.append([float(rate) for rate in record["per_minibatch"]["lr"]])
-    assert {len(each) for each in rates} == {2}
-    assert len({*sequences.values()}) > 1, "steps have different numbers of sequences"
-    assert [*chain(*rates)] == pytest.approx([0.05 * (1 - update / 12) for update in range(12)])
+    ppo = {"minibatch_seqs": 8, "rollout_correction": {"kind": "tis"}}
+    play(paths.root, fake_recipe(seed=3, steps=6, rollout=rollout, ppo=ppo, actor={"optimizer": optimizer}))
+    sequences = Counter(json.loads(line)["step"] for line in paths.ledger.read_text("utf-8").splitlines())
+    assert max(sequences.values()) > 8 > min(sequences.values())
+    rates = [
+        line["figures"]["policy/lr"] for line in read_lines(paths.journal) if line.get("stage") == "actor_update"
+    ]
+    assert rates == pytest.approx([0.05 * (1 - step / 6) for step in range(6)])

@@ -225,8 +225,8 @@ def _minibatch_plan(recipe: StepRecipe, role: str) -> "MinibatchPlan":
     steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
     schedule = OptimizerSchedule(learning_rate_of(recipe, role), constant, steps_before)
     seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
-    per_epoch = updates_per_step(recipe, role) // epochs(recipe, role) if segments_per_response(recipe) > 1 else None
-    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule, per_epoch)
+    at_most = updates_per_step(recipe, role) // epochs(recipe, role) if segments_per_response(recipe) > 1 else None
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule, at_most)
 
 
 CRITIC_UPDATE = ValueUpdateSpec("critic_update")

@@ -43,9 +43,10 @@ class MinibatchPlan:
     seed: int | None
     """Seed of the run, from which each epoch derives an order of the rows; None: rows stay in order."""
     schedule: OptimizerSchedule
-    per_epoch: int | None = None
-    """Number of minibatches of an epoch, of equal sizes, if the number of rows varies from step to step. The number
-    of updates, and with it the schedule, is then as planned. None: a minibatch has `minibatch_seqs` rows."""
+    at_most: int | None = None
+    """Maximum number of minibatches of an epoch, if the number of rows varies from step to step. They have equal
+    sizes near `minibatch_seqs`, and more rows only if there are too many. So no step has more updates than planned.
+    None: a minibatch has `minibatch_seqs` rows."""
 
     def minibatches(
         self, state: State, num_seqs: int, objective: Terms, waited: int = 0, *, first_has_all_rows: bool = False
@@ -57,7 +58,7 @@ class MinibatchPlan:
         computed. `first_has_all_rows`: metrics of the first minibatch are of all its rows.
         """
         planned: list[Minibatch] = []
-        size = self.minibatch_seqs if self.per_epoch is None else ceil(num_seqs / self.per_epoch)
+        size = self._size(num_seqs)
         for epoch in range(self.epochs):
             seed = None if self.seed is None else derive_seed(self.seed, state.step + 1, state.role, epoch)
             for rows in minibatch_rows(num_seqs, size, seed=seed):
@@ -66,6 +67,12 @@ class MinibatchPlan:
                     computed = rows if first_has_all_rows and not planned else objective.rows_in_loss(rows)
                     planned.append(Minibatch(computed, totals, self.schedule.at(state, len(planned), waited)))
         return planned
+
+    def _size(self, num_seqs: int) -> int:
+        """Return the number of rows of a minibatch."""
+        if self.at_most is None:
+            return self.minibatch_seqs
+        return ceil(num_seqs / min(self.at_most, max(1, round(num_seqs / self.minibatch_seqs))))
 
 
 @dataclass(frozen=True)
