@@ -497,7 +497,16 @@ def test_row_order_differs_by_epoch_step_and_role() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "sizes"),
-    [(20, [20]), (76, [76]), (97, [49, 48]), (170, [57, 57, 56]), (256, [64] * 4), (300, [75] * 4), (700, [175] * 4)],
+    [
+        (20, [20]),
+        (64, [64]),
+        (76, [38, 38]),
+        (97, [49, 48]),
+        (170, [57, 57, 56]),
+        (256, [64] * 4),
+        (300, [75] * 4),
+        (700, [175] * 4),
+    ],
 )
 def test_minibatches_of_a_varying_number_of_rows_are_equal_and_at_most_as_many_as_planned(
     rows: int, sizes: list[int]

@@ -71,9 +71,10 @@ class RolloutTable(Table):
     """Partial rollouts: maximum number of tokens that a step generates of a response. A response that has not ended
     continues in the next step with the next weights, so no step waits for the longest responses. A group trains in
     the step in which its last response ends; the number of sequences of a step therefore varies, with a mean of
-    prompts_per_step x samples_per_prompt. They are divided into minibatches of equal sizes near `ppo.minibatch_seqs`,
-    but not into more than that mean would be. If fewer than prompts_per_step / 8 groups have ended, the step
-    generates as many tokens again. Absent: a step generates whole responses.
+    prompts_per_step x samples_per_prompt. They are divided into minibatches of equal sizes, at most
+    `ppo.minibatch_seqs`; a step of more sequences than that mean has as many minibatches as the mean, of more
+    sequences. If fewer than prompts_per_step / 8 groups have ended, the step generates as many tokens again.
+    Absent: a step generates whole responses.
     Source: Kimi k1.5 (arXiv:2501.12599), section 2.6.2
     Default of: all systems (whole responses; slime and verl's asynchronous trainer can interrupt responses)
     """

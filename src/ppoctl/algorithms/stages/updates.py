@@ -45,7 +45,7 @@ class MinibatchPlan:
     schedule: OptimizerSchedule
     at_most: int | None = None
     """Maximum number of minibatches of an epoch, if the number of rows varies from step to step. They have equal
-    sizes near `minibatch_seqs`, and more rows only if there are too many. So no step has more updates than planned.
+    sizes, and more than `minibatch_seqs` rows only if there are too many: no step has more updates than planned.
     None: a minibatch has `minibatch_seqs` rows."""
 
     def minibatches(
@@ -72,7 +72,7 @@ class MinibatchPlan:
         """Return the number of rows of a minibatch."""
         if self.at_most is None:
             return self.minibatch_seqs
-        return ceil(num_seqs / min(self.at_most, max(1, round(num_seqs / self.minibatch_seqs))))
+        return ceil(num_seqs / min(self.at_most, ceil(num_seqs / self.minibatch_seqs)))
 
 
 @dataclass(frozen=True)
