@@ -18,6 +18,7 @@ from ppoctl.run.changed_settings import adopt, change
 from ppoctl.run.loop.steps import run
 from ppoctl.run.run_recipe import as_recorded
 from ppoctl.store.attempt import claim
+from ppoctl.store.discard import roll_back
 from ppoctl.store.recorded_run import RecordedRun
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RECORD, RunPaths
@@ -92,12 +93,26 @@ def test_environment_cannot_change_while_a_step_may_generate_with_it(tmp_path: P
     layout = stop_at(tmp_path / "run", "2 values starts", **EPISODES, environment=SUM)
     with pytest.raises(RecipeError, match=r"`environment.* cannot change now: step 2 is unfinished") as error:
         adopt(claim(layout), RecordedRun(layout), fake_recipe(**EPISODES, **tables))
-    assert error.value.hint == f"ppoctl resume {layout.root} --back-to 1  # the step is repeated"
+    steps = " ".join(str(layout.step(step)) for step in range(3))
+    assert error.value.hint == f"delete these steps, which are then generated again: rm -r {steps}"
     adopt(
         claim(layout),
         RecordedRun(layout),
         fake_recipe(**EPISODES, environment={**SUM, "on_failure": {"score": 1.0}}),
     )
+    assert starts(layout) == [1, 3]
+
+
+def test_environment_can_change_from_the_last_saved_step(tmp_path: Path) -> None:
+    """The hint names a step that the run can continue from, although step 3 is done."""
+    tables = {**EPISODES, "steps": 5, "checkpoint": {"every_steps": 2}}
+    layout = stop_at(tmp_path / "run", "4 values starts", **tables, environment=SUM)
+    changed = fake_recipe(**tables, environment={**SUM, "tokens": 12})
+    with pytest.raises(RecipeError, match=r"`environment.tokens` cannot change now: step 4 is unfinished") as error:
+        adopt(claim(layout), RecordedRun(layout), changed)
+    assert error.value.hint == f"ppoctl resume {layout.root} --back-to 2  # later steps are repeated"
+    roll_back(RecordedRun(layout), 2)
+    adopt(claim(layout), RecordedRun(layout), changed)
     assert starts(layout) == [1, 3]
 
 

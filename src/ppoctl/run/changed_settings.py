@@ -225,16 +225,20 @@ def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
     if step > start + 1 and _LOSS not in keys:
         changed += [key for key in keys if key == _LOSS_FILE]
     if changed:
-        # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
-        redo = [paths.step(s).as_posix() for s in paths.committed_steps() if s > (start or -1)]
         raise RecipeError(
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
-            hint=f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}",
+            hint=_generated_again(paths, start),
         )
     _require_responses(run, recipe, [*of_the_run, *(key for key in keys if _decides_responses(key))])
     if step - 1 > start and not run.is_done(step - 1):
-        _require_same_environments(paths, step - 1, keys)
+        _require_same_environments(run, step - 1, keys)
     return step
+
+
+def _generated_again(paths: RunPaths, saved: int) -> str:
+    # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
+    redo = [paths.step(step).as_posix() for step in paths.committed_steps() if step > (saved or -1)]
+    return f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}"
 
 
 def _require_responses(run: RecordedRun, recipe: Recipe, changed: Sequence[str]) -> None:
@@ -256,14 +260,16 @@ def _require_responses(run: RecordedRun, recipe: Recipe, changed: Sequence[str])
     )
 
 
-def _require_same_environments(paths: RunPaths, step: int, changed: Sequence[str]) -> None:
+def _require_same_environments(run: RecordedRun, step: int, changed: Sequence[str]) -> None:
     """Raise RecipeError if an environment changes, although an unfinished step keeps its recipe: the rest of the step
     would run in the new environment."""
     for key in changed:
         if _is_in(key, OF_ENVIRONMENTS) and not _is_in(key, OF_EPISODES):
+            saved = run.last_saved
+            back = f"ppoctl resume {quoted(run.paths.root)} --back-to {saved}  # later steps are repeated"
             raise RecipeError(
                 f"`{key}` cannot change now: step {step} is unfinished, and its responses have the old environment",
-                hint=f"ppoctl resume {quoted(paths.root)} --back-to {quoted(str(step - 1))}  # the step is repeated",
+                hint=back if saved else _generated_again(run.paths, saved),
             )
 
 
