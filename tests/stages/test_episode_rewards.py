@@ -103,6 +103,10 @@ def test_one_limit_counts_failed_episodes_and_missing_scores() -> None:
     with pytest.raises(RewardError) as error:
         half.run(PROMPTS, old)
     assert "`ppoctl resume RUN --back-to 1`" in (error.value.hint or ""), "the step that generated is repeated"
+    first = replace(rollouts(failed(), SHORT), stamps=["actor@0:x"] * 2)
+    with pytest.raises(RewardError) as error:
+        half.run(PROMPTS, first)
+    assert "fix the environment and run `ppoctl train RECIPE`, or allow" in (error.value.hint or "")
 
 
 def test_step_without_any_score_stops_the_run() -> None:

@@ -265,11 +265,11 @@ def _require_same_environments(run: RecordedRun, step: int, changed: Sequence[st
     would run in the new environment."""
     for key in changed:
         if _is_in(key, OF_ENVIRONMENTS) and not _is_in(key, OF_EPISODES):
-            saved = run.last_saved
-            back = f"ppoctl resume {quoted(run.paths.root)} --back-to {saved}  # later steps are repeated"
+            paths, saved = run.paths, run.last_saved
+            back = f"ppoctl resume {quoted(paths.root)} --back-to {quoted(str(saved))}  # later steps are repeated"
             raise RecipeError(
                 f"`{key}` cannot change now: step {step} is unfinished, and its responses have the old environment",
-                hint=back if saved else _generated_again(run.paths, saved),
+                hint=back if saved else _generated_again(paths, saved),
             )
 
 

@@ -88,7 +88,8 @@ class RewardStage:
         fix, command = "the rollouts are saved: fix the reward", self._resume
         if failed:
             fix = "the saved rollouts have the failures: fix the environment"
-            command = f"ppoctl resume RUN --back-to {quoted(str(generated - 1))}"
+            before = generated - 1  # no states are saved before step 1
+            command = f"ppoctl resume RUN --back-to {quoted(str(before))}" if before else "ppoctl train RECIPE"
         if all(score.value is None or (self.are_trained and _has_no_turn(episode)) for score, _, episode in rows):
             lacks = "has a score" if any(score.value is None for score in scores) else "has a turn"
             raise RewardError(
