@@ -174,7 +174,7 @@ class EndedGroupsSpec(StageSpec["Rollouts"]):
         return _OF_SEGMENTS
 
     def row_bounds(self, recipe: StepRecipe) -> tuple[int, int]:
-        # As many responses end as begin, in the mean. More than twice as many end only by chance.
+        # On average, as many responses end as begin. More than twice as many end only by chance.
         return recipe.rollout.samples_per_prompt, 2 * sequences_per_step(recipe)
 
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Rollouts]":

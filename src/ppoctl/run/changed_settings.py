@@ -236,6 +236,7 @@ def _holds_from(run: RecordedRun, recipe: Recipe) -> int:
 
 
 def _generated_again(paths: RunPaths, saved: int) -> str:
+    """Return the hint to delete the steps after the last saved one."""
     # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
     redo = [paths.step(step).as_posix() for step in paths.committed_steps() if step > (saved or -1)]
     return f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}"

@@ -69,7 +69,6 @@ class Rollouts(Record["Rollouts"]):
     idle_s: float | None = None
     """Seconds of generation in which all open episodes waited for environments; None: the record was loaded, or
     it has no episodes."""
-
     is_of_next_step: bool | None = None
     """Whether the next step trains on the responses, and reports their metrics; None: the record was loaded."""
 
