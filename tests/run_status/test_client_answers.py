@@ -99,6 +99,18 @@ def test_waiting_only_cancel_spares_running_job(cluster: FakeSlurm) -> None:
     Slurm().cancel("99", waiting_only=True)
 
 
+@pytest.mark.parametrize("words", ["scancel: error: Kill job error on job id 12: Invalid job id specified", ""])
+def test_signal_to_ended_or_completing_job_is_no_error(cluster: FakeSlurm, words: str) -> None:
+    """`scancel` prints nothing about a job that is completing, and fails (Slurm 22.05: exit code 229)."""
+    cluster.has("12", "RUNNING")
+    assert Slurm().signal("12", "TERM")
+    cluster.refuses("scancel", words)
+    assert not Slurm().signal("12", "TERM")
+    Slurm().cancel("12", waiting_only=True)
+    with pytest.raises(SlurmError, match="`scancel` refused: "):
+        Slurm().cancel("12")
+
+
 def test_job_state_is_waiting_running_or_ended() -> None:
     def kinds(state: str) -> tuple[bool, bool, bool]:
         job = SlurmJob("1", state)

@@ -35,6 +35,9 @@ considered ended, ppoctl could not correct this later.
 _UNKNOWN = "Invalid job id"
 """Slurm's message for an unknown job. `scancel` also prints it for a job that has ended."""
 
+_NO_MESSAGE = "no message"
+"""Our words for a refusal without Slurm's own: `scancel --signal` fails so while the job is completing."""
+
 _OWN_SETTINGS = ("SBATCH_", "SINFO_", "SQUEUE_", "SACCT_", "SCANCEL_")
 """Prefixes of environment variables that change what Slurm's programs do and print. The variables are
 removed, because `SBATCH_PARTITION`, for example, would override the script."""
@@ -138,22 +141,15 @@ class Slurm:
 
         `waiting_only`: do nothing if the job has started or ended in the meantime.
         """
-        if not waiting_only:
+        if waiting_only:
+            self._reaches(id, "--state=PENDING")
+        else:
             self._output(["scancel", id])
-            return
-        try:
-            self._output(["scancel", "--state=PENDING", id])
-        except SlurmError as error:
-            if _UNKNOWN not in error.message:
-                raise
 
-    def signal(self, id: str, name: str) -> None:
-        """Send a signal to the job's script only; a job that has ended gets none. Raises SlurmError."""
-        try:
-            self._output(["scancel", "--batch", f"--signal={name}", id])
-        except SlurmError as error:
-            if _UNKNOWN not in error.message:
-                raise
+    def signal(self, id: str, name: str) -> bool:
+        """Send a signal to the job's script only, and return whether Slurm sent it: not to a job that has ended or
+        is ending. Raises SlurmError."""
+        return self._reaches(id, "--batch", f"--signal={name}")
 
     def requeue(self, id: str) -> None:
         """Requeue a running job, which stops its processes. Raises SlurmError."""
@@ -210,6 +206,16 @@ class Slurm:
             if state.split()[0] in IS_OVER
         }
 
+    def _reaches(self, id: str, *options: str) -> bool:
+        """Run `scancel`; return False if the job has ended or is ending. Raises SlurmError for other refusals."""
+        try:
+            self._output(["scancel", *options, id])
+        except SlurmError as error:
+            if _UNKNOWN in error.message or _NO_MESSAGE in error.message:
+                return False
+            raise
+        return True
+
     def _output(self, words: Sequence[str], text: str | None = None, folder: Path | None = None) -> str:
         return self._run(words, text, folder).stdout
 
@@ -239,6 +245,7 @@ class Slurm:
                 raise _absent(f"`{words[0]}` has no cluster configured")
             if any(words in message for words in _NO_ANSWER):
                 raise SlurmAwayError(f"Slurm's controller does not answer: {message}", hint="scontrol ping")
+            message = message or f"{_NO_MESSAGE}, exit code {done.returncode}"
             raise SlurmError(f"`{words[0]}` refused: {message}", hint="sinfo")
         return done
 

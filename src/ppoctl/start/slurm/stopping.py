@@ -64,17 +64,16 @@ def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
     idle = [job.id for job in snapshot.at_work(run) if job.id in own and _would_resume(run.attempt_of(job))]
     for id in idle:
         patient.cancel(id)
-    is_signalled = (
-        after == "now" and attempt_job in {job.id for job in run.jobs} and snapshot.no_answer_reason is None
-    )
-    if is_signalled and attempt_job is not None:
-        patient.signal(attempt_job, "TERM")
+    signalled = None
+    if after == "now" and snapshot.no_answer_reason is None and attempt_job in {job.id for job in run.jobs}:
+        assert attempt_job is not None
+        signalled = attempt_job if patient.signal(attempt_job, "TERM") else None
     over = {id for id in waiting if id not in snapshot.jobs or snapshot.jobs[id].is_over}
     return Stopped(
         facts=run,
         snapshot=snapshot,
         asked=attempt,
-        signalled=attempt_job if is_signalled else None,
+        signalled=signalled,
         cancelled=tuple(id for id in run.job_ids if id in over or id in idle),
         unheard=tuple(id for id in run.open_jobs if id != attempt_job)
         if snapshot.no_answer_reason is not None
