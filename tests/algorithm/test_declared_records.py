@@ -17,6 +17,7 @@ from ppoctl.core import metric_registry
 from ppoctl.core.batch.record_header import record_metadata
 from ppoctl.core.step_metrics import reported
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store import record_file
 from ppoctl.store.journal import read_lines
 from ppoctl.store.rounds import stages_present
 from ppoctl.store.run_paths import RECORD, RunPaths
@@ -104,7 +105,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "raw reward": {"ppo": {**PPO, "advantages": {"kind": "raw_reward"}, "kl": IN_REWARD}, "critic": None},
 }
 
-_DTYPES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F32": "float32"}
+_DTYPES = {"U8": "uint8", "BOOL": "bool", "I32": "int32", "I64": "int64", "F32": "float32"}
 
 
 def recipe_of(name: str) -> Recipe:
@@ -187,6 +188,9 @@ def sizes_of_axes(played: Played, spec: StageSpec[Any]) -> dict[str, int]:
         rows = committed_fields(paths, selection)["rounds"][1][0]
     sizes = {"B": rows, "R": width, "T": fields["prompt_tokens"][1][0]}
     assert len(set(sizes.values())) == 3, "axes have different sizes, so that they cannot be confused"
+    record = record_file.read(paths, 1, spec.name)
+    if record is not None and (lengths := record.get("input_lengths")) is not None:
+        sizes |= {"N": int(lengths.sum()), "layers": 1, "k": 1}  # those of `fakes.bigram`
     return sizes
 
 

@@ -13,7 +13,7 @@ from ppoctl.store import record_file
 from ppoctl.store.run_paths import RunPaths
 from store.fixture_runs import bring
 
-FAMILY = {"bool": "Bool", "int32": "Int", "int64": "Int", "float32": "Float"}
+FAMILY = {"bool": "Bool", "uint8": "UInt8", "int32": "Int", "int64": "Int", "float32": "Float"}
 MERGED = {("advantages", "returns")}
 """Fields that the table may call optional although their class still requires them."""
 

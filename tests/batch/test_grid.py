@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ppoctl.core.batch.grid import input_lengths, pack
+from ppoctl.core.batch.grid import pack
 from ppoctl.core.batch.sequences import Sequences
 
 
@@ -38,7 +38,7 @@ def test_pack_two_rows_matches_hand_computed_indices():
     assert packed.targets.tolist() == [21, 22, 23, 24]
     assert packed.row.tolist() == [0, 0, 0, 1]
     assert packed.column.tolist() == [0, 1, 2, 0]
-    assert input_lengths(TWO_ROWS).tolist() == [4, 1]
+    assert TWO_ROWS.input_lengths.tolist() == [4, 1]
     grid = packed.to_grid(torch.tensor([0.1, 0.2, 0.3, 0.4]))
     assert torch.equal(grid, torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.0, 0.0]]))
 

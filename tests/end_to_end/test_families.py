@@ -7,6 +7,7 @@ import pytest
 from end_to_end.cli_process import Forked
 from end_to_end.real_drill import real_recipe
 from end_to_end.tiny_models import tiny_model
+from ppoctl.models.shape_reader import read_shape
 from ppoctl.recipe.loading.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
@@ -15,9 +16,11 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
-    """Return the metrics of the second step of two."""
+    """Return the metrics of the second step of two. A mixture trains the experts of its old log-probs."""
     optimizer = {"optimizer": {"lr": 1e-3}}
-    tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": optimizer, "critic": optimizer}
+    has_experts = read_shape(model).experts is not None
+    actor = {**optimizer, "router_replay": "trainer" if has_experts else "off"}
+    tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": actor, "critic": optimizer}
     # No answer of a random model is right: tokens differ only in their discounted distance to the end.
     reward = {"kind": "gsm8k", "scale": {"from": [0, 1], "to": [-1, 1]}}
     ppo = {"minibatch_seqs": 4, "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.9}}
@@ -25,8 +28,13 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     (folder / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
     forked.succeeds(folder, "train", f"{name}.toml", "--set", "steps=2", *sets)
     stages = [line for line in read_lines(RunPaths(folder / "runs" / name).journal) if "stage" in line]
-    found = [{k: v for line in stages if line["step"] == step for k, v in line["figures"].items()} for step in (1, 2)]
+    found = [
+        {k: v for line in stages if line["step"] == step for k, v in {**line["figures"], **line["clocked"]}.items()}
+        for step in (1, 2)
+    ]
     assert found[0]["policy/approx_kl"] > 1e-4  # the second step samples from other weights
+    differ = [step.get("mismatch/experts_differ_frac") for step in found]
+    assert all(0 < each < 0.5 for each in differ) if has_experts else differ == [None, None]
     return found[1]
 
 

@@ -27,7 +27,11 @@ def with_critic(**changes: Any) -> Recipe:
     return with_groups({"max_rounds": 4}, **changes)
 
 
+REPLAYING = {"optimizer": {"lr": 0.05}, "router_replay": "trainer"}
+
+
 def critic_sees_all(**changes: Any) -> Recipe:
-    """Return the recipe of `with_groups` whose critic trains on all responses, and whose rewards contain the KL."""
+    """Return the recipe of `with_groups` whose critic trains on all responses, whose rewards contain the KL, and
+    whose actor trains the experts of its old log-probs."""
     ppo = {**PPO, "kl": {"place": "reward", "coef": 0.05}, "rollout_correction": {"kind": "tis"}}
-    return with_groups({"max_rounds": 4, "critic_sees": "all"}, **{"ppo": ppo, **changes})
+    return with_groups({"max_rounds": 4, "critic_sees": "all"}, **{"ppo": ppo, "actor": REPLAYING, **changes})

@@ -178,6 +178,15 @@ def test_expert_ranks_require_model_with_experts(key: str, size: int) -> None:
     assert f"--set actor.parallel.{key}=1" in str(caught.value.hint)
 
 
+def test_replay_requires_experts_and_a_forward_pass(experts: str) -> None:
+    replays = "actor.router_replay=trainer"
+    with pytest.raises(RecipeError, match=r"at most 256 in a layer .* but the model has no experts") as caught:
+        load([QUICKSTART], [replays])
+    assert "--set actor.router_replay=off" in str(caught.value.hint)
+    assert "but there is none" in str(refusal([QUICKSTART], [experts, replays, "ppo.old_logprobs=sampler"]))
+    assert load([QUICKSTART], [experts, replays]).recipe.actor.router_replay == "trainer"
+
+
 @pytest.mark.parametrize(
     "table",
     [

@@ -100,7 +100,7 @@ def test_waiting_only_cancel_spares_running_job(cluster: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize("words", ["scancel: error: Kill job error on job id 12: Invalid job id specified", ""])
-def test_signal_to_ended_or_completing_job_is_no_error(cluster: FakeSlurm, words: str) -> None:
+def test_signal_does_not_reach_ended_or_completing_job(cluster: FakeSlurm, words: str) -> None:
     """`scancel` prints nothing about a job that is completing, and fails (Slurm 22.05: exit code 229)."""
     cluster.has("12", "RUNNING")
     assert Slurm().signal("12", "TERM")

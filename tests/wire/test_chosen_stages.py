@@ -177,6 +177,7 @@ REACHES: Mapping[str, tuple[str, ...]] = {
     "ppo.kl.place": ("advantages", "critic_advantages", "actor_update"),
     "ppo.policy_loss": ("actor_update",),
     "ppo.old_logprobs": ("logprobs",),
+    "actor.router_replay": ("logprobs",),
     "ppo.value_loss": ("critic_update", "joint"),
     "ppo.rollout_correction": ("correction",),
     "ppo.rollout_rejection": ("correction",),
@@ -208,6 +209,7 @@ UNTIL = {"explained_variance": 0.5, "at_most": 2}
 CHANGES: list[tuple[str, Any]] = [
     *CASES,
     ("rollout.min_new_tokens", 2),
+    ("actor.router_replay", "trainer"),
     ("rollout.stop_token_ids", [2, 5]),
     ("rollout.special_tokens", "drop"),
     ("rollout.max_window_tokens", 9),

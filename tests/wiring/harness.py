@@ -459,7 +459,7 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
 def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarray]:
     """Return the numbers that the textbook computes from the same responses."""
     rollouts = played.rollouts
-    packed = pack(rollouts, torch.arange(rollouts.num_seqs))
+    packed = pack(rollouts.sequences, torch.arange(rollouts.num_seqs))
     before = np.zeros(rollouts.tokens.shape, dtype=int)
     before[packed.row.numpy(), packed.column.numpy()] = packed.tokens[packed.read_at].numpy()
     prompts_by_id = {

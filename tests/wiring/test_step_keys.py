@@ -600,6 +600,20 @@ def test_actor_waits_until_the_critic_explains_the_returns() -> None:
         assert ("actor table" in different) == (not step["policy/trained"])
 
 
+@holds("actor.router_replay")
+def test_update_uses_the_experts_of_the_old_logprobs() -> None:
+    """The first minibatch chooses the same experts anyway, later ones would choose others."""
+    off, replayed = (
+        numbers_of(harness.played(json.dumps(with_keys({"actor.router_replay": how})))) for how in ("off", "trainer")
+    )
+    changed = harness.differing(off, replayed)
+    assert changed >= {"actor table", "policy minibatches loss"}
+    assert not changed & {"logprobs", "entropy", "critic table"}
+    losses = [found["policy minibatches loss"] for found in (off, replayed)]
+    assert losses[0][0] == losses[1][0]
+    assert all(losses[0][1:] != losses[1][1:])
+
+
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
 @pytest.mark.parametrize("decay", ["linear", pytest.param("cosine", marks=pytest.mark.ci("linear"))])
 def test_step_ticked_rate_is_constant_within_a_step(decay: str) -> None:

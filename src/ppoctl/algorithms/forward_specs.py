@@ -63,7 +63,9 @@ class LogprobsSpec(StageSpec["Logprobs"]):
     """40-logprobs: old log-probs for the ratios, and log-probs of the reference."""
 
     kind: ClassVar[str] = "logprobs"
-    keys: ClassVar[tuple[str, ...]] = ("model", *DISTRIBUTION_KEYS, "ppo.kl", "ppo.old_logprobs")
+    keys: ClassVar[tuple[str, ...]] = (
+        "model", *DISTRIBUTION_KEYS, "ppo.kl", "ppo.old_logprobs", "actor.router_replay",
+    )  # fmt: skip
     excluded_keys: ClassVar[tuple[str, ...]] = SHAPING_KEYS
     role: str = "actor"
 
@@ -91,6 +93,8 @@ class LogprobsSpec(StageSpec["Logprobs"]):
             "full_kl": use.is_full_before,
             "values": recipe.value_head is not None,
             "behind": recipe.value_head is not None and recipe.ppo.truncated == "bootstrap",
+            "experts": recipe.actor.router_replay == "trainer",
+            "input_lengths": recipe.actor.router_replay == "trainer",
         }
 
     def build(self, recipe: StepRecipe, parts: StageParts) -> "Stage[Logprobs]":
@@ -110,6 +114,7 @@ class LogprobsSpec(StageSpec["Logprobs"]):
             with_full_kl=use.is_full_before,
             in_one_pass=_in_one_pass(recipe),
             source=recipe.ppo.old_logprobs,
+            stores_experts=recipe.actor.router_replay == "trainer",
             fingerprint=self.fingerprint(recipe),
             name=self.name,
         )

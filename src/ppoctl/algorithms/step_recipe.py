@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ppoctl.algorithms.evaluation_table import EvalTable
 from ppoctl.algorithms.ppo_table import PpoTable
-from ppoctl.algorithms.role_table import TrainedTable
+from ppoctl.algorithms.role_table import ActorTable, TrainedTable
 from ppoctl.algorithms.rollout_table import RolloutTable
 from ppoctl.environments.environment_table import EpisodeTable
 from ppoctl.models.head import SharedValueHead
@@ -31,6 +31,8 @@ class StepRecipe(Protocol):
     def reward(self) -> Reward: ...
     @property
     def ppo(self) -> PpoTable: ...
+    @property
+    def actor(self) -> ActorTable: ...
     @property
     def eval(self) -> EvalTable: ...
 

@@ -38,6 +38,9 @@ class MeasuredPass:
     expert_loads: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Layer with experts -> number of tokens that were routed to each expert, over all ranks. Tensor ranks count the
     same tokens."""
+    replayed: tuple[int, int] = (0, 0)
+    """Number of given experts that the routers would not have chosen, and number of all given experts, over all
+    ranks."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class ProcessUsage:
     """Seconds in which the process moved tensors between host memory and the device."""
     expert_loads: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Layer with experts -> number of tokens that were routed to each expert."""
+    replayed: tuple[int, int] = (0, 0)
+    """Number of given experts that the routers would not have chosen, and number of all given experts."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,13 @@ class Measurements(threading.local):
         replay, which belong to no stage."""
         if ended.seconds > 0:
             peak_bytes = max((rank.peak_bytes for rank in ranks), default=0)
-            ended = replace(ended, peak_bytes=peak_bytes, expert_loads=added(rank.expert_loads for rank in ranks))
+            others, given = (sum(counts) for counts in zip((0, 0), *(rank.replayed for rank in ranks), strict=True))
+            ended = replace(
+                ended,
+                peak_bytes=peak_bytes,
+                expert_loads=added(rank.expert_loads for rank in ranks),
+                replayed=(others, given),
+            )
             moved_s = self._measured.moved_s + max((rank.moved_s for rank in ranks), default=0.0)
             self._measured = replace(self._measured, passes=(*self._measured.passes, ended), moved_s=moved_s)
 

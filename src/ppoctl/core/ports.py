@@ -119,6 +119,8 @@ class OutputRequest:
     """Whether to compute values too, by a value head on the policy's model."""
     reference: bool = False
     """Whether to compute the reference's log-probs too, with the same temperature, but no filters."""
+    experts: bool = False
+    """Whether to return the experts that the routers choose, of a model with experts."""
 
     @property
     def is_filtered(self) -> bool:
@@ -140,9 +142,12 @@ class TokenOutputs:
     """Values of the states before the tokens, by a value head on the policy's model; None: not requested."""
     reference: Float[Tensor, "m R"] | None = None
     """Log-probs under the reference; None: not requested."""
+    experts: Int[Tensor, "N layers k"] | None = None
+    """Experts of each of the N input tokens of all rows (`Sequences.experts`); None: not requested, or these are the
+    outputs of a part of the rows."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
-        """Return the outputs with `change` applied to each grid that is present."""
+        """Return the outputs with `change` applied to each grid that is present, without experts."""
         return TokenOutputs(change(self.primary), *(grid if grid is None else change(grid) for grid in self.others))
 
     @property

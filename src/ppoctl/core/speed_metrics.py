@@ -87,6 +87,11 @@ POLICY_EXPERTS_UNUSED_FRAC = Metric(
     "policy/experts_unused_frac", "fraction", "experts without a token in the update (mixtures of experts)",
     "near 0, steady", "lower",
 )  # fmt: skip
+MISMATCH_EXPERTS_DIFFER_FRAC = Metric(
+    "mismatch/experts_differ_frac", "fraction",
+    "experts of the update that its own routers would not have chosen (`actor.router_replay`)",
+    "below 0.1", "lower",
+)  # fmt: skip
 SPEED_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
@@ -96,8 +101,9 @@ def pass_metrics(stage: str) -> tuple[str, str]:
 
 
 def load_metrics(stage: str) -> tuple[str, ...]:
-    """Return the names of the metrics of the load of experts, which only the update of the actor has."""
-    return (POLICY_EXPERT_LOAD_MAX.name, POLICY_EXPERTS_UNUSED_FRAC.name) if stage == "actor_update" else ()
+    """Return the names of the metrics of experts, which only the update of the actor has."""
+    of_experts = POLICY_EXPERT_LOAD_MAX, POLICY_EXPERTS_UNUSED_FRAC, MISMATCH_EXPERTS_DIFFER_FRAC
+    return tuple(metric.name for metric in of_experts) if stage == "actor_update" else ()
 
 
 ROLLOUTS_S = (TIME_ROLLOUT_S.name, TIME_PARTIAL_ROLLOUT_S.name, TIME_NEXT_ROLLOUT_S.name)

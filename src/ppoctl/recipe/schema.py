@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from ppoctl.algorithms.evaluation_table import EvalTable
 from ppoctl.algorithms.ppo_table import PpoTable
-from ppoctl.algorithms.role_table import CriticTable, TrainedTable
+from ppoctl.algorithms.role_table import ActorTable, CriticTable, TrainedTable
 from ppoctl.algorithms.rollout_table import RolloutTable
 from ppoctl.core.recipe_table import (
     REPORTING,
@@ -254,7 +254,7 @@ class Recipe(Table):
     turn."""
     reward: Reward
     ppo: PpoTable
-    actor: TrainedTable
+    actor: ActorTable
     critic: CriticTable | None = None
     """The critic: a role with a model of its own or, with the key `on`, a value head on the actor's model. Absent:
     the run trains none, because its advantages use no values (`ppo.advantages.kind`)."""

@@ -226,7 +226,7 @@ def wider_vocabulary(folder: Path) -> Path:
     return folder
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainerBatch(Sequences):
     """Inputs of a trainer, with the mask of tokens in the loss."""
 

@@ -12,12 +12,13 @@ from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from ppoctl.models.shape import SigmoidRouting
 from tolerance import EXACT, FLOAT32
 
+FREE = {"experts_of": lambda best: best, "counted": lambda chosen: chosen}
+"""Methods of a router to which no experts are given."""
+
 
 def route(logits: torch.Tensor, *, topk: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Route tokens with these logits, `[tokens, experts]`."""
-    router = SimpleNamespace(
-        num_experts=logits.shape[1], topk=topk, renormalise=renormalise, counted=lambda each: each
-    )
+    router = SimpleNamespace(num_experts=logits.shape[1], topk=topk, renormalise=renormalise, **FREE)
     return SoftmaxRouter.routing(router, logits[:, None])
 
 
@@ -49,8 +50,8 @@ def test_routing_does_not_depend_on_other_tokens():
 def route_by_sigmoid(scores, bias, *, groups=1, groups_per_token=1, topk=2, renormalise=True, scale=1.0):
     """Route one token with these scores, each the sigmoid of a logit."""
     how = SigmoidRouting(groups, groups_per_token, scale)
-    router = SimpleNamespace(num_experts=len(scores), topk=topk, renormalise=renormalise, how=how)
-    router.expert_bias, router.counted = torch.tensor(bias), lambda chosen: chosen
+    router = SimpleNamespace(num_experts=len(scores), topk=topk, renormalise=renormalise, how=how, **FREE)
+    router.expert_bias = torch.tensor(bias)
     probs, chosen = SigmoidRouter.routing(router, torch.tensor([[scores]]).logit())
     return probs[0], chosen[0].tolist()
 

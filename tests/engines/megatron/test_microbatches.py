@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from ppoctl.algorithms.role_table import BySequences, ByTokens
-from ppoctl.core.batch.grid import input_lengths
 from ppoctl.core.ports import TokenOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows, merge
 from ppoctl.engines.megatron.packed_input import ReadSettings
@@ -41,7 +40,7 @@ def test_every_row_is_in_exactly_one_microbatch(batching, ranks):
 
 def test_data_ranks_have_equal_token_counts():
     # Input tokens of rows 0 to 4 are 6, 11, 2, 10, 9: 38 in all.
-    assert input_lengths(lab.make_rollouts()).tolist() == [6, 11, 2, 10, 9]
+    assert lab.make_rollouts().input_lengths.tolist() == [6, 11, 2, 10, 9]
     loads = [
         sum(microbatch.input.tokens.numel() for microbatch in microbatches)
         for microbatches in cut(BySequences(microbatch_seqs=1), 2)

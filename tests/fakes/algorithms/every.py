@@ -26,7 +26,8 @@ def _resampling(order: str, **changes: Any) -> Recipe:
     """Return a recipe of PF-PPO: three steps of four rows."""
     resample = {"kind": "pow", "power": 1.5, "order": order}
     ppo = {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "resample": resample}
-    return fake_recipe(**{"rollout": FEW_ROWS, "ppo": ppo, **changes})
+    tables = {"rollout": FEW_ROWS, "ppo": ppo, "actor": dynamic_sampling.REPLAYING}
+    return fake_recipe(**{**tables, **changes})
 
 
 PARTIAL = {**FEW_ROWS, "max_new_tokens": 5, "tokens_per_step": 2}

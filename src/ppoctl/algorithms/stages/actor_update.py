@@ -149,7 +149,10 @@ class ActorUpdateStage(UpdateStage):
         waited = int(advantages.carry.waited_steps)
         # The gap to the sampler is measured on all responses.
         reports_gap = logprobs.entropy is None
-        trained = self.train(actor, rollouts, objective, read=read, waited=waited, first_has_all_rows=reports_gap)
+        sequences = rollouts.sequences
+        if logprobs.experts is not None:
+            sequences = replace(sequences, experts=logprobs.experts.short())
+        trained = self.train(actor, sequences, objective, read=read, waited=waited, first_has_all_rows=reports_gap)
         # A correction may leave only the terms of a value head in a minibatch.
         has_policy = [bool(mask[minibatch.rows].any()) for minibatch, _ in trained.steps]
         diagnostics = [

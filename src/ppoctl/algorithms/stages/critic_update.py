@@ -85,7 +85,7 @@ class CriticUpdateStage(UpdateStage):
     def run(self, critic: State, rollouts: Rollouts, values: Values, advantages: Advantages) -> Update:
         targets = value_targets(values, advantages, self.clip)
         objective = Terms((Term(targets.errors, advantages.mask, coef=self.scale, aggregation=self.aggregation),))
-        trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
+        trained = self.train(critic, rollouts.sequences, objective, read=(rollouts, values, advantages))
         diagnostics = [targets.diagnostics(*step) for step in trained.steps]
         return trained.record("value", diagnostics, of_the_step=targets.of_the_step(trained))
 

@@ -117,6 +117,8 @@ class LogprobsStage:
     """Whether the actor's forward pass also computes the reference's log-probs, because both share a frozen trunk."""
     source: Literal["trainer", "sampler", "current"] = "trainer"
     """Source of the old log-probs: a forward pass of the trainer, the sampler, or the update itself."""
+    stores_experts: bool = False
+    """Whether the record has the experts that the trainer's routers choose."""
     name: str = "logprobs"
 
     def run(self, actor: State, rollouts: Rollouts) -> Logprobs:
@@ -131,7 +133,13 @@ class LogprobsStage:
 
     @property
     def _request(self) -> OutputRequest:
-        return replace(self.scored, entropy=True, full_kl=self.with_full_kl, reference=self.in_one_pass)
+        return replace(
+            self.scored,
+            entropy=True,
+            full_kl=self.with_full_kl,
+            reference=self.in_one_pass,
+            experts=self.stores_experts,
+        )
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         outputs = self.models.actor_at(actor).logprobs(rollouts.sequences, self._request)
@@ -153,6 +161,8 @@ class LogprobsStage:
             gap=sampler_gap(logprobs, rollouts.sampler_logprobs, rollouts.mask),
             reference=None if reference is None else _checked_reference(reference, rollouts.mask),
             full_kl=full_kl,
+            experts=None if outputs.experts is None else outputs.experts.to(torch.uint8),
+            input_lengths=None if outputs.experts is None else rollouts.sequences.input_lengths,
         )
 
     def _without_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:

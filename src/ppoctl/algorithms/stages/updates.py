@@ -10,8 +10,9 @@ from ppoctl.algorithms.formulas.minibatches import minibatch_rows
 from ppoctl.algorithms.stages.objective import Terms
 from ppoctl.core import metric_registry
 from ppoctl.core.batch.lineage import next_lineage
-from ppoctl.core.batch.records import Record, Rollouts, State, Update
+from ppoctl.core.batch.records import Record, State, Update
 from ppoctl.core.batch.seeds import derive_seed
+from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.ports import Minibatch, MinibatchResult, Models, OptimizerStep
 
 
@@ -126,7 +127,7 @@ class UpdateStage:
     def train(
         self,
         before: State,
-        rollouts: Rollouts,
+        sequences: Sequences,
         objective: Terms,
         *,
         read: Sequence[Record[Any]],
@@ -137,7 +138,7 @@ class UpdateStage:
         `waited` is the number of PPO steps that did not train the role (see `OptimizerSchedule.at`);
         `first_has_all_rows`: see `MinibatchPlan.minibatches`."""
         minibatches = self.plan.minibatches(
-            before, rollouts.num_seqs, objective, waited, first_has_all_rows=first_has_all_rows
+            before, sequences.num_seqs, objective, waited, first_has_all_rows=first_has_all_rows
         )
         after = State(
             role=before.role,
@@ -146,7 +147,7 @@ class UpdateStage:
             lineage=next_lineage(before, [record.identity for record in read], self.fingerprint),
         )
         with self.models.advancing(before, to=after) as trainer:
-            results = trainer.update(rollouts.sequences, minibatches, objective)
+            results = trainer.update(sequences, minibatches, objective)
         return UpdateTrace(before, after, list(zip(minibatches, results, strict=True)))
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from ppoctl.algorithms.stages.logprobs import LogprobsStage
 from ppoctl.algorithms.stages.values import Truncated, values_record, with_bootstrap
 from ppoctl.core.batch.records import Logprobs, Rollouts, State
@@ -16,9 +18,16 @@ class ValuedLogprobsStage(LogprobsStage):
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         request = replace(self._request, values=True)
-        outputs = self.models.actor_at(actor).logprobs(with_bootstrap(rollouts, self.truncated), request)
+        sequences = with_bootstrap(rollouts, self.truncated)
+        outputs = self.models.actor_at(actor).logprobs(sequences, request)
         assert outputs.values is not None, "values were requested"
         values = values_record(outputs.values, rollouts, self.truncated, actor)
         width = rollouts.tokens.shape[1]
-        record = self._record(outputs.map(lambda grid: grid[:, :width]), actor, rollouts)
+        cut = outputs.map(lambda grid: grid[:, :width])
+        if outputs.experts is not None:
+            tokens = torch.split(outputs.experts, sequences.input_lengths.tolist())
+            lengths = rollouts.sequences.input_lengths.tolist()
+            experts = torch.cat([each[:length] for each, length in zip(tokens, lengths, strict=True)])
+            cut = replace(cut, experts=experts)
+        record = self._record(cut, actor, rollouts)
         return replace(record, values=values.values, behind=values.behind)

@@ -14,11 +14,12 @@ class RecordField:
     """One field of a kind of record."""
 
     name: str
-    dtype: Literal["bool", "int32", "int64", "float32", "text", "json"]
+    dtype: Literal["bool", "uint8", "int32", "int64", "float32", "text", "json"]
     """Type of a tensor's elements; `text`: decoded responses; `json`: any other value in the metadata."""
-    axes: Literal["", "B", "B R", "T"] = ""
-    """Axes of a tensor, as in `records`. A text or JSON field with axis B is a list with one entry per row, or a
-    mapping of names to such lists. Empty: one value for the whole record."""
+    axes: Literal["", "B", "B R", "T", "N layers k"] = ""
+    """Axes of a tensor, as in `records`. N: the input tokens of all rows, row by row; `input_lengths` has the number
+    of each row. A text or JSON field with axis B is a list with one entry per row, or a mapping of names to such
+    lists. Empty: one value for the whole record."""
     is_optional: bool = False
     """Whether the field has a default. Settings then decide whether it is present."""
 
@@ -70,6 +71,8 @@ FIELDS: Mapping[str, tuple[RecordField, ...]] = {
         RecordField("full_kl", "float32", "B R", is_optional=True),
         RecordField("values", "float32", "B R", is_optional=True),
         RecordField("behind", "float32", "B", is_optional=True),
+        RecordField("experts", "uint8", "N layers k", is_optional=True),
+        RecordField("input_lengths", "int64", "B", is_optional=True),
     ),
     "correction": (
         RecordField("weights", "float32", "B R"),

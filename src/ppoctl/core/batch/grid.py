@@ -1,4 +1,5 @@
-"""Mapping between the response grid and packed sequences. Only this file shifts positions by one token.
+"""Mapping between the response grid and packed sequences. Only this file and `Sequences.input_lengths` shift
+positions by one token.
 
 The N packed tokens are the prompts and responses of some rows, concatenated without padding. The number of packed
 tokens that predict a response token is n. The output for response token r of a row (its log-prob, its entropy, the
@@ -23,6 +24,8 @@ class Packed:
     """Input ids: each sequence without its last token."""
     seq_lengths: tuple[int, ...]
     """Input tokens of each row; the sum is N."""
+    at: Int[Tensor, " N"]
+    """Index of each of these tokens among the input tokens of all rows of the sequences."""
     read_at: Int[Tensor, " n"]
     """Packed positions whose output is read, row by row."""
     targets: Int[Tensor, " n"]
@@ -41,14 +44,11 @@ class Packed:
         return grid.index_put((self.row.to(values.device), self.column.to(values.device)), values)
 
 
-def input_lengths(sequences: Sequences) -> Int[Tensor, " B"]:
-    """Return the number of packed tokens of each row: prompt + response - 1."""
-    return sequences.prompt_lengths + sequences.lengths - 1
-
-
 def pack(sequences: Sequences, rows: Int[Tensor, " m"]) -> Packed:
     """Return the given rows as one packed input, in the given order."""
     starts = torch.cumsum(sequences.prompt_lengths, 0) - sequences.prompt_lengths
+    inputs = sequences.input_lengths
+    first_inputs = torch.cumsum(inputs, 0) - inputs
     segments: list[Tensor] = []
     read_at: list[Tensor] = []
     targets: list[Tensor] = []
@@ -67,6 +67,7 @@ def pack(sequences: Sequences, rows: Int[Tensor, " m"]) -> Packed:
     return Packed(
         tokens=torch.cat(segments),
         seq_lengths=tuple(seq_lengths),
+        at=torch.cat([torch.arange(int(inputs[row])) + first_inputs[row] for row in rows.tolist()]),
         read_at=torch.cat(read_at),
         targets=torch.cat(targets),
         row=torch.repeat_interleave(torch.arange(len(rows)), lengths),

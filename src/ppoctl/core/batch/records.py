@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from ppoctl.core import metric_registry
@@ -142,6 +142,11 @@ class Logprobs(Record["Logprobs"]):
     head."""
     behind: Float[Tensor, " B"] | None = None
     """Bootstrap values by this head, as in `Values`."""
+    experts: UInt8[Tensor, "N layers k"] | None = None
+    """Experts that the trainer's routers chose for each input token, row by row (`Sequences.experts`); None: not
+    stored."""
+    input_lengths: Int[Tensor, " B"] | None = None
+    """Number of input tokens of each row; None: no experts are stored."""
 
     def metrics(self) -> dict[str, float]:
         return gap_metrics(self.gap)

@@ -22,6 +22,9 @@ class Sequences:
     """Response ids, including the end token; int32, 0 beyond `lengths`."""
     lengths: Int[Tensor, " B"]
     """Number of response positions with a token, masked out or not; at least 1."""
+    experts: Int[Tensor, "N layers k"] | None = None
+    """Experts of each of the N input tokens (each sequence without its last token), row by row, for each layer with
+    experts; int16. -1, or None: the router chooses."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "tokens"):
@@ -29,11 +32,18 @@ class Sequences:
         require(int(self.prompt_lengths.sum()) == self.prompt_tokens.numel(), "prompt lengths add up")
         require(bool((self.lengths >= 1).all()), "every response has a token")
         require(not bool(self.tokens[~self.present].any()), "ids beyond the length are 0")
+        if self.experts is not None:
+            require(len(self.experts) == int(self.input_lengths.sum()), "every input token has experts")
 
     @property
     def num_seqs(self) -> int:
         """Number of sequences, B."""
         return int(self.tokens.shape[0])
+
+    @property
+    def input_lengths(self) -> Int[Tensor, " B"]:
+        """Number of tokens of each row that a model reads: prompt + response - 1."""
+        return self.prompt_lengths + self.lengths - 1
 
     @property
     def present(self) -> Bool[Tensor, "B R"]:

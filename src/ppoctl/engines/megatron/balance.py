@@ -30,7 +30,7 @@ def sequence_costs(tokens: Int[Tensor, " M"], cost: TokenCost) -> Float[Tensor, 
 
     t tokens have t * (t + 1) / 2 (query, key) pairs, because a token attends to itself and all earlier tokens, and
     packed sequences do not attend to each other. `tokens` has the number of packed tokens of each sequence (see
-    `grid.input_lengths`).
+    `Sequences.input_lengths`).
     """
     count = tokens.double()
     return count * cost.flops_per_token + count * (count + 1) / 2 * cost.flops_per_pair

@@ -9,7 +9,6 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
-from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -17,9 +16,10 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
+from ppoctl.engines.megatron.expert_layer import ExpertLayer
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
 from ppoctl.engines.megatron.modules import ColumnLinear, NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
-from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
+from ppoctl.engines.megatron.router import ExpertRouter, SigmoidRouter, SoftmaxRouter
 from ppoctl.models.shape import ExpertShape, LatentShape, ModelShape
 
 
@@ -33,13 +33,13 @@ def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:
 def _layer(shape: ModelShape, number: int) -> ModuleSpec:
     norm = _norm(shape)
     return ModuleSpec(
-        module=TransformerLayer,
+        module=ExpertLayer if shape.has_experts(number) else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=_attention(shape, number) if shape.latent is None else _latent_attention(shape.latent),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=_experts(shape) if shape.has_experts(number) else _mlp(shape),
+            mlp=_experts(shape, number) if shape.has_experts(number) else _mlp(shape),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -83,24 +83,25 @@ def _mlp(shape: ModelShape) -> ModuleSpec:
     )
 
 
-def _experts(shape: ModelShape) -> ModuleSpec:
-    """Return the spec of a mixture of experts that runs one expert after the other. Grouped products would require
-    CUDA extensions."""
+def _experts(shape: ModelShape, number: int) -> ModuleSpec:
+    """Return the spec of a layer's mixture of experts, which runs one expert after the other. Grouped products would
+    require CUDA extensions."""
     assert shape.experts is not None
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
-            router=_router(shape.experts),
+            router=_router(shape.experts, number),
             experts=ModuleSpec(module=SequentialMLP, submodules=_gated_mlp(RowLinear)),
             shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=_gated_mlp(RowLinear)),
         ),
     )
 
 
-def _router(experts: ExpertShape) -> Callable[..., TopKRouter]:
+def _router(experts: ExpertShape, number: int) -> Callable[..., ExpertRouter]:
+    place = sum(experts.layers[:number])
     if experts.sigmoid is None:
-        return partial(SoftmaxRouter, renormalise=experts.renormalise)
-    return partial(SigmoidRouter, renormalise=experts.renormalise, how=experts.sigmoid)
+        return partial(SoftmaxRouter, place=place, renormalise=experts.renormalise)
+    return partial(SigmoidRouter, place=place, renormalise=experts.renormalise, how=experts.sigmoid)
 
 
 def _gated_mlp(last: type[RowLinear]) -> MLPSubmodules:

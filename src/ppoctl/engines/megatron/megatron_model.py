@@ -203,7 +203,7 @@ class LogprobModel(PackedModel):
         head = self.value_head
         assert head is not None, "values were requested from a model without a value head"
         if len(head.layers):
-            branch = head.after_copied_layers(self._entering.pop(), packed)
+            branch = head.after_copied_layers(self._entering.pop(), packed.without_experts())
             hidden = self.at_read_positions(branch, packed)
         return head.values(hidden)
 

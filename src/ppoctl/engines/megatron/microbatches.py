@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppoctl.algorithms.role_table import BySequences, ByTokens
 from ppoctl.algorithms.sizes import microbatch_limit
-from ppoctl.core.batch.grid import Packed, input_lengths, pack
+from ppoctl.core.batch.grid import Packed, pack
 from ppoctl.core.batch.sequences import Sequences
 from ppoctl.core.errors import RecipeError
 from ppoctl.core.ports import TokenOutputs, concatenate_outputs
@@ -50,6 +50,30 @@ class RankOutputs:
 
 
 @dataclass(frozen=True)
+class RankStepResult:
+    """One rank's result of an optimizer step."""
+
+    loss: float
+    """Loss of the complete minibatch."""
+    grad_norm: float
+    """2-norm of the complete gradient, before clipping."""
+    share: RankOutputs | None
+    """Outputs, on the first tensor and context rank of the last pipeline stage. None on other ranks."""
+    merge_error: float | None = None
+    """See `MinibatchResult`."""
+
+
+@dataclass(frozen=True)
+class RankExperts:
+    """Experts that the routers of one rank chose, on the CPU."""
+
+    at: Int[Tensor, " N"]
+    """Index of each token that the rank routed among the input tokens of all sequences."""
+    chosen: dict[int, Int[Tensor, "N k"]]
+    """Layers with experts of this rank, counted over the model -> experts of each token; int16."""
+
+
+@dataclass(frozen=True)
 class MicrobatchPlan:
     """How a minibatch is split over the data ranks, and on each rank into microbatches."""
 
@@ -73,7 +97,7 @@ def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: MicrobatchPlan)
 
     Every rank computes the split for all ranks: the split depends only on the lengths.
     """
-    tokens = input_lengths(sequences)[rows]
+    tokens = sequences.input_lengths[rows]
     groups = _groups_of_rank(tokens, cut)
     idle = [torch.zeros(0, dtype=torch.int64)] * (max(1, _common_count(tokens, cut)) - len(groups))
     return [_microbatch(sequences, rows, group, cut) for group in [*groups, *idle]]
@@ -113,10 +137,25 @@ def _groups(places: Tensor, tokens: Tensor, cut: MicrobatchPlan, *, at_least: in
 def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: MicrobatchPlan) -> Microbatch:
     # An idle microbatch runs the first row: collectives inside the model would hang if this rank ran nothing.
     packed = pack(sequences, rows[places] if len(places) else rows[:1])
-    return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))
+    return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading, sequences.experts))
 
 
 def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
     """Return the outputs of all data ranks, with rows in the minibatch's order."""
     order = torch.argsort(torch.cat([outputs.places for outputs in shares]))
     return concatenate_outputs([outputs.outputs for outputs in shares]).map(lambda grid: grid[order])
+
+
+def merge_experts(parts: Sequence[RankExperts]) -> Int[Tensor, "N layers k"]:
+    """Return the experts of all input tokens, from all ranks that routed them."""
+    by_layer = [(part.at, layer, chosen) for part in parts for layer, chosen in part.chosen.items()]
+    shape = (
+        1 + max(int(at.max()) for at, _, _ in by_layer),
+        1 + max(layer for _, layer, _ in by_layer),
+        by_layer[0][2].shape[1],
+    )
+    merged = torch.full(shape, -1, dtype=torch.int16)
+    for at, layer, chosen in by_layer:
+        merged[at, layer] = chosen
+    assert int(merged.min()) >= 0, "every layer with experts has routed every token"
+    return merged

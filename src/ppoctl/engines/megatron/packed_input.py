@@ -63,6 +63,14 @@ class PackedInput(PackedSeqParams):
     """Rotation of each token. The model computes it once for all layers."""
     context: ContextShare | None = None
     """If context ranks split the tokens: the tokens of this rank, and how it gets data of the other ranks."""
+    at: Tensor
+    """[N] index of each token among the input tokens of all sequences; -1: padding."""
+    experts: Tensor | None = None
+    """[N layers k] experts of each token, for each layer of the model with experts; -1: the router chooses. None: all
+    routers choose."""
+    chosen: dict[int, Tensor] | None = None
+    """Layers of this rank with experts -> [N k] experts that the router chose, without gradient: the routers add
+    them. None: they are not requested."""
 
     def replaced(self, **changes: Any) -> "PackedInput":
         """Return a copy with other values of these fields."""
@@ -71,6 +79,10 @@ class PackedInput(PackedSeqParams):
         for name, value in changes.items():
             setattr(copied, name, value)
         return copied
+
+    def without_experts(self) -> "PackedInput":
+        """Return a copy for which routers choose, and do not report their choice."""
+        return self.replaced(experts=None, chosen=None)
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,11 @@ class ReadSettings:
     """The ranks that split the tokens. None: one rank has all tokens."""
 
 
-def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
+def packed_input(
+    packed: Packed, reading: ReadSettings, experts: Int[Tensor, "A layers k"] | None = None
+) -> PackedInput:
     """Return this rank's slice of `packed` on the device, with sequence boundaries in the formats of the attention
-    kernels.
+    kernels. `experts` are those of the A input tokens of all sequences (`Sequences.experts`).
 
     Padding tokens up to `token_multiple` form a separate sequence at the end. The outputs of this sequence are not
     read.
@@ -109,6 +123,9 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
     if group is not None:
         rows = _keys_at(pieces, gathered_rows(group.size(), total))
         share = ContextShare(group, rows.to(device), read.to(device), len(packed.read_at))
+    at = F.pad(packed.at, (0, filler), value=-1)[places]
+    if experts is not None:
+        experts = torch.where((at < 0)[:, None, None], -1, experts[at]).to(device)
     return PackedInput(
         qkv_format="thd",
         cu_seqlens_q=_starts(query_lengths).to(device),
@@ -124,6 +141,9 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
         request=reading.request,
         excluded=_excluded(packed, read, reading),
         context=share,
+        at=at.to(device),
+        experts=experts,
+        chosen={} if reading.request.experts else None,
     )
 
 

@@ -11,7 +11,7 @@ ranks.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,14 @@ from ppoctl.engines.megatron.megatron_model import (
     build_stages,
 )
 from ppoctl.engines.megatron.merge_error import merge_error
-from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
+from ppoctl.engines.megatron.microbatches import (
+    Microbatch,
+    MicrobatchPlan,
+    RankExperts,
+    RankOutputs,
+    RankStepResult,
+    cut_rows,
+)
 from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
@@ -52,8 +59,14 @@ from ppoctl.engines.megatron.parameter_shards import gathered_weights, specs_in,
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.reference import ActorWeights, ActorWithoutAdapters, Reference, ReferenceModel
-from ppoctl.engines.megatron.router import take_loads
-from ppoctl.engines.megatron.schedule import MicrobatchResult, run_forward, run_forward_backward, share_of
+from ppoctl.engines.megatron.router import take_loads, take_replayed
+from ppoctl.engines.megatron.schedule import (
+    MicrobatchResult,
+    experts_of,
+    run_forward,
+    run_forward_backward,
+    share_of,
+)
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weight_source import ModelSources
 from ppoctl.engines.weights.bucket import TensorSpec
@@ -68,20 +81,6 @@ from ppoctl.models.model import Model
 from ppoctl.models.shape import ModelShape
 
 
-@dataclass(frozen=True)
-class RankStepResult:
-    """One rank's result of an optimizer step."""
-
-    loss: float
-    """Loss of the complete minibatch."""
-    grad_norm: float
-    """2-norm of the complete gradient, before clipping."""
-    share: RankOutputs | None
-    """Outputs, on the first tensor and context rank of the last pipeline stage. None on other ranks."""
-    merge_error: float | None = None
-    """See `MinibatchResult`."""
-
-
 class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
     """One rank of a trained role. `start` or `load` reads and builds the model."""
 
@@ -89,13 +88,14 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         super().__init__()
         self.settings = settings
         self.groups = ensure_process_group(settings.parallel, settings.collective_s)
-        self.device = _device(settings.device)
+        self.device = this_device() if settings.device is None else torch.device(settings.device)
         self._sources = ModelSources(read_labels=settings.is_reward_model)
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         self._reference = self._reference_from(settings.reference or settings.model)
         self._saving: tuple[Path, RankSaving]
         self._host = HostOffload()
+        self._experts: RankExperts
 
     def start(self) -> None:
         """Load weights from the model source and create a new optimizer.
@@ -165,15 +165,16 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         """
         self._reload("weights", "training")
         with megatron_device():
-            numbered = track_items(minibatches, "minibatch")
-            results = [self._minibatch_step(sequences, each, objective, number) for number, each in numbered]
+            each = track_items(minibatches, "minibatch")
+            results = [self._minibatch_step(sequences, one, objective, number) for number, one in each]
             if results and self.settings.trainable.lora is not None and self.settings.head == "token":
                 results[-1] = replace(results[-1], merge_error=merge_error(self.models))
             return results
 
     def take_usage(self) -> ProcessUsage:
         """Return the usage since the last call, with the tokens of each expert."""
-        return replace(super().take_usage(), expert_loads=take_loads(stage.module for stage in self._stages))
+        models = [stage.module for stage in self._stages]
+        return replace(super().take_usage(), expert_loads=take_loads(models), replayed=take_replayed(models))
 
     def forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
         """Return the model's outputs for every response token of this data rank's rows, without gradient."""
@@ -183,9 +184,14 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         self._reload("weights", "reference")
         return self._forward(partial(self._reference.run_with_actor, self.models), sequences, request)
 
+    def take_experts(self) -> RankExperts:
+        """Return and forget the experts that the routers chose in the last forward pass, which requested them."""
+        experts = self._experts
+        del self._experts
+        return experts
+
     def reference_forward(self, sequences: Sequences, request: OutputRequest) -> RankOutputs | None:
-        """Return log-probs, or a reward model's scores, computed with the frozen initial weights (see
-        `ReferenceModel`)."""
+        """Return log-probs, or a reward model's scores, with the frozen initial weights (see `ReferenceModel`)."""
         self._reload(*self._reference.parts)
         return self._forward(self._reference.run, sequences, request)
 
@@ -198,8 +204,7 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         return [spec for part in parts for spec in specs_in(self.models, part)]
 
     def offload(self) -> None:
-        """Offload all parts to the host, so that other roles can use the device memory. A part is reloaded when it is
-        used. Gradients are dropped, since every minibatch starts with zero gradients."""
+        """Offload all parts to the host. A part is reloaded when it is used; gradients are dropped and start at 0."""
         self.stop_sharing()
         if self._optimizer is not None:
             self._host.offload("weights", (weight for model in self.models for weight in model.parameters()))
@@ -332,8 +337,8 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
         return self._reference.add_to(microbatches)
 
     def _sees_outputs(self) -> bool:
-        groups = self.groups
-        return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.cp.rank() == 0
+        pipeline = self.groups.pp
+        return pipeline.rank() == pipeline.size() - 1 and self.groups.tp.rank() == self.groups.cp.rank() == 0
 
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
@@ -341,17 +346,18 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
     def _forward(
         self, run: Callable[[list[Microbatch]], list[MicrobatchResult]], sequences: Sequences, request: OutputRequest
     ) -> RankOutputs | None:
-        rows = torch.arange(sequences.num_seqs)
-        microbatches = cut_rows(sequences, rows, self._cut(request, with_gradient=False))
+        settings, cut = self.settings, self._cut(request, with_gradient=False)
+        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
         # The reference's hidden states of all microbatches of a group are in memory together, so a group has only one
         # microbatch per pipeline rank.
-        role, batching = self.settings.role, self.settings.batching
-        size = self.settings.parallel.pipeline if request.full_kl or request.reference else len(microbatches)
+        size = settings.parallel.pipeline if request.full_kl or request.reference else len(microbatches)
         results: list[MicrobatchResult] = []
-        with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
+        with megatron_device(), named_out_of_memory(settings.role, settings.batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
                 group = self._with_reference(microbatches[start : start + size], request)
                 results += run(group)
+        if request.experts:
+            self._experts = experts_of(microbatches, self.groups.tp, is_split=settings.parallel.sequence)
         return self._share(microbatches, results)
 
     def _minibatch_step(
@@ -392,9 +398,3 @@ class MegatronRank(SendingRank, ProfiledProcess, MeasuredProcess):
                 f"{quantity} of the {role} is `{value}` in minibatch {number} of this update; no step was taken",
                 hint=f"check this step's rewards and advantages; then lower `{role}.optimizer.lr`",
             )
-
-
-def _device(name: str | None) -> torch.device:
-    if name is not None:
-        return torch.device(name)
-    return this_device()

@@ -129,7 +129,7 @@ class DeviceSharingRanks:
 
 _WITH_OPTIMIZER = frozenset({"start", "load", "update", "begin_save"})
 """Calls that need gradients and optimizer on the device in addition to the weights."""
-_WITHOUT_DEVICE = frozenset({"is_saved", "finish_save", "take_usage"})
+_WITHOUT_DEVICE = frozenset({"is_saved", "finish_save", "take_usage", "take_experts"})
 """Calls that do not need the device. They are possible while another role uses the device."""
 
 

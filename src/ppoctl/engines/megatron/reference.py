@@ -244,9 +244,11 @@ def _with_logprobs(found: list[MicrobatchResult], frozen: list[MicrobatchResult]
 
 
 def _unfiltered(batch: Microbatch) -> Microbatch:
-    """Return the microbatch for the reference: with the same temperature, but without filters and excluded ids."""
+    """Return the microbatch for the reference: with the same temperature, but without filters, excluded ids and
+    given experts."""
     request = OutputRequest(temperature=batch.input.request.temperature)
-    return replace(batch, input=batch.input.replaced(request=request, excluded=None, reference=None))
+    unfiltered = batch.input.without_experts().replaced(request=request, excluded=None, reference=None)
+    return replace(batch, input=unfiltered)
 
 
 def _address(tensor: Tensor) -> int:

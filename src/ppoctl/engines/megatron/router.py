@@ -1,23 +1,57 @@
-"""Choice of the experts of each token, and of the weight of each expert."""
+"""Choice of the experts of each token, and of the weight of each expert.
+
+A pass can use the experts that another pass has chosen (router replay: Zheng et al. 2025, arXiv:2507.18071, section
+5.3; Ma et al. 2025, arXiv:2510.11370). Their weights are then computed from the logits of this pass, and have their
+gradient.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from ppoctl.engines.megatron.packed_input import PackedInput
 from ppoctl.models.shape import SigmoidRouting
 
 
-class CountingRouter(TopKRouter):
-    """Router that counts the tokens of each expert. Passes that are repeated for a backward pass count twice, which
-    changes no ratio of two experts."""
+class ExpertRouter(TopKRouter):
+    """Router that can use given experts, report its choice, and count. Passes that are repeated for a backward pass
+    count twice, which changes no ratio of two counts."""
 
+    packed: PackedInput | None = None
+    """Microbatch of the current pass (`expert_layer.ExpertLayer` sets it); None: the router chooses."""
     loads: Int[Tensor, " experts"] | None = None
     """Number of tokens that were routed to each expert since the last `take_loads`; None: there was no token."""
+    replayed: Int[Tensor, " 2"] | None = None
+    """Number of given experts that the router would not have chosen, and number of all given experts, since the last
+    `take_replayed`; None: no expert was given."""
+
+    def __init__(self, *, place: int, **settings: Any) -> None:
+        """`place`: number of layers with experts before this one."""
+        super().__init__(**settings)
+        self.place = place
+
+    def experts_of(self, best: Int[Tensor, "N k"]) -> Int[Tensor, "N k"]:
+        """Return the experts of each token: the given ones, or those that the router chooses, `best`."""
+        packed = self.packed
+        if packed is None:
+            return best
+        if packed.chosen is not None:
+            packed.chosen[self.place] = best
+        if packed.experts is None:
+            return best
+        given = packed.experts[:, self.place].long()
+        if self.config.sequence_parallel:
+            given = own_tokens(given, self.tp_group)
+        is_given = given >= 0
+        is_other = is_given & (given[:, :, None] != best[:, None, :]).all(dim=-1)
+        counts = torch.stack([is_other.sum(), is_given.sum()])
+        self.replayed = counts if self.replayed is None else self.replayed + counts
+        return torch.where(is_given, given, best)
 
     def counted(self, chosen: Bool[Tensor, "N experts"]) -> Bool[Tensor, "N experts"]:
         """Count these choices, and return them."""
@@ -26,9 +60,19 @@ class CountingRouter(TopKRouter):
         return chosen
 
 
+def take_replayed(models: Iterable[torch.nn.Module]) -> tuple[int, int]:
+    """Return and forget how many of the given experts the routers would not have chosen, and how many were given."""
+    routers = [module for model in models for module in model.modules() if isinstance(module, ExpertRouter)]
+    counts = [router.replayed for router in routers if router.replayed is not None]
+    for router in routers:
+        router.replayed = None
+    others, given = torch.stack(counts).sum(dim=0).tolist() if counts else (0, 0)
+    return others, given
+
+
 def take_loads(models: Iterable[torch.nn.Module]) -> dict[int, tuple[int, ...]]:
     """Return and forget, for each layer with experts, the number of tokens of each expert. Layers count from 1."""
-    routers = (module for model in models for module in model.modules() if isinstance(module, CountingRouter))
+    routers = (module for model in models for module in model.modules() if isinstance(module, ExpertRouter))
     found = {}
     for router in routers:
         if router.loads is not None:
@@ -37,7 +81,7 @@ def take_loads(models: Iterable[torch.nn.Module]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-class SoftmaxRouter(CountingRouter):
+class SoftmaxRouter(ExpertRouter):
     """Megatron-Core's router with the order of operations of transformers: softmax over all experts in float32,
     choice of the largest probabilities, division by their sum if the model requires it, and finally the cast to the
     model's dtype.
@@ -60,7 +104,9 @@ class SoftmaxRouter(CountingRouter):
         """Return the weight of each expert for each token (0 if not chosen), and which experts are chosen."""
         assert padding_mask is None, "packed sequences have no padding"
         logits = logits.view(-1, self.num_experts)
-        weights, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(self.topk, dim=-1)
+        likely = logits.softmax(dim=-1, dtype=torch.float32)
+        chosen = self.experts_of(likely.topk(self.topk, dim=-1).indices)
+        weights = likely.gather(1, chosen)
         if self.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         probs = torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
@@ -68,7 +114,7 @@ class SoftmaxRouter(CountingRouter):
         return probs, self.counted(routing_map)
 
 
-class SigmoidRouter(CountingRouter):
+class SigmoidRouter(ExpertRouter):
     """DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2), in float32 as in transformers: sigmoid scores, plus a
     bias that is used only to choose groups of experts, and then experts in these groups.
 
@@ -94,12 +140,17 @@ class SigmoidRouter(CountingRouter):
         chosen."""
         assert padding_mask is None, "packed sequences have no padding"
         scores = logits.view(-1, self.num_experts).sigmoid()
-        chosen = choose_in_groups(scores + self.expert_bias, self.how, self.topk)
+        chosen = self.experts_of(choose_in_groups(scores + self.expert_bias, self.how, self.topk))
         weights = scores.gather(1, chosen)
         if self.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         probs = torch.zeros_like(scores).scatter(1, chosen, weights * self.how.scale)
         return probs, self.counted(torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, value=True))
+
+
+def own_tokens(of_all: Shaped[Tensor, "S ..."], group: torch.distributed.ProcessGroup) -> Shaped[Tensor, "N ..."]:
+    """Return the rows of the tokens that this tensor rank routes with sequence parallelism."""
+    return of_all.chunk(group.size())[group.rank()]
 
 
 def choose_in_groups(scores: Float[Tensor, "N experts"], how: SigmoidRouting, count: int) -> Int[Tensor, "N count"]:

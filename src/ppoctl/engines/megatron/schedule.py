@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ppoctl.core.ports import TokenOutputs, concatenate_outputs
 from ppoctl.engines.megatron.megatron_model import LogprobModel
-from ppoctl.engines.megatron.microbatches import Microbatch, RankOutputs
+from ppoctl.engines.megatron.microbatches import Microbatch, RankExperts, RankOutputs
 from ppoctl.engines.megatron.output_logprobs import FrozenOutputs, PositionOutputs
+from ppoctl.engines.megatron.router import own_tokens
 
 ModelChunks = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
@@ -73,7 +74,9 @@ def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microb
         return hidden
 
     with torch.no_grad():
-        up_to_output = [replace(batch, input=batch.input.replaced(hidden_alone=True)) for batch in microbatches]
+        up_to_output = [
+            replace(batch, input=batch.input.without_experts().replaced(hidden_alone=True)) for batch in microbatches
+        ]
         hidden_states: list[Tensor] = _run(stages, up_to_output, collect)
     if not hidden_states:  # another pipeline rank has them
         return list(microbatches)
@@ -88,6 +91,24 @@ def share_of(microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResul
     """Return the results of all microbatches as the outputs of this rank."""
     places = torch.cat([microbatch.places for microbatch in microbatches])
     return RankOutputs(places, concatenate_outputs([result.outputs for result in found]))
+
+
+def experts_of(
+    microbatches: Sequence[Microbatch], tensor_ranks: torch.distributed.ProcessGroup, *, is_split: bool
+) -> RankExperts:
+    """Return the experts that the routers of this rank chose in forward passes of these microbatches. `is_split`:
+    whether tensor ranks route different tokens. Otherwise only the first returns experts."""
+    returns = is_split or tensor_ranks.rank() == 0
+    inputs = [microbatch.input for microbatch in microbatches if returns and not microbatch.is_idle]
+    at = [own_tokens(each.at, tensor_ranks) if is_split else each.at for each in inputs]
+    chosen = [each.chosen or {} for each in inputs]
+    kept = [index >= 0 for index in at]
+    layers = {
+        layer: torch.cat([one[layer][is_kept] for one, is_kept in zip(chosen, kept, strict=True)]).short().cpu()
+        for layer in (chosen[0] if chosen else {})
+    }
+    places = [index[is_kept] for index, is_kept in zip(at, kept, strict=True)]
+    return RankExperts(torch.cat(places or [torch.zeros(0, dtype=torch.int64)]).cpu(), layers)
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:

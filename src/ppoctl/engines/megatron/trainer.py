@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -12,15 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppoctl.core.batch.digest import FileDigest, flushed_digest
-from ppoctl.core.batch.grid import input_lengths
 from ppoctl.core.batch.records import State
 from ppoctl.core.batch.sequences import Sequences, one_sequence
 from ppoctl.core.clock import WORK
 from ppoctl.core.errors import StorageError, quoted
 from ppoctl.core.measured import MEASUREMENTS, MeasuredPass, PassKind
 from ppoctl.core.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
-from ppoctl.engines.megatron.microbatches import RankOutputs, merge
-from ppoctl.engines.megatron.rank import RankStepResult
+from ppoctl.engines.megatron.microbatches import RankExperts, RankOutputs, RankStepResult, merge, merge_experts
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.engines.weights.sending import NamedWeights
@@ -166,7 +165,7 @@ class MegatronTrainer:
         """Context that measures passes over these rows of the sequences."""
         began = WORK.now()
         yield
-        tokens = input_lengths(sequences)[rows]
+        tokens = sequences.input_lengths[rows]
         measured = MeasuredPass(
             role=self.settings.role,
             kind=kind,
@@ -194,7 +193,11 @@ class MegatronTrainer:
         kind: PassKind = "reference" if method == "reference_forward" else "forward"
         with self._measured(kind, sequences, rows, with_reference=both):
             shares: list[RankOutputs | None] = self.ranks.call(method, sequences, request)
-        return merge([share for share in shares if share is not None])
+        outputs = merge([share for share in shares if share is not None])
+        if not request.experts:
+            return outputs
+        chosen: list[RankExperts] = self.ranks.call("take_experts")
+        return replace(outputs, experts=merge_experts(chosen))
 
 
 class MegatronActor(MegatronTrainer):

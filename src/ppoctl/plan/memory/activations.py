@@ -14,8 +14,9 @@ with sequence parallelism, else 1), b bytes of a number of the model.
   the input of the projection and what `gradients` describes.
 - A layer of Gemma has four norms. Norms over heads, norms over latents, and the projections after these norms are
   added. A router with sigmoids keeps a float32 copy of its input.
-- With `recompute = "selective"`, the line of the MLP or the experts is dropped. With `"full"`, all lines are dropped
-  and the input of the layer, b h / S, is kept. The backward pass recomputes dropped activations layer by layer.
+- With `recompute = "selective"`, the line of the MLP or the experts is dropped, and the norm before experts. With
+  `"full"`, all lines are dropped and the input of the layer, b h / S, is kept. The backward pass recomputes dropped
+  activations layer by layer.
 """
 
 from dataclasses import replace
@@ -69,15 +70,13 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
         return SavedActivations(
             norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=total.logits, inputs=inputs
         )
-    post_norms = sum(
-        attention_memory.norm_in_layer(shard, layer, attention_memory.MLP_POST_NORM, shape.hidden_size)
-        for layer in dense_layers
-        if shape.post_norms
-    )
+    norms = [(layer, attention_memory.MLP_POST_NORM) for layer in dense_layers if shape.post_norms]
+    norms += [(layer, attention_memory.MLP_NORM) for layer in moe_layers]
+    recomputed = sum(attention_memory.norm_in_layer(shard, *norm, shape.hidden_size) for norm in norms)
     routers = sum(_router_input(shard, batch, layer) for layer in moe_layers)
     return replace(
         total,
-        norms=total.norms - tokens * post_norms // shard.shares,
+        norms=total.norms - tokens * recomputed // shard.shares,
         projections=total.projections - routers,
         mlp=0,
         experts=0,

@@ -30,7 +30,8 @@ R channels with rotary embedding, V channels of the values of a head.
 
 from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard
 
-_HIDDEN_NORMS = ("input_layernorm", "pre_mlp_layernorm")
+MLP_NORM = "pre_mlp_layernorm"
+_HIDDEN_NORMS = ("input_layernorm", MLP_NORM)
 MLP_POST_NORM = "mlp.linear_fc2.post_layernorm"
 _POST_NORMS = ("self_attention.linear_proj.post_layernorm", MLP_POST_NORM)
 _QUERY_NORM = "self_attention.q_layernorm"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppoctl.algorithms.kl_use import kl_use
-from ppoctl.algorithms.roles import head_of
+from ppoctl.algorithms.role_model import model_of
+from ppoctl.algorithms.roles import POLICY, head_of
 from ppoctl.algorithms.sizes import response_tokens, trained_sequences
 from ppoctl.algorithms.trace import Trace
 from ppoctl.core.batch.fields import RecordField
@@ -23,7 +24,9 @@ from ppoctl.recipe.schema import Recipe
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
 ID_BYTES = 4
-ELEMENT_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float32": 4}
+EXPERT_BYTES = 2
+"""Bytes of the number of an expert that a process receives."""
+ELEMENT_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "float32": 4}
 """Dtype of a tensor -> bytes of an element."""
 OBJECTIVE_CELL_BYTES: Mapping[Head, int] = {"token": 4 + 4 + 1, "value": 4 + 4 + 1}
 """Head of the trained model -> bytes per cell of the grids that are sent with an update. The grids are old log-probs
@@ -47,11 +50,18 @@ class StepBatch:
     """Whether the update of the policy receives the log-probs of the reference."""
     has_value_head: bool = False
     """Whether the policy's model has a value head."""
+    token_experts: int = 0
+    """Experts of one token in all layers, if records store them."""
 
     @property
     def cells(self) -> int:
         """Cells of a response grid."""
         return self.sequences * self.response_tokens
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens that a model reads."""
+        return self.sequences * (self.prompt_tokens + self.response_tokens - 1)
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,8 @@ class DriverBytes:
 def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
     """Return the sequences of a step. `sequences` replaces the number from the recipe: the most that a role trains
     on."""
-    rollout, use = recipe.rollout, kl_use(recipe)
+    rollout, use, shape = recipe.rollout, kl_use(recipe), model_of(recipe, POLICY).shape
+    experts = None if shape is None or recipe.actor.router_replay == "off" else shape.experts
     return StepBatch(
         sequences=sequences or max(trained_sequences(recipe, role) for role in recipe.trained),
         prompt_tokens=rollout.max_prompt_tokens,
@@ -79,6 +90,7 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
         has_reference=use.is_on,
         reference_in_loss=use.is_read_by_update,
         has_value_head=recipe.value_head is not None,
+        token_experts=0 if experts is None else sum(experts.layers) * experts.per_token,
     )
 
 
@@ -110,6 +122,7 @@ def record_bytes(fields: Iterable[RecordField], batch: StepBatch) -> int:
         "B": batch.sequences,
         "B R": batch.cells,
         "T": batch.sequences * batch.prompt_tokens,
+        "N layers k": batch.input_tokens * batch.token_experts,
     }
     total = 0
     for field in fields:
@@ -134,7 +147,8 @@ def sequences_bytes(batch: StepBatch) -> int:
 
 
 def update_input_bytes(batch: StepBatch, head: Head) -> int:
-    """Return the bytes that each process of a role receives for an update: the sequences and the loss grids.
+    """Return the bytes that each process of a role receives for an update: the sequences, the loss grids, and the
+    experts of the policy's tokens if they are given.
 
     `head` is the head of the role's model.
     """
@@ -143,7 +157,8 @@ def update_input_bytes(batch: StepBatch, head: Head) -> int:
         cell += REFERENCE_CELL_BYTES
     if head == "token" and batch.has_value_head:
         cell += VALUE_HEAD_CELL_BYTES
-    return sequences_bytes(batch) + batch.cells * cell
+    experts = batch.input_tokens * batch.token_experts * EXPERT_BYTES if head == "token" else 0
+    return sequences_bytes(batch) + batch.cells * cell + experts
 
 
 def object_store_bytes(recipe: Recipe, shared_bytes: int | None = None) -> int:

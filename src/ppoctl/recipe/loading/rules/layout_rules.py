@@ -15,6 +15,7 @@ from ppoctl.recipe.loading.explain import as_toml
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
 
+_MOST_REPLAYED = 256
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 
@@ -172,6 +173,27 @@ def check_model_has_experts(recipe: Recipe) -> Iterator[Finding]:
                 ((*role, "parallel", key), model.key),
                 _with_key(recipe, (*role, "parallel", key), 1),
             )
+
+
+def check_replayed_routers_exist(recipe: Recipe) -> Iterator[Finding]:
+    """Check that the actor has routers whose choice one byte holds, and a forward pass before the update."""
+    replay, model, key = recipe.actor.router_replay, model_of(recipe, POLICY), ("actor", "router_replay")
+    if replay == "off":
+        return
+    shape = model.shape
+    if shape is not None and (shape.experts is None or shape.experts.count > _MOST_REPLAYED):
+        what = "no experts" if shape.experts is None else f"{shape.experts.count} experts in a layer"
+        yield conflict(
+            f"the experts of at most {_MOST_REPLAYED} in a layer can be used again, but the model has {what}",
+            (key, model.key),
+            "--set actor.router_replay=off",
+        )
+    if recipe.ppo.old_logprobs != "trainer":
+        yield conflict(
+            "the update would use the experts of the forward pass of the old log-probs, but there is none",
+            (key, ("ppo", "old_logprobs")),
+            "--set actor.router_replay=off",
+        )
 
 
 def check_expert_count(recipe: Recipe) -> Iterator[Finding]:
