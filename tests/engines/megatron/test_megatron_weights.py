@@ -197,7 +197,7 @@ def test_export_copies_companion_files(model, tmp_path):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen2-moe", "qwen3", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen2-moe", "qwen3", "gemma2", "gemma3", "qwen3-moe"])
 def test_critic_export_is_classifier_that_can_be_loaded(model, tmp_path, kind):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model(kind))
