@@ -166,6 +166,20 @@ def test_window_keeps_a_mask_where_there_is_no_flash_attention() -> None:
         assert [one - other for one, other in peaks] == [25 * (1 + 4) * (mask > 0), 0]
 
 
+def test_norms_over_heads_keep_the_projection_that_context_ranks_drop() -> None:
+    """4 query heads and 2 key heads of 4 channels. In float32, the input of the norm of keys is a view of the fused
+    projection of 32 channels; with one group of heads, that of queries is a view, too."""
+    normed = replace(SMALL, qk_norm=True)
+    for layout, group, kept in ((ALONE, 2, -8), (ALONE, 1, -4 - 16), (ParallelTable(context=2), 2, 32 - 8)):
+        shapes = [replace(shape, num_kv_heads=group) for shape in (normed, SMALL)]
+        found, plain = (saved(_part(shape, 4, "gpu", layout), BATCH).attention for shape in shapes)
+        assert found - plain == 10 * 2 * ((4 + group) * (4 * 4 + 4) + 4 * kept)
+    # Gemma's norms copy their input to float32.
+    shapes = [replace(shape, norm_offset=True) for shape in (normed, SMALL)]
+    found, plain = (saved(_part(shape, 2, "gpu"), BATCH).attention for shape in shapes)
+    assert found - plain == 10 * 2 * 6 * (4 * 4 + 4)
+
+
 def test_attention_and_norm_work_bytes() -> None:
     """Without gradient: the fused projection, queries and keys, scores of one sequence of 5, the output."""
     size = attention_at_work(_part(CAPPED, 2, "gpu"), BATCH, 0)

@@ -69,15 +69,18 @@ def _head_norms_bytes(shard: ModelShard, layer: int) -> int:
     """Return the bytes per token that the norms over heads of a layer keep on all tensor ranks together.
 
     On a GPU, and in float32, the input of the norm of keys is a view of the fused projection, which is counted with
-    attention. If a rank has one group of heads, the input of the norm of queries is such a view, too.
+    attention, or here if context ranks would drop it. If a rank has one group of heads, the input of the norm of
+    queries is such a view, too. On a CPU, and in Gemma's norms, the input of a bfloat16 model is a copy in float32.
     """
     shape, weight = shard.shape, shard.precision.weight
     total = shape.num_heads * norm_in_layer(shard, layer, _QUERY_NORM, shape.head_dim)
     total += shape.num_kv_heads * norm_in_layer(shard, layer, _KEY_NORM[False], shape.head_dim)
-    if not shard.on_gpu and weight < 4:
+    if weight < 4 and (shape.norm_offset or not shard.on_gpu):
         return total
     is_one_group = shape.num_kv_heads == shard.layout.tensor
-    return total - weight * (shape.key_channels + (shape.query_channels if is_one_group else 0))
+    views = shape.key_channels + (shape.query_channels if is_one_group else 0)
+    projection = (shape.query_channels + 2 * shape.key_channels) * (shard.layout.context > 1)
+    return total + weight * (projection - views)
 
 
 def norm_at_work(shard: ModelShard) -> int:
