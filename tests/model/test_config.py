@@ -103,7 +103,7 @@ def test_unsupported_rope_of_layer_types_is_rejected(tmp_path: Path, said: dict[
 
 
 def test_wrong_base_of_a_layer_type_is_invalid() -> None:
-    with pytest.raises(InvalidFieldError, match="`rope_parameters.rope_theta = high` must be a number"):
+    with pytest.raises(InvalidFieldError, match=r"`rope_parameters\.rope_theta = high` must be a number"):
         completed({"model_type": "gemma3_text", "rope_local_base_freq": "high"}, FAMILIES["gemma3_text"])
     with pytest.raises(InvalidFieldError, match=r"`rope_parameters = \[1\]` must be a table"):
         completed({"model_type": "gemma3_text", "rope_parameters": {"full_attention": [1]}}, FAMILIES["gemma3_text"])
