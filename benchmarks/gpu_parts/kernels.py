@@ -35,7 +35,7 @@ def _packed(lengths, key_lengths=None):
     )
 
 
-def _reference(q, k, v, packed):
+def _reference(q, k, v, packed, window=None):
     """Compute attention in float64 with plain formulas, one sequence at a time."""
     from ppoctl.engines.megatron.attention import pieces, sees
 
@@ -43,7 +43,7 @@ def _reference(q, k, v, packed):
     for a, b, c in pieces(q.double(), k.double(), v.double(), packed):
         b, c = (x.repeat_interleave(a.shape[1] // x.shape[1], 1) for x in (b, c))
         scores = torch.einsum("shd,thd->hst", a, b) * a.shape[-1] ** -0.5
-        scores = scores.masked_fill(~sees(len(a), len(b), a.device), -torch.inf)
+        scores = scores.masked_fill(~sees(len(a), len(b), a.device, window), -torch.inf)
         out.append(torch.einsum("hst,thd->shd", scores.softmax(-1), c))
     return torch.cat(out)
 
@@ -56,29 +56,32 @@ def attention():
     fix_varlen()
     kernel = _varlen if CUDA else _per_piece
     cases = [
-        (4, 2, 64, (37, 1, 130), None),
-        (7, 1, 128, (300, 5), None),
-        (28, 4, 128, (257,), None),
-        (4, 2, 128, (64, 64), (64, 512)),
-        (4, 4, 192, (129,), None),
-        (8, 4, 256, (200, 33), None),
-        (4, 2, 32, (99,), None),
+        (4, 2, 64, (37, 1, 130), None, None),
+        (7, 1, 128, (300, 5), None, None),
+        (28, 4, 128, (257,), None, None),
+        (4, 2, 128, (64, 64), (64, 512), None),
+        (4, 4, 192, (129,), None, None),
+        (8, 4, 256, (200, 33), None, None),
+        (4, 2, 32, (99,), None, None),
+        (4, 1, 256, (200, 33), None, 32),
+        (4, 1, 256, (64, 64), (64, 512), 100),
     ]
-    for heads, groups, dim, lengths, keys in cases:
+    for heads, groups, dim, lengths, keys, window in cases:
         packed = _packed(lengths, keys)
         q = torch.randn(sum(lengths), heads, dim, device=DEV, dtype=BF16, requires_grad=True)
         fused = torch.randn(sum(keys or lengths), groups, 2 * dim, device=DEV, dtype=BF16, requires_grad=True)
         k, v = fused.split(dim, -1)  # as in the model: views of a fused projection
-        out = kernel(q, k, v, packed, None)
+        out = kernel(q, k, v, packed, None, window)
         grad = torch.randn_like(out)
         found = torch.autograd.grad(out, (q, fused), grad)
-        expected_out = _reference(q, k, v, packed)
+        expected_out = _reference(q, k, v, packed, window)
         expected = torch.autograd.grad(expected_out, (q, fused), grad.double())
         notify(
             "attention",
             shape=(heads, groups, dim),
             lengths=lengths,
             keys=keys,
+            window=window,
             out=gap(out, expected_out),
             grads=[gap(a, b) for a, b in zip(found, expected, strict=True)],
         )

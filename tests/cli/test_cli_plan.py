@@ -281,6 +281,7 @@ largest items in actor_update, and what to do
     [
         ("qwen3_moe", "assumed: all experts receive equally many tokens"),
         ("gemma2", "assumed: attention keeps its scores"),
+        ("gemma3_text", "assumed: the KV cache holds full contexts also in layers with a sliding window"),
     ],
 )
 def test_plan_states_its_assumptions_about_a_family(
@@ -289,12 +290,14 @@ def test_plan_states_its_assumptions_about_a_family(
     numbers = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 20000}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 32}
-    own = experts if family == "qwen3_moe" else caps
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    own = {"qwen3_moe": experts, "gemma2": {**caps, "sliding_window": 32}, "gemma3_text": {"sliding_window": 32}}[
+        family
+    ]
     config = {"model_type": family, "eos_token_id": 1, **numbers, **heads, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
     out = output_of(capsys, *LARGE, *keys(f"model.path={tmp_path}"))
-    assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
+    assert out.count("assumed: ") == (2 if family == "gemma2" else 1)
     assert assumed in out
     assert "assumed: " not in output_of(capsys, QUICKSTART, *FEW_ROWS)
     if family == "gemma2":

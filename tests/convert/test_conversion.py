@@ -54,6 +54,7 @@ ALIKE = {
     "qwen2": "qwen2-tied",
     "mistral": "llama3-rope",
     "qwen3": "an expert permuted",
+    "gemma3": "gemma2",
     "qwen3-moe": "an expert permuted",
     "qwen3-moe-mixed": "an expert permuted; deepseek-v3-low-rank",
     "qwen2-moe": "an expert permuted",
@@ -243,12 +244,17 @@ def test_symmetric_mapping_error_is_found_by_logprobs(
 COMPUTED_OTHERWISE = {
     "a norm not offset": ("gemma2", {"norm_offset": False}),
     "scores not capped": ("gemma2", {"attention_softcap": None}),
+    "RoPE of full attention in windows": ("gemma3", {"window_rope": None}),
     "another rope base": ("llama", {"rope": Rope(20000.0)}),
     "experts not renormalised": ("qwen3-moe", {}),
 }
 
 
-SEEN = {"scores not capped": "a norm not offset", "another rope base": "experts not renormalised"}
+SEEN = {
+    "RoPE of full attention in windows": "a norm not offset",
+    "scores not capped": "a norm not offset",
+    "another rope base": "experts not renormalised",
+}
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ check                  compared
 names, shapes, dtypes        27
 digests                      27  bit for bit
 padding rows                 54  zero
-configuration                25
+configuration                26
 log-probs                   112  largest difference X, allowed 0.00077
 entropies                   112  largest difference X, allowed 0.00043
 

@@ -50,6 +50,7 @@ FAMILIES = {
     "mistral": ALL,
     "qwen3": ALL,
     "gemma2": ALL,
+    "gemma3": ALL,
     "deepseek-v3-low-rank": LOW_RANK,
 }
 QUICK = 3

@@ -139,6 +139,18 @@ TRANSFORMER_ENGINE = {
         "mlp.linear_fc2.weight",
         "mlp.linear_fc2.post_layernorm.weight",
     },
+    "gemma3_text": {
+        "self_attention.linear_qkv.layer_norm_weight",
+        "self_attention.linear_qkv.weight",
+        "self_attention.q_layernorm.weight",
+        "self_attention.k_layernorm.weight",
+        "self_attention.linear_proj.weight",
+        "self_attention.linear_proj.post_layernorm.weight",
+        "mlp.linear_fc1.layer_norm_weight",
+        "mlp.linear_fc1.weight",
+        "mlp.linear_fc2.weight",
+        "mlp.linear_fc2.post_layernorm.weight",
+    },
     "qwen3_moe": {
         "self_attention.linear_qkv.layer_norm_weight",
         "self_attention.linear_qkv.weight",

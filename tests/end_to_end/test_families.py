@@ -42,7 +42,7 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
 IN_CI = pytest.param("deepseek_v3", marks=pytest.mark.ci("test_experts_change_in_place_as_in_a_new_engine"))
 IN_THE_STORY = [
     pytest.param(kind, marks=pytest.mark.slow)
-    for kind in ("gemma2", "llama", "mistral", "qwen2_moe", "qwen3", "qwen3_moe")
+    for kind in ("gemma2", "gemma3_text", "llama", "mistral", "qwen2_moe", "qwen3", "qwen3_moe")
 ]
 
 

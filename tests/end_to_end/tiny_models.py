@@ -15,6 +15,7 @@ EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok":
 MODELS: dict[str, dict[str, object]] = {
     "deepseek_v3": {**LATENT, **GROUPS, **ROUTING},
     "gemma2": {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32},
+    "gemma3_text": {"head_dim": 32, "sliding_window": 16, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24},
     "llama": {},
     "mistral": {"head_dim": 32, "sliding_window": 16},
     "qwen2": {},

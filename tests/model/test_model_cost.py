@@ -43,6 +43,10 @@ GEMMA_2B = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
 }  # fmt: skip
+GEMMA3_1B = {
+    "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "sliding_window": 512,
+}  # fmt: skip
 MOONLIGHT = {
     "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 11264, "num_hidden_layers": 27,
     "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "tie_word_embeddings": False,
@@ -79,6 +83,7 @@ def parameters(folder: Path, config: dict[str, object]) -> int | None:
         (QWEN3_30B_A3B, 30_532_122_624),
         (QWEN_MOE_A2_7B, 14_315_784_192),
         (GEMMA_2B, 2_614_341_888),  # tied, although its config.json does not contain the field
+        (GEMMA3_1B, 999_885_952),
         (MOONLIGHT, 15_960_108_544),
         (DEEPSEEK_V3, 671_026_404_352),
     ],
@@ -108,6 +113,7 @@ def test_unsupported_config_gives_no_shape(tmp_path: Path, config: dict[str, obj
         (QWEN3_30B_A3B, "num_experts", 128),
         (QWEN_MOE_A2_7B, "shared_expert_intermediate_size", 5632),
         (GEMMA_2B, "head_dim", 256),
+        (GEMMA3_1B, "sliding_window_pattern", 6),
     ],
 )
 def test_omitted_config_keys_take_transformers_defaults(
@@ -143,3 +149,18 @@ def test_token_cost_counts_router_and_active_experts(tmp_path: Path) -> None:
     layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768 + 128 * 2048
     cost = token_cost(shape)
     assert (cost.flops_per_token, cost.flops_per_pair) == (2 * 48 * layer, 4 * 48 * 32 * 128)
+
+
+def test_token_cost_counts_pairs_inside_of_windows(tmp_path: Path) -> None:
+    """Every sixth layer sees all tokens: 4 of 26. A pair takes two products over 4 heads of 256 channels. With 514
+    tokens, the last two do not see the first token, and the last one does not see the second."""
+    shape = model(tmp_path, GEMMA3_1B)
+    assert shape is not None
+    cost = token_cost(shape)
+    assert (cost.flops_per_pair, cost.flops_in_windows) == (4 * 4 * 1024, ((512, 22 * 4 * 1024),))
+    pairs = 514 * 515 // 2
+    assert cost.of_sequence(514) - 514 * cost.flops_per_token == 4 * 1024 * (4 * pairs + 22 * (pairs - 3))
+    assert token_cost(shape, 24).flops_in_windows == ((512, 2 * 4 * 1024),)
+    capped = model(tmp_path, {**GEMMA_2B, "sliding_window": 512})  # computes all pairs
+    assert capped is not None
+    assert token_cost(capped).flops_in_windows == ()

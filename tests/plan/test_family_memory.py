@@ -6,6 +6,7 @@ from plan.small_model import SMALL
 from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.cost import count_parameters, token_cost
 from ppoctl.models.model import Model
+from ppoctl.models.rope import Rope
 from ppoctl.models.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
 from ppoctl.plan.memory import generator_memory
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
@@ -147,14 +148,36 @@ def test_unfused_attention_keeps_scores() -> None:
     halves = saved(_part(CAPPED, 2, "gpu"), BATCH)
     assert halves.attention == 10 * 2 * 2 * (16 + 8 + 32 + 16) + 10 * 2 * 5 * (4 * (2 + 4 + 2) + 1)
     assert halves.norms == 10 * 2 * 4 * (4 * 8 + 4)  # their input is float32
-    uncapped = replace(CAPPED, attention_softcap=None, windows=(3, None))
-    flash = 4 * (16 + 8 + 32 + 16 + 16 + 4)
-    written = 4 * (16 + 8 + 32 + 16) + 5 * (4 * (4 + 4) + 1)
-    assert saved(_part(uncapped, 4, "cpu"), BATCH).attention == 10 * (flash + written)
     # The norm after an MLP is recomputed with it.
     selective = replace(_part(CAPPED, 4, "cpu"), recompute="selective")
     assert saved(selective, BATCH).norms == 10 * 2 * 3 * (8 * 8 + 4)
     assert backward_bytes(_part(CAPPED, 4, "cpu"), BATCH) == 3 * 4 * 400 + 6 * 4 * 8  # a third copy of logits
+
+
+def test_window_keeps_a_mask_where_there_is_no_flash_attention() -> None:
+    """10 tokens, each with the 5 tokens of its sequence. Only the first layer has a window that is shorter."""
+    windows = replace(SMALL, windows=(3, 5), window_rope=Rope(10.0))
+    for weight, device, mask in ((4, "cpu", 4), (2, "cpu", 4), (4, "gpu", 4), (2, "gpu", 0)):
+        layers = [_part(shape, weight, device) for shape in (windows, SMALL)]
+        found, plain = (saved(layer, BATCH) for layer in layers)
+        assert found.attention - plain.attention == 10 * 5 * mask
+        assert found.ends - plain.ends == 10 * weight * 4  # cosines and sines of the second RoPE
+        peaks = [[attention_at_work(layer, BATCH, number) for layer in layers] for number in (0, 1)]
+        assert [one - other for one, other in peaks] == [25 * (1 + 4) * (mask > 0), 0]
+
+
+def test_norms_over_heads_keep_the_projection_that_context_ranks_drop() -> None:
+    """4 query heads and 2 key heads of 4 channels. In float32, the input of the norm of keys is a view of the fused
+    projection of 32 channels; with one group of heads, that of queries is a view, too."""
+    normed = replace(SMALL, qk_norm=True)
+    for layout, group, kept in ((ALONE, 2, -8), (ALONE, 1, -4 - 16), (ParallelTable(context=2), 2, 32 - 8)):
+        shapes = [replace(shape, num_kv_heads=group) for shape in (normed, SMALL)]
+        found, plain = (saved(_part(shape, 4, "gpu", layout), BATCH).attention for shape in shapes)
+        assert found - plain == 10 * 2 * ((4 + group) * (4 * 4 + 4) + 4 * kept)
+    # Gemma's norms copy their input to float32.
+    shapes = [replace(shape, norm_offset=True) for shape in (normed, SMALL)]
+    found, plain = (saved(_part(shape, 2, "gpu"), BATCH).attention for shape in shapes)
+    assert found - plain == 10 * 2 * 6 * (4 * 4 + 4)
 
 
 def test_attention_and_norm_work_bytes() -> None:

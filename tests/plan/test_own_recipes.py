@@ -11,6 +11,7 @@ from ppoctl.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MOST_BUCKETS = {
+    "own/gemma-3-1b-24g": 4,
     "own/llama-3.2-1b-24g": 5,
     "own/llama-3.2-1b-80g": 5,
     "own/llama-3.2-1b-hh-rlhf-80g": 5,

@@ -53,20 +53,45 @@ class InvalidFieldError(ValueError):
 
 def _rope_parameters(config: dict[str, Any], family: Family) -> dict[str, Any]:
     """Return the RoPE parameters, from `rope_parameters` or transformers 4's `rope_scaling` and `rope_theta`."""
+    if family.rope_thetas:
+        return _rope_by_layer_type(config, family.rope_thetas)
     theta = config.pop("rope_theta", 10_000.0)
-    written = config.pop("rope_scaling", None) or config.pop("rope_parameters", None) or {}
+    written = _table(config.pop("rope_scaling", None) or config.pop("rope_parameters", None))
     config.pop("rope_parameters", None)
-    if not isinstance(written, Mapping):
-        raise InvalidFieldError(f"`rope_parameters = {written}` must be a table")
     parameters = {"rope_theta": theta, **written}
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in _ORIGINAL_CONTEXT:
         positions = config.get("max_position_embeddings", family.defaults["max_position_embeddings"])
         parameters.setdefault("original_max_position_embeddings", positions)
+    _require_numbers(parameters)
+    return parameters
+
+
+def _rope_by_layer_type(config: dict[str, Any], thetas: Mapping[str, float]) -> dict[str, Any]:
+    """Return the RoPE parameters by type of layer. transformers 4's `rope_scaling` and `rope_theta` are those of
+    layers with full attention, and `rope_local_base_freq` that of layers with a sliding window."""
+    written = _table(config.pop("rope_parameters", None))
+    scalings = {"full_attention": _table(config.pop("rope_scaling", None))}
+    bases = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+    parameters = dict(written)
+    for kind, theta in thetas.items():
+        theta = config.pop(bases[kind], theta)
+        own = {"rope_theta": theta, "rope_type": "default", **_table(written.get(kind)), **scalings.get(kind, {})}
+        _require_numbers(own)
+        parameters[kind] = own
+    return parameters
+
+
+def _table(written: Any) -> Mapping[str, Any]:
+    if not isinstance(written or {}, Mapping):
+        raise InvalidFieldError(f"`rope_parameters = {written}` must be a table")
+    return written or {}
+
+
+def _require_numbers(parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         if name not in ("rope_type", "type") and not isinstance(value, Mapping | list | bool) and not _number(value):
             raise InvalidFieldError(f"`rope_parameters.{name} = {value}` must be a number above 0")
-    return parameters
 
 
 def _whole(value: Any) -> bool:

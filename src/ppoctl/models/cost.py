@@ -1,6 +1,7 @@
 """The cost of a model, computed from its configuration: number of parameters, and FLOPs per token."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from ppoctl.models.shape import ModelShape
 
@@ -28,10 +29,27 @@ def _layer_parameters(shape: ModelShape, layer: int) -> int:
 @dataclass(frozen=True)
 class TokenCost:
     """The cost of a sequence in a causal decoder: FLOPs per token, and FLOPs per pair of a token and a token that it
-    attends to."""
+    attends to, in layers without and with a sliding window."""
 
     flops_per_token: float
     flops_per_pair: float
+    """FLOPs of a pair in the layers without a window."""
+    flops_in_windows: tuple[tuple[int, float], ...] = ()
+    """For each window in tokens, the FLOPs of a pair in the layers with this window."""
+
+    def of_sequence(self, tokens: int) -> float:
+        """Return the FLOPs of a sequence of this number of tokens.
+
+        t tokens have t * (t + 1) / 2 (query, key) pairs, because a token attends to itself and all earlier tokens. In
+        a layer with a window of w tokens, the pairs of the last t - w tokens with the tokens before their windows are
+        missing: 1 + 2 + ... + (t - w).
+        """
+        pairs = tokens * (tokens + 1) / 2
+        total = tokens * self.flops_per_token + pairs * self.flops_per_pair
+        for window, flops in self.flops_in_windows:
+            before = max(tokens - window, 0)
+            total += (pairs - before * (before + 1) / 2) * flops
+        return total
 
     @staticmethod
     def of_decoder(parameters: int, num_layers: int, num_heads: int, head_dim: int) -> "TokenCost":
@@ -48,7 +66,7 @@ class TokenCost:
 
 def token_cost(shape: ModelShape, first: int = 0) -> TokenCost:
     """Return the cost of a token in the layers from `first` on. With experts, the router and the experts of the token
-    are counted."""
+    are counted. Attention that materializes its scores computes the pairs outside of a window, too."""
     layers = shape.num_layers - first
     width = layers * 3 * shape.ffn_hidden_size
     if shape.experts is not None:
@@ -56,15 +74,19 @@ def token_cost(shape: ModelShape, first: int = 0) -> TokenCost:
         width += sum(shape.experts.layers[first:]) * mixed
     attention = _products_of_heads(shape) + _products_to_latents(shape)
     parameters = layers * attention + shape.hidden_size * width
-    return TokenCost.of_decoder(parameters, layers, shape.num_heads, shape.head_dim)
+    cost = TokenCost.of_decoder(parameters, layers, shape.num_heads, shape.head_dim)
+    windows = Counter(window for window in shape.windows[first:] if window is not None)
+    if shape.keeps_scores or not windows:
+        return cost
+    of_layer = cost.flops_per_pair / layers
+    by_window = tuple((window, count * of_layer) for window, count in sorted(windows.items()))
+    return replace(cost, flops_per_pair=of_layer * (layers - windows.total()), flops_in_windows=by_window)
 
 
 def forward_flops(shape: ModelShape, tokens: int, outputs: int, first: int = 0) -> float:
     """Return the FLOPs of a forward pass over one sequence: the layers from `first` on, and an output layer with this
     number of outputs."""
-    cost, pairs = token_cost(shape, first), tokens * (tokens + 1) / 2
-    head = 2.0 * outputs * shape.hidden_size
-    return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
+    return token_cost(shape, first).of_sequence(tokens) + 2.0 * outputs * shape.hidden_size * tokens
 
 
 def _products_of_heads(shape: ModelShape) -> int:

@@ -119,6 +119,8 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer in tokens, including the token itself; None: full attention. Empty: no layer has a
     window."""
+    window_rope: Rope | None = None
+    """RoPE of layers with a sliding window; None: that of all layers."""
     experts: ExpertShape | None = None
     """Mixture of experts; None: a dense model."""
     latent: LatentShape | None = None
@@ -156,6 +158,16 @@ class ModelShape:
         """Channels of a head that RoPE rotates."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different RoPEs of the layers."""
+        return (self.rope,) if self.window_rope is None else (self.rope, self.window_rope)
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether attention must materialize its scores: torch's fused kernels do not cap scores."""
+        return self.attention_softcap is not None
+
     def has_experts(self, layer: int) -> bool:
         """Whether this layer of the model has experts."""
         return self.experts is not None and self.experts.layers[layer]
@@ -163,8 +175,3 @@ class ModelShape:
     def window(self, layer: int) -> int | None:
         """Return the sliding window of this layer in tokens, including the token itself; None: full attention."""
         return self.windows[layer] if self.windows else None
-
-    def keeps_scores(self, layer: int) -> bool:
-        """Whether attention in this layer must materialize its scores: torch's fused kernels support neither capped
-        scores nor windows."""
-        return self.attention_softcap is not None or self.window(layer) is not None

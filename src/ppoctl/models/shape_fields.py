@@ -76,6 +76,8 @@ class Family:
     """Fields that must have certain values, because ppoctl does not support the others."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of transformers for fields that are read."""
+    rope_thetas: Mapping[str, float] = field(default_factory=dict)
+    """Default base period of RoPE for each type of layer. Empty: all layers have the same RoPE."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Older names of fields, and their current names."""
     ignores: frozenset[str] = frozenset()
@@ -83,6 +85,8 @@ class Family:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelShape` with the same value in the whole family."""
 
+    classifier: str | None = None
+    """Class in transformers of a model with a head instead of logits; None: `classes` + ForSequenceClassification."""
     call_format: str | None = None
     """Format in which the family's models write tool calls, by the name of vLLM's parser. None: they have none."""
 

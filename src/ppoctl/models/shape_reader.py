@@ -35,8 +35,9 @@ def read_shape(folder: Path) -> ModelShape:
     kind = written.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
+        reason = ": it has `text_config`, and only models of text are trained" if "text_config" in written else ""
         raise RecipeError(
-            f"model family `{kind}` is not supported (config.json of `{folder}`)",
+            f"model family `{kind}` is not supported{reason} (config.json of `{folder}`)",
             hint=f"choose a model of one of these families: {', '.join(sorted(FAMILIES))}",
         )
     try:

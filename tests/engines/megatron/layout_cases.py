@@ -30,6 +30,7 @@ COVERED = {
     "llama": FAMILY,
     "qwen3": FAMILY,
     "gemma2": (*FAMILY, "TP2 PP2 interleaved"),
+    "gemma3": (*FAMILY, "TP2 PP2 interleaved"),
     "mistral": ("TP2 PP2", "CP2 TP2"),
     "qwen2-moe": (*WITH_EXPERTS, "PP2 EP2", "CP2 EP2"),
     # Only the second of four layers has experts: the last rank has none, or each rank has two stages of one layer.
@@ -41,7 +42,7 @@ COVERED = {
 get wrong."""
 CRITICS = (
     *((kind, layout) for kind in (DENSE, EXPERTS) for layout in COVERED[kind]),
-    *((kind, "TP2 PP2") for kind in ("llama", "qwen3", "gemma2", "deepseek-v3")),
+    *((kind, "TP2 PP2") for kind in ("llama", "qwen3", "gemma2", "gemma3", "deepseek-v3")),
     *(("qwen2-moe", "TP2 EP2"), ("deepseek-v3", "EP2")),
 )
 CASES = [
@@ -118,6 +119,7 @@ PATTERNS = {
 ADAPTERS = {
     DENSE: Part(adapted()),
     "gemma2": Part(adapted("k_proj", "up_proj", "down_proj")),
+    "gemma3": Part(adapted("q_proj", "o_proj", "gate_proj")),
     EXPERTS: Part(adapted(*ATTENTION)),
     LATENTS: Part(adapted(*LATENT)),
 }
@@ -148,7 +150,11 @@ SHIPPED = (
     ("llama", "actor", "CP2 TP2 without sequence sharded", "all", "full"),
 )
 """Combinations of the recipes in `recipes/`, on at most four ranks."""
-FAMILIES = (("gemma2", "actor", "TP2 PP2", "all", "none"), ("qwen2-moe", "actor", "TP2 EP2", "all", "none"))
+FAMILIES = (
+    ("gemma2", "actor", "TP2 PP2", "all", "none"),
+    ("gemma3", "actor", "CP2 TP2", "all", "none"),
+    ("qwen2-moe", "actor", "TP2 EP2", "all", "none"),
+)
 RECOMPUTE = ("none", "selective", "full")
 STEPS = list(
     dict.fromkeys(

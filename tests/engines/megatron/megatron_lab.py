@@ -17,6 +17,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -126,6 +128,19 @@ GEMMA = {
     "num_hidden_layers": 4,
     **EAGER,
 }
+GEMMA3 = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 7,
+    "sliding_window": 4,
+    "num_hidden_layers": 4,
+    "sliding_window_pattern": 3,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    **EAGER,
+}
+"""Only the third layer has full attention, so the layers of the first of two pipeline ranks are alike."""
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
@@ -156,6 +171,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
         Gemma2Config,
         {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
     ),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, GEMMA3),
     "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, SHARED_EXPERT),
     "qwen2-moe-mixed": (
         Qwen2MoeForCausalLM,

@@ -28,6 +28,7 @@ from ppoctl.engines.megatron.megatron_model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.weights.sending import SenderRanks
+from ppoctl.models.rope import Rope
 
 
 def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
@@ -81,8 +82,8 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
                 alive.append(tensor)
         return tensor
 
-    def make_tables(model: PackedModel, packed: PackedInput) -> RopeTables:
-        tables = PackedModel._rope_tables(model, packed)
+    def make_tables(model: PackedModel, packed: PackedInput, rope: Rope) -> RopeTables:
+        tables = PackedModel._rope_tables(model, packed, rope)
         for place, size in storages([tables.cos, tables.sin]).items():  # they remain, saved or not
             known[place] = size
             found["ends"] = found.get("ends", 0) + size
@@ -234,7 +235,7 @@ def _component(names: set[tuple[str, str]]) -> str | None:
         return "attention"
     if ("moe_layer.py", "forward") in names:
         return "projections" if _is_input_of_experts(names) else "experts"
-    if ("attention.py", "get_query_key_value_tensors") in names and ("normalization.py", "forward") in names:
+    if ("attention.py", "get_query_key_value_tensors") in names and ("functional.py", "rms_norm") in names:
         return "attention"  # norms over heads
     if ("functional.py", "rms_norm") in names:
         return "norms" if ("transformer_layer.py", "forward") in names else "ends"

@@ -14,6 +14,7 @@ CASES = [
     *(("qwen2-deep", layout, role) for layout in DENSE for role in ("actor", "critic")),
     *(("qwen3-moe-mixed", layout, "actor") for layout in MIXED),
     ("gemma2", "TP2 PP2", "critic"),
+    ("gemma3", "TP2 PP2", "critic"),
     ("qwen2-moe", "TP2 EP2", "actor"),
     ("deepseek-v3", "TP2 EP2", "actor"),
 ]

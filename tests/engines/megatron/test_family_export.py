@@ -13,6 +13,7 @@ from export_lab import check_export
 
 FAMILIES = [
     "gemma2",
+    "gemma3",
     "llama",
     "llama-linear-rope",
     "mistral",

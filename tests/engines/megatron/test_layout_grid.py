@@ -212,7 +212,7 @@ RESUMED = {
         *((EXPERTS, "EP2", "alone"), (EXPERTS, "EP2", "TP2 sequence"), (EXPERTS, "EP2", "PP2")),
         *((EXPERTS, "alone", "TP2 DP2 EP2, experts split"), (EXPERTS, "EP2 sharded", "alone sharded")),
         *((EXPERTS, "EP2 DP2 sharded", "PP2 EP2 sharded"), (LATENTS, "EP2", "alone"), (LATENTS, "alone", "TP2 PP2")),
-        *(("gemma2", "TP2 PP2", "alone"), ("gemma2", "alone", "TP2")),
+        *(("gemma2", "TP2 PP2", "alone"), ("gemma2", "alone", "TP2"), ("gemma3", "TP2", "PP2")),
         *(("qwen2-moe", "TP2 EP2", "PP2 EP2"), ("qwen2-moe", "EP2", "alone")),
     ],
     "top": [

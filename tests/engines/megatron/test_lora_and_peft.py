@@ -31,6 +31,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "llama": ("k_proj", "o_proj", "gate_proj"),
     "mistral": ("q_proj", "k_proj", "down_proj"),
     "gemma2": (),
+    "gemma3": (),
     "qwen2-moe": ("v_proj", "o_proj"),
     "qwen3-moe": ATTENTION,
     "deepseek-v3": ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),

@@ -83,6 +83,7 @@ PARTS = ("changing", "constant")
 REFERENCES = {
     "qwen2-six": adapted("q_proj", "up_proj", "down_proj"),
     "gemma2": ALL,
+    "gemma3": ALL,
     "qwen3-moe": adapted(*ATTENTION),
     "deepseek-v3-low-rank": adapted(*LATENT),
     "qwen2-deep": adapted(freeze=("decoder.layers.[0-1].*",)),

@@ -78,6 +78,22 @@ def test_reads_gemma2_config():
     assert (shape.norm_offset, shape.post_norms, shape.qkv_bias, shape.qk_norm) == (True, True, False, False)
 
 
+def test_reads_gemma3_config():
+    shape = read_shape(PUBLISHED / "google--gemma-3-1b-it")
+    assert (shape.embedding_scale, shape.attention_scale) == (1152**0.5, 0.0625)
+    assert (shape.attention_softcap, shape.logit_softcap) == (None, None)
+    assert shape.windows == (512,) * 5 + (None, 512, 512, 512, 512, 512) * 3 + (None, 512, 512)
+    assert (shape.rope, shape.window_rope) == (Rope(1e6), Rope(1e4))
+    assert (shape.activation, shape.tied_embeddings) == ("gelu_pytorch_tanh", True)
+    assert (shape.norm_offset, shape.post_norms, shape.qkv_bias, shape.qk_norm) == (True, True, False, True)
+
+
+def test_model_of_text_and_images_is_rejected_with_the_reason(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": {"hidden_size": 8}}))
+    with pytest.raises(RecipeError, match="`gemma3` is not supported: it has `text_config`, and only models of text"):
+        read_shape(tmp_path)
+
+
 def test_config_uses_recipe_dtype_and_no_dropout(model):
     config = transformer_config(read_shape(model("qwen2")), torch.bfloat16, ParallelTable())
     assert (config.params_dtype, config.bf16) == (torch.bfloat16, True)
@@ -102,6 +118,10 @@ def test_config_uses_recipe_dtype_and_no_dropout(model):
         ("gemma2", "hidden_activation", "gelu"),
         ("gemma2", "use_bidirectional_attention", True),
         ("gemma2", "rope_local_base_freq", 1e4),
+        ("gemma3", "attn_logit_softcapping", 50.0),
+        ("gemma3", "final_logit_softcapping", 30.0),
+        ("gemma3", "sliding_window", None),
+        ("gemma3", "use_bidirectional_attention", True),
         ("qwen2", "decoder_sparse_step", 1),
         ("mistral", "layer_types", ["full_attention", "sliding_attention"]),
         ("mistral", "attention_bias", True),

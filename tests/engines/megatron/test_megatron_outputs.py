@@ -90,6 +90,8 @@ DEFECTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None]]] = {
     "an expert permuted": ("qwen2-moe", lambda t: swap(t, "layers.2.mlp.experts.0.", "layers.2.mlp.experts.3.")),
     "a norm offset once more": ("gemma2", lambda t: t["model.layers.0.input_layernorm.weight"].add_(1.0)),
     "a window's layer moved": ("gemma2", lambda t: swap(t, "layers.0.", "layers.1.")),
+    "a layer with full attention moved": ("gemma3", lambda t: swap(t, "layers.2.", "layers.3.")),
+    "norms of queries and keys swapped": ("gemma3", lambda t: swap(t, "q_norm", "k_norm")),
     "a shared expert's gate and up swapped": (
         "deepseek-v3",
         lambda t: swap(t, "shared_experts.gate_proj", "shared_experts.up_proj"),
@@ -114,7 +116,7 @@ def test_planted_weight_defect_exceeds_tolerance(model, tmp_path, defect):
     assert (found - expected).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "qwen2-moe", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "gemma3", "qwen2-moe", "qwen3-moe", "deepseek-v3"])
 def test_packing_does_not_change_logprobs(model, kind):
     rollouts, actor = lab.make_rollouts(), lab.actor(model(kind), batching=BySequences(microbatch_seqs=1))
     one_by_one = lab.scores(actor, rollouts)

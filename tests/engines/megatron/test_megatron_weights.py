@@ -197,7 +197,7 @@ def test_export_copies_companion_files(model, tmp_path):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen2-moe", "qwen3", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen2-moe", "qwen3", "gemma2", "gemma3", "qwen3-moe"])
 def test_critic_export_is_classifier_that_can_be_loaded(model, tmp_path, kind):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model(kind))
@@ -205,6 +205,7 @@ def test_critic_export_is_classifier_that_can_be_loaded(model, tmp_path, kind):
     values = trainer.values(rollouts)
     trainer.save_weights(tmp_path)
     exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path, **lab.EAGER).eval()
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(exported).__name__]
     with torch.no_grad():
         for row, sequence in enumerate(rollouts.unpadded()):
             hidden = exported.model(sequence[None]).last_hidden_state[0]

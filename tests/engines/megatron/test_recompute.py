@@ -55,6 +55,7 @@ def kept_bytes(trainer: MegatronTrainer) -> int:
     [
         *(("qwen2", role, dtype) for role in ("actor", "critic") for dtype in ("float32", "bfloat16")),
         ("gemma2", "actor", "bfloat16"),
+        ("gemma3", "actor", "bfloat16"),
         ("qwen2-moe", "actor", "float32"),
         ("deepseek-v3-low-rank", "actor", "bfloat16"),
     ],

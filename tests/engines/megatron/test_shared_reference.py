@@ -42,6 +42,7 @@ CASES = [
     ("qwen2-deep", "embedding"),
     ("qwen2-six", "a part of the first layer"),
     ("gemma2", "top"),
+    ("gemma3", "top without queries"),
     ("deepseek-v3", "top without queries"),
     ("qwen2-moe-mixed", "top"),
 ]

@@ -27,11 +27,13 @@ from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 class PackedCausalAttention(MegatronModule):
     """The core attention of `SelfAttention`, between its projections. It has no parameters and no dropout."""
 
-    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, layer_number: int, *, window: int | None = None, **_: Any) -> None:
+        """`window`: number of tokens that a token sees, including itself. None: it sees all tokens up to itself."""
         super().__init__(config=config)
         assert config.attention_dropout == 0.0, "PPO trains without dropout"
         self.layer_number = layer_number
         self.softmax_scale = config.softmax_scale
+        self.window = window
 
     def forward(  # noqa: PLR0913 - Megatron-Core's signature
         self,
@@ -47,8 +49,9 @@ class PackedCausalAttention(MegatronModule):
         """Return the attention output of each token, with the heads concatenated."""
         assert (attention_mask, attention_bias) == (None, None), "packed sequences need no mask"
         assert attn_mask_type is AttnMaskType.causal, "the models trained here are causal"
-        assert packed_seq_params.rope is not None, "the model fills in the RoPE tables"
-        query, key = (apply_rope(x, packed_seq_params.rope) for x in (query, key))
+        rope = packed_seq_params.rope if self.window is None else packed_seq_params.window_rope
+        assert rope is not None, "the model fills in the RoPE tables"
+        query, key = (apply_rope(x, rope) for x in (query, key))
         return self.attend(query, key, value, packed_seq_params).flatten(1)
 
     def attend(
@@ -72,14 +75,15 @@ class PackedCausalAttention(MegatronModule):
     ) -> Float[Tensor, "N H D"]:
         """Return the attention output of each piece over the keys that it sees."""
         kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_piece
-        return kernel(query, key, value, packed, self.softmax_scale)
+        is_wide = self.window is None or self.window >= packed.max_seqlen_kv
+        return kernel(query, key, value, packed, self.softmax_scale, None if is_wide else self.window)
 
 
 def _per_piece(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None, window: int | None = None
 ) -> Float[Tensor, "N H D"]:
     """Compute attention by torch's scaled-dot-product attention. Each piece is one call on views of the packed
-    tensors.
+    tensors. A sequence longer than the window has a mask, which takes 4 bytes for each pair of its tokens.
 
     On a CPU, the computation is always in float32: torch's bfloat16 backward takes 1.5 to 4 times as long for
     sequences up to 500 tokens, and about 0.8 times as long for 1,000 tokens.
@@ -90,14 +94,18 @@ def _per_piece(
         key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
     else:
         query, key, value = query.float(), key.float(), value.float()
+
+    def is_causal(queries: int, keys: int) -> bool:
+        # With `is_causal`, torch aligns the first query with the first key. That is wrong for a later piece.
+        return queries == keys and (window is None or keys <= window)
+
     outputs = [
         F.scaled_dot_product_attention(
             q.transpose(0, 1).unsqueeze(0),
             k.transpose(0, 1).unsqueeze(0),
             v.transpose(0, 1).unsqueeze(0),
-            # With `is_causal`, torch aligns the first query with the first key. That is wrong for a later piece.
-            attn_mask=None if len(q) == len(k) else sees(len(q), len(k), q.device),
-            is_causal=len(q) == len(k),
+            attn_mask=None if is_causal(len(q), len(k)) else sees(len(q), len(k), q.device, window),
+            is_causal=is_causal(len(q), len(k)),
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
@@ -123,7 +131,7 @@ def sees(queries: int, keys: int, device: torch.device, window: int | None = Non
 
 
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None, window: int | None = None
 ) -> Float[Tensor, "N H D"]:
     """Compute attention by torch's variable-length flash attention, which requires CUDA and half precision."""
     from torch.nn.attention.varlen import varlen_attn
@@ -137,7 +145,8 @@ def _varlen(
         packed.max_seqlen_q,
         packed.max_seqlen_kv,
         scale=scale,
-        window_size=(-1, 0),  # all earlier tokens and no later ones: causal, aligned at the ends of queries and keys
+        # Earlier tokens (-1: all) and no later ones: causal, aligned at the ends of queries and keys.
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output, Tensor)

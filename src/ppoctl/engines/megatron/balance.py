@@ -26,14 +26,9 @@ TRIES_PER_RANK = 8
 
 
 def sequence_costs(tokens: Int[Tensor, " M"], cost: TokenCost) -> Float[Tensor, " M"]:
-    """Return the FLOPs of each sequence, in float64.
-
-    t tokens have t * (t + 1) / 2 (query, key) pairs, because a token attends to itself and all earlier tokens, and
-    packed sequences do not attend to each other. `tokens` has the number of packed tokens of each sequence (see
-    `Sequences.input_lengths`).
-    """
-    count = tokens.double()
-    return count * cost.flops_per_token + count * (count + 1) / 2 * cost.flops_per_pair
+    """Return the FLOPs of each sequence, in float64. `tokens` has the number of packed tokens of each sequence (see
+    `Sequences.input_lengths`). Packed sequences do not attend to each other."""
+    return torch.tensor([cost.of_sequence(count) for count in tokens.tolist()], dtype=torch.float64)
 
 
 def balance(costs: Float[Tensor, " M"], ranks: int) -> list[Int[Tensor, " m"]]:

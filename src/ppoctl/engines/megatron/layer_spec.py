@@ -47,10 +47,10 @@ def _layer(shape: ModelShape, number: int) -> ModuleSpec:
 
 def _attention(shape: ModelShape, number: int) -> ModuleSpec:
     head_norm = _norm(shape) if shape.qk_norm else None
-    core: type | ModuleSpec = PackedCausalAttention
-    if shape.keeps_scores(number):
-        limits = {"softcap": shape.attention_softcap, "window": shape.window(number)}
-        core = ModuleSpec(module=CappedAttention, params=limits)
+    limits: dict[str, float | None] = {"window": shape.window(number)}
+    if shape.keeps_scores:
+        limits["softcap"] = shape.attention_softcap
+    core = ModuleSpec(module=CappedAttention if shape.keeps_scores else PackedCausalAttention, params=limits)
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},

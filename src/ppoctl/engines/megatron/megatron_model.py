@@ -34,6 +34,7 @@ from ppoctl.engines.megatron.value_head import PolicyValueHead
 from ppoctl.models.convert.inv_freq import inv_freq
 from ppoctl.models.head import Head
 from ppoctl.models.model import Model
+from ppoctl.models.rope import Rope
 from ppoctl.models.shape import ModelShape
 
 
@@ -84,14 +85,14 @@ class PackedModel(GPTModel):
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
-        self.inv_freq = inv_freq(shape.rope, shape.rope_dim).to(settings.device)
+        self.inv_freqs = {rope: inv_freq(rope, shape.rope_dim).to(settings.device) for rope in shape.ropes}
         self.settings = settings
         self.first_layer = first_layer
 
     def forward(self, packed: PackedInput) -> PositionOutputs | Tensor:
         """Return the outputs of the positions to read, or only their hidden states. Before the last pipeline stage,
         return the hidden states for the next stage."""
-        packed.rope = self._rope_tables(packed)
+        self._fill_in_rope(packed)
         ids = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
         scale, embedded = self.settings.shape.embedding_scale, None
         if scale is not None and self.pre_process:
@@ -103,7 +104,7 @@ class PackedModel(GPTModel):
     def outputs_from(self, layer: int, hidden: Tensor, packed: PackedInput) -> PositionOutputs | Tensor:
         """Return the outputs of `forward`, given the hidden states that enter this layer (counted within the stage).
         Computes no gradient: activations are not recomputed."""
-        packed.rope = self._rope_tables(packed)
+        self._fill_in_rope(packed)
         for module in self.decoder.layers[layer:]:
             hidden, _ = module(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
         if self.decoder.final_layernorm is not None:
@@ -139,12 +140,16 @@ class PackedModel(GPTModel):
         """Apply the output layer."""
         raise NotImplementedError
 
-    def _rope_tables(self, packed: PackedInput) -> RopeTables:
+    def _fill_in_rope(self, packed: PackedInput) -> None:
+        shape = self.settings.shape
+        tables = {rope: self._rope_tables(packed, rope) for rope in shape.ropes}
+        packed.rope, packed.window_rope = tables[shape.rope], tables[shape.window_rope or shape.rope]
+
+    def _rope_tables(self, packed: PackedInput, rope: Rope) -> RopeTables:
         # In float32: bfloat16 does not represent all positions above 256.
         places = torch.arange(packed.max_seqlen_kv, device=packed.positions.device, dtype=torch.float32)
-        angles = torch.outer(places, self.inv_freq)[:, None]
-        factor = self.settings.shape.rope.attention_factor
-        tables = (angles.cos() * factor, angles.sin() * factor)
+        angles = torch.outer(places, self.inv_freqs[rope])[:, None]
+        tables = (angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor)
         return RopeTables(*(table.to(self.settings.dtype)[packed.positions] for table in tables))
 
 

@@ -61,6 +61,8 @@ class PackedInput(PackedSeqParams):
     """[N 1 hidden] hidden states after the frozen trunk, for a pass of the layers above it (`top.Top`)."""
     rope: RopeTables | None = None
     """Rotation of each token. The model computes it once for all layers."""
+    window_rope: RopeTables | None = None
+    """Rotation of each token in layers with a sliding window. In most models it is the same as `rope`."""
     context: ContextShare | None = None
     """If context ranks split the tokens: the tokens of this rank, and how it gets data of the other ranks."""
     at: Tensor

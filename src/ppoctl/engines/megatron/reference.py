@@ -204,9 +204,8 @@ class _Top(torch.nn.Module):
         stage = self.module
         if not self.begins_here and self.start >= 0:
             ranks = stage.pg_collection.tp.size() if stage.config.sequence_parallel else 1
-            return stage.inv_freq.new_zeros(
-                len(packed.tokens) // ranks, 1, stage.config.hidden_size, dtype=stage.settings.dtype
-            )
+            size = (len(packed.tokens) // ranks, 1, stage.config.hidden_size)
+            return torch.zeros(size, dtype=stage.settings.dtype, device=packed.tokens.device)
         if not self.begins_here:
             return stage.forward(packed)
         assert packed.entering is not None, "the hidden states after the trunk must be given"

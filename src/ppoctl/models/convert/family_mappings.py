@@ -40,14 +40,13 @@ _EXPERTS = _gated_mlp("mlp.experts.{expert}", "mlp.experts.local_experts.{expert
 _LLAMA = (_INPUT_NORM, *_QKV, _PROJECTION, _MLP_NORM)
 _QWEN2 = (_INPUT_NORM, *_QKV, *_qkv("bias"), _PROJECTION, _MLP_NORM)
 _QWEN3 = (_INPUT_NORM, *_QKV, *_HEAD_NORMS, _PROJECTION, _MLP_NORM)
-_GEMMA2 = (
-    _INPUT_NORM,
-    *_QKV,
-    _PROJECTION,
+_POST_NORMS = (
     TensorMapping("post_attention_layernorm.weight", "self_attention.linear_proj.post_layernorm.weight", "hidden"),
     TensorMapping("pre_feedforward_layernorm.weight", "pre_mlp_layernorm.weight", "hidden"),
 )
-_GEMMA2_MLP = (
+_GEMMA2 = (_INPUT_NORM, *_QKV, _PROJECTION, *_POST_NORMS)
+_GEMMA3 = (_INPUT_NORM, *_QKV, *_HEAD_NORMS, _PROJECTION, *_POST_NORMS)
+_GEMMA_MLP = (
     *_MLP,
     TensorMapping("post_feedforward_layernorm.weight", "mlp.linear_fc2.post_layernorm.weight", "hidden"),
 )
@@ -95,7 +94,8 @@ class LayerRows:
 
 TABLES: dict[str, LayerRows] = {
     "deepseek_v3": LayerRows(_DEEPSEEK, experts=_DEEPSEEK_EXPERTS),
-    "gemma2": LayerRows(_GEMMA2, _GEMMA2_MLP),
+    "gemma2": LayerRows(_GEMMA2, _GEMMA_MLP),
+    "gemma3_text": LayerRows(_GEMMA3, _GEMMA_MLP),
     "llama": LayerRows(_LLAMA),
     "mistral": LayerRows(_LLAMA),
     "qwen2": LayerRows(_QWEN2),

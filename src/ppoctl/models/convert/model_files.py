@@ -65,10 +65,13 @@ class Companions:
         for stale in ("torch_dtype", "auto_map", "num_labels", "id2label", "label2id"):
             config.pop(stale, None)
         config["dtype"] = str(self.dtype).removeprefix("torch.")
-        prefix = FAMILIES[str(config["model_type"])].classes
+        family = FAMILIES[str(config["model_type"])]
         if self.head == "token":
-            return config | {"architectures": [f"{prefix}ForCausalLM"]}
-        config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
+            return config | {"architectures": [f"{family.classes}ForCausalLM"]}
+        config |= {
+            "architectures": [family.classifier or f"{family.classes}ForSequenceClassification"],
+            "num_labels": 1,
+        }
         return config | {"id2label": {"0": "value"}, "label2id": {"value": 0}}
 
     @cached_property

@@ -45,7 +45,7 @@ def saved(shard: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     shape, tokens, layers = shard.shape, batch.tokens, shard.stage.layers
     moe_layers = [layer for layer in layers if shape.has_experts(layer)]
     dense_layers = [layer for layer in layers if not shape.has_experts(layer)]
-    ends = tokens * shard.precision.weight * shape.rope_dim  # cosine and sine
+    ends = tokens * _rope_tables(shard)
     if shard.layout.context > 1:
         ends += 8 * shard.keys_seen(batch)  # positions of the keys
     if shard.stage.is_first:
@@ -116,7 +116,7 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     """
     shape, weight, tokens = shard.shape, shard.precision.weight, batch.tokens
     hidden = tokens * shard.hidden_bytes
-    tables = tokens * weight * shape.rope_dim
+    tables = tokens * _rope_tables(shard)
     widest = [3 * hidden + attention_memory.attention_at_work(shard, batch, layer) for layer in _kinds(shard)]
     widest += [4 * hidden + mlp.forward_bytes(shard, batch, layer) for layer in _kinds(shard)]
     layer = max(*widest, 4 * hidden + tokens * attention_memory.norm_at_work(shard)) + tables
@@ -126,10 +126,15 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     return max(layer, head + _head_at_work(shard, batch))
 
 
+def _rope_tables(shard: ModelShard) -> int:
+    """Return the bytes per token of cosines and sines."""
+    return len(shard.shape.ropes) * shard.precision.weight * shard.shape.rope_dim
+
+
 def _kinds(shard: ModelShard) -> list[int]:
-    """Return the last layer of each kind in the shard. Kinds differ in experts and in materialized scores."""
+    """Return the last layer of each kind in the shard. Kinds differ in experts and in their windows."""
     shape = shard.shape
-    last_of_kind = {(shape.has_experts(layer), shape.keeps_scores(layer)): layer for layer in shard.stage.layers}
+    last_of_kind = {(shape.has_experts(layer), shape.window(layer)): layer for layer in shard.stage.layers}
     return list(last_of_kind.values())
 
 

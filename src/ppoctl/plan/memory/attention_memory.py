@@ -9,8 +9,8 @@ R channels with rotary embedding, V channels of the values of a head.
       output                     (4 HD + b HD + 4 H) / T             (b HD + 4 H) / T
     latent                       4 x 3 HD / T                        b x 3 HD / T
       output                     (4 HD + b HV + 4 H) / T             (b HD + b HV + 4 H) / T
-    scores kept                  b (2 HD + GD + (H + 2G) D) / T + L (c H / T + 1), on CPU and GPU
-      c                          4 + b, with a cap 4 + 2 b
+    scores kept (with a cap)     b (2 HD + GD + (H + 2G) D) / T + L ((4 + 2 b) H / T + 1), on CPU and GPU
+    a window below L             + 4 L                               + 4 L for a float32 model
 
 - Values are a view of the fused projection, so the complete projection is kept. For a bfloat16 model, a CPU computes
   attention on float32 copies, and keeps these copies instead of the projection. On a CPU, the outputs of single
@@ -22,7 +22,8 @@ R channels with rotary embedding, V channels of the values of a head.
 - Context ranks gather the keys and values (GD each; HD with latent attention) of the K tokens that the tokens of a
   rank attend to. They keep the gathered keys and values, b x 2 GD K / T, instead of the keys and values of the rank
   and the fused projection.
-- Attention with materialized scores keeps the weights in float32, a reordered copy, the tanh of a cap, and a mask.
+- Attention with materialized scores keeps the weights in float32, a reordered copy, the tanh of the cap, and a mask.
+- Flash attention does not compute what is outside of a window. Other kernels keep a mask in float32.
 - RMSNorm of torch on a CPU consists of primitives, which keep the input and the normalized input in float32. The GPU
   kernel keeps the input in the dtype of the model (float32 for Gemma's norms). Both keep the reciprocal root of the
   mean square. Norms over heads are counted with attention.
@@ -69,15 +70,18 @@ def _head_norms_bytes(shard: ModelShard, layer: int) -> int:
     """Return the bytes per token that the norms over heads of a layer keep on all tensor ranks together.
 
     On a GPU, and in float32, the input of the norm of keys is a view of the fused projection, which is counted with
-    attention. If a rank has one group of heads, the input of the norm of queries is such a view, too.
+    attention, or here if context ranks would drop it. If a rank has one group of heads, the input of the norm of
+    queries is such a view, too. On a CPU, and in Gemma's norms, the input of a bfloat16 model is a copy in float32.
     """
     shape, weight = shard.shape, shard.precision.weight
     total = shape.num_heads * norm_in_layer(shard, layer, _QUERY_NORM, shape.head_dim)
     total += shape.num_kv_heads * norm_in_layer(shard, layer, _KEY_NORM[False], shape.head_dim)
-    if not shard.on_gpu and weight < 4:
+    if weight < 4 and (shape.norm_offset or not shard.on_gpu):
         return total
     is_one_group = shape.num_kv_heads == shard.layout.tensor
-    return total - weight * (shape.key_channels + (shape.query_channels if is_one_group else 0))
+    views = shape.key_channels + (shape.query_channels if is_one_group else 0)
+    projection = (shape.query_channels + 2 * shape.key_channels) * (shard.layout.context > 1)
+    return total + weight * (projection - views)
 
 
 def norm_at_work(shard: ModelShard) -> int:
@@ -99,30 +103,35 @@ def attention_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> in
     queries, values = shape.query_channels, shape.output_channels
     number = weight if shard.on_gpu else 4
     keeps_output = shard.has_gradient(layer, "self_attention.linear_proj")
-    if shape.keeps_scores(layer):
-        total = batch.tokens * (1 + keeps_output) * weight * queries + _read_bytes(shard, batch, layer)
+    if shape.keeps_scores:
+        total = batch.tokens * (1 + keeps_output) * weight * queries + _read_bytes(shard, batch)
         return total // shard.layout.tensor + batch.tokens * batch.longest * pair_bytes(shard)
     outputs = number * queries + 4 * shape.num_heads
     if shape.latent is not None:
         outputs += keeps_output * weight * values if values < queries or not shard.on_gpu else 0
     elif not shard.on_gpu:
         outputs += keeps_output * weight * values
-    total = batch.tokens * (number * queries + outputs) + _read_bytes(shard, batch, layer)
+    total = batch.tokens * (number * queries + outputs) + _read_bytes(shard, batch)
     if shape.qk_norm:
         total += batch.tokens * _head_norms_bytes(shard, layer)
-    return total // shard.layout.tensor
+    return total // shard.layout.tensor + 4 * batch.tokens * batch.longest * _has_mask(shard, batch, layer)
 
 
 def pair_bytes(shard: ModelShard) -> int:
     """Return the bytes for each pair of tokens in a layer that keeps its attention scores.
 
-    They are weights, a copy of the weights, the tanh of a cap, and a mask.
+    They are weights, a copy of the weights, the tanh of the cap, and a mask.
     """
-    copies = 1 + (shard.shape.attention_softcap is not None)
-    return shard.shape.num_heads * (4 + shard.precision.weight * copies) // shard.layout.tensor + 1
+    return shard.shape.num_heads * (4 + 2 * shard.precision.weight) // shard.layout.tensor + 1
 
 
-def _read_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
+def _has_mask(shard: ModelShard, batch: MicrobatchShape, layer: int) -> bool:
+    """Return whether the attention of a layer keeps a mask of its window. It has none if no sequence is longer."""
+    window = shard.shape.window(layer)
+    return window is not None and window < batch.longest and (not shard.on_gpu or shard.precision.weight == 4)
+
+
+def _read_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     """Return the bytes of keys and values that a layer keeps on all tensor ranks together.
 
     With context ranks, the layer keeps the gathered keys and values of all tokens. With latent attention, and for a
@@ -130,7 +139,7 @@ def _read_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     inside the fused projection.
     """
     shape, weight = shard.shape, shard.precision.weight
-    is_copied = not shard.on_gpu and weight < 4 and not shape.keeps_scores(layer)
+    is_copied = not shard.on_gpu and weight < 4 and not shape.keeps_scores
     number = 4 if is_copied else weight
     if shape.latent is not None:
         return shard.keys_seen(batch) * number * 2 * shape.query_channels
@@ -144,8 +153,9 @@ def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> 
 
     Counted are the projections, the concatenated queries, queries and keys after rotary embedding, and the output.
     On a CPU, the outputs of single sequences and all outputs in float32 are added; for a bfloat16 model, the inputs
-    in float32, too. Materialized scores add the scores of one sequence in a few copies. Context ranks add the
-    gathered keys and values or, during the gathering, the keys and values of all ranks.
+    in float32, too. Materialized scores add the scores of one sequence in a few copies, and a window adds the mask of
+    one sequence, as bool and in float32. Context ranks add the gathered keys and values or, during the gathering, the
+    keys and values of all ranks.
     """
     shape, weight, tokens = shard.shape, shard.precision.weight, batch.tokens
     queries, keys, values = shape.query_channels, shape.key_channels, shape.output_channels
@@ -155,7 +165,7 @@ def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> 
         plain = queries - shape.num_heads * shape.latent.rope_dim
         numbers = weight * (3 * queries + plain + values)
         keys = queries
-    if shape.keeps_scores(layer):
+    if shape.keeps_scores:
         copies = max(3 * weight, weight + 4 + (4 if weight < 4 and not shard.on_gpu else 0))
         outputs = batch.longest**2 * (copies * shape.num_heads + 2 * shard.layout.tensor) + tokens * weight * queries
     else:
@@ -166,4 +176,5 @@ def attention_at_work(shard: ModelShard, batch: MicrobatchShape, layer: int) -> 
         all_tokens = tokens * (1 + shard.layout.context)
         outputs = 2 * weight * keys * shard.keys_seen(batch) + max(outputs, 2 * weight * keys * all_tokens)
     adapted = 3 * shard.adapted_output_bytes(layer, tokens, in_mlp=False)
-    return max(adapted, (tokens * numbers + outputs) // shard.layout.tensor)
+    mask = 5 * batch.longest**2 * _has_mask(shard, batch, layer)
+    return max(adapted, (tokens * numbers + outputs) // shard.layout.tensor + mask)

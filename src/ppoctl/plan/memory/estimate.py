@@ -188,11 +188,12 @@ def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:
             "all experts receive equally many tokens: the real memory of a rank's experts grows with the tokens "
             "that are routed to it"
         )
-    if any(shape.keeps_scores(layer) for layer in range(shape.num_layers)):
+    if shape.keeps_scores:
         yield (
             "attention keeps its scores, so activations grow with the square of the sequence length: all sequences "
             "have full length"
         )
+    if any(shape.windows):
         yield "the KV cache holds full contexts also in layers with a sliding window"
     if room is not None:
         yield (
@@ -208,7 +209,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
     for role, layout in layouts(recipe).items():
         (shape, at), recompute = models[role], recipe.trained[role].recompute
         stages = stages_of(shape, layout)
-        keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
+        keeps = max(len(stage.layers) for stage in stages) if shape.keeps_scores else 0
         if room is None or not keeps:
             continue
         pair = pair_bytes(ModelShard(Model(shape, head_of(role)), layout, stages[0], at, recompute))
