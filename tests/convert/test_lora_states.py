@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from convert.test_conversion import run, same, weights
 from convert.test_critic_start import opened, recipe
 from convert.test_partial_states import exported, saved, trained
-from convert.test_peft_adapters import ALL, ATTENTION, LATENT, Model, by_peft, loaded, logits
+from convert.test_peft_adapters import ALL, ATTENTION, MLPS, Model, by_peft, loaded, logits
 from ppoctl.algorithms.role_table import BySequences
 from ppoctl.core.errors import RecipeError
 from ppoctl.engines.megatron.rank_settings import TrainerSettings
@@ -38,8 +38,9 @@ def starting(base: Path, adapter: Path, trainable: Trainable, role: str = "actor
     ("kind", "trainable"),
     [
         ("qwen2-tied", ALL),
-        pytest.param("deepseek-v3", LATENT, marks=pytest.mark.slow),
-        pytest.param("qwen3-moe-mixed", ATTENTION, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", ALL, marks=pytest.mark.slow),
+        pytest.param("qwen2-moe", ALL, marks=pytest.mark.slow),
+        pytest.param("qwen3-moe-mixed", MLPS, marks=pytest.mark.slow),
     ],
 )
 def test_converted_state_of_adapters_equals_the_export(
