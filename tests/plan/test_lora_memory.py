@@ -13,7 +13,7 @@ from ppoctl.core.recipe_table import ParallelTable
 from ppoctl.models.cost import forward_flops
 from ppoctl.models.lora import Lora
 from ppoctl.models.model import Model
-from ppoctl.models.shape import ModelShape
+from ppoctl.models.shape import ExpertShape, ModelShape
 from ppoctl.models.shape_reader import read_shape
 from ppoctl.models.trainable import Trainable
 from ppoctl.plan.flops import full_row_work, work_of
@@ -149,6 +149,16 @@ def test_pass_with_adapters_has_three_copies_of_an_output() -> None:
     """Next to 4 hidden states, and cosine and sine of 4 channels: 3 x (gate and up), which is more than the 5 numbers
     per channel of an MLP without adapters."""
     assert forward_bytes(_shard(ADAPTERS, weight=4), BATCH) == 10 * 4 * (4 * 8 + 4 + 3 * 2 * 20)
+
+
+def test_pass_through_a_wide_shared_expert_has_the_copies_of_an_mlp() -> None:
+    """It is wider than the routed experts of a token. Each layer with experts keeps the routing of its last tokens: a
+    bool and a number for each of 2 experts, and an index for the chosen one."""
+    experts = ExpertShape(2, 1, 4, renormalise=False, layers=(True, True), shared_ffn_hidden_size=20)
+    mixture, routing = replace(SMALL, family="qwen2_moe", experts=experts), 10 * 2 * (2 * (1 + 4) + 8)
+    for trainable, numbers in ((ADAPTERS, 3 * 2 * 20), (Trainable(), 5 * 20)):
+        shard = replace(_shard(trainable, weight=4), model=Model(mixture, "token", trainable))
+        assert forward_bytes(shard, BATCH) == 10 * 4 * (4 * 8 + 4 + numbers) + routing
 
 
 @pytest.mark.parametrize(("weight", "held", "moved"), [(2, 12, 6), (4, 8, 12)])

@@ -76,7 +76,8 @@ def forward_bytes(shard: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     metadata = experts.count * (1 + (4 if experts.sigmoid is not None else weight)) + 8 * experts.per_token
     metadata *= sum(map(shard.shape.has_experts, shard.stage.layers))
     sorted_tokens = _copies(shard, batch) * shard.layout.expert_tensor
-    at_work = max(adapted, sorted_tokens + _experts_at_work(shard, batch))
+    shared = batch.tokens * _kept(shard, experts.shared_width)
+    at_work = max(adapted, shared, sorted_tokens + _experts_at_work(shard, batch))
     return at_work + batch.tokens * metadata // shard.shares
 
 
